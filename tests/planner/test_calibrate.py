@@ -64,9 +64,7 @@ def machine(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> l
 
 @pytest.fixture(autouse=True)
 def made_up_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        calibrate, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases])
-    )
+    monkeypatch.setattr(calibrate, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases]))
 
 
 def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -> None:

@@ -21,19 +21,17 @@ from numpy.typing import NDArray
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.planner.laws import collectives
+from pyperf_suite.planner.laws import internode
 from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import (
     BLOCK,
-    Network,
-    NetworkStage,
-    Point,
     collective_time,
     has_nvlink,
     pack_curves,
     transferred_laws,
     unpack_laws,
 )
+from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.planner.laws.transfers import Interval
 from tools.fit.fitting import in_words, limits_of
 from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers
@@ -342,7 +340,7 @@ def fit_stage(rows: Rows) -> NetworkStage:
     """The constants, least absolute misses in logarithms, each source counting equally."""
     from scipy.optimize import least_squares
 
-    start = np.log(astuple(collectives.STAGE))
+    start = np.log(astuple(internode.STAGE))
     sites = [row["site"] for row in rows]
     weight = np.array([1 / sites.count(site) for site in sites])
     weight = np.sqrt(weight / weight.mean())
@@ -385,11 +383,11 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _with_stage(stage: NetworkStage, rows: Rows) -> NDArray[np.float64]:
-    before, collectives.STAGE = collectives.STAGE, stage
+    before, internode.STAGE = internode.STAGE, stage
     try:
         return predicted_s(rows)
     finally:
-        collectives.STAGE = before
+        internode.STAGE = before
 
 
 def main() -> None:

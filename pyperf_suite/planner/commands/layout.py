@@ -23,7 +23,7 @@ from pyperf_suite.planner.commands.model_options import (
 if TYPE_CHECKING:
     from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.laws.collectives import Network
+    from pyperf_suite.planner.laws.internode import Network
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
@@ -261,7 +261,7 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
 
 
 def _network(rate: str | None) -> Network | None:
-    from pyperf_suite.planner.laws.collectives import network_of
+    from pyperf_suite.planner.laws.internode import network_of
 
     return None if rate is None else network_of(rate)
 

@@ -2,15 +2,13 @@
 
 Curves are straight lines over the size, joined, one for each operation and number of ranks. One line misses by several
 times as much, because protocol and algorithm change with the size. What was never measured on a GPU is read off one
-with the same kind of link, its bytes scaled by what the two links carry. Between nodes it is what crosses the network,
-and the steps to get there (tests/data/published/nccl_tests_between_nodes.csv, `python -m tools.fit.collectives`).
+with the same kind of link, its bytes scaled by what the two links carry.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.hardware.links import INFINIBAND, pcie_of
+from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 from pyperf_suite.planner.laws.calibration import (
@@ -30,6 +28,19 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained
+from pyperf_suite.planner.laws.internode import (
+    BETWEEN_NODES,
+    BETWEEN_PERCENT,
+    INFINIBAND,
+    THROUGH_PERCENT,
+    THROUGH_POINTS,
+    UNRELAYED,
+    Network,
+    Point,
+    between_nodes_s,
+    checked_network,
+    through_points,
+)
 from pyperf_suite.planner.laws.transfers import (
     OTHER_NVLINK,
     OVER_PCIE,
@@ -172,7 +183,7 @@ def collective_time(
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
-    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec) -> float:
@@ -372,154 +383,3 @@ def _interval(
 
 
 Floats = NDArray[np.float64]
-# Every rank's blocks go to every other, so no rank relays what another sends over the network.
-UNRELAYED = ("all_to_all", "all_to_all_v")
-
-
-@dataclass(frozen=True)
-class NetworkStage:
-    """How collectives take to the network.
-
-    Of its rate trees (all_reduce), rings (all_gather, reduce_scatter) and direct sends (all_to_all) reach a share each.
-    A step between nodes takes `step_s`; larger messages leave the protocol of low latency around `switch_bytes`, which
-    takes `switch_s` once.
-    """
-
-    tree: float
-    ring: float
-    direct: float
-    step_s: float
-    switch_s: float
-    switch_bytes: float
-
-
-STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
-# Where measured times lie, by bytes, as `tools.fit.collectives` finds with sources left out; and through two points.
-BETWEEN_NODES = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])
-)
-THROUGH_POINTS = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])
-)
-# Their median errors.
-BETWEEN_PERCENT, THROUGH_PERCENT = 14.4, 9.1
-# A pipeline between nodes fills with a third of what crosses, up to this much.
-FILL_SHARE, FILL_BYTES = 1 / 3, 5.3e6
-
-
-@dataclass(frozen=True)
-class Point:
-    """A measured bus bandwidth of a cluster's own: bytes, and bytes/s as nccl-tests reports it."""
-
-    nbytes: float
-    bus_bytes_per_s: float
-
-
-# What each GPU sends out of its node, bytes/s in one direction, or measured points of the cluster, ascending in bytes.
-Network = float | tuple[Point, ...]
-
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SIZES = {**_UNITS, **{f"{unit}i": 1024.0**power for power, unit in enumerate("kmgt", 1)}}
-# InfiniBand Trade Association, roadmap of data rates: GB/s (1e9) of four lanes.
-INFINIBAND = {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}
-# A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
-FASTEST_GBPS = 1e6
-_POINT = re.compile(r"(\d+(?:\.\d+)?)([kmgt]i?)?b?:(\d+(?:\.\d+)?)([kmgt]?)b/s", re.IGNORECASE)
-
-
-def network_of(text: str) -> Network:
-    """A network from what people write: HDR, 400Gbps, or measured points as in `1MB:20GB/s,1GB:180GB/s`.
-
-    Raises UserError for anything else.
-    """
-    if ":" not in text:
-        return _named_rate(text)
-    points = []
-    for part in text.split(","):
-        match = _POINT.fullmatch(re.sub(r"\s", "", part))
-        if match is None:
-            raise UserError(f"{part[:40]!r} is not a measured point: write bytes and bus bandwidth as in 1GB:180GB/s.")
-        size, unit, rate, rate_unit = (group or "" for group in match.groups())
-        points.append(Point(float(size) * _SIZES[unit.lower()], float(rate) * _UNITS[rate_unit.lower()]))
-    return checked_network(points)
-
-
-def _named_rate(text: str) -> float:
-    name, match = text.strip().upper(), re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text.strip(), re.IGNORECASE)
-    if name in INFINIBAND:
-        return INFINIBAND[name] * 1e9
-    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
-        names = ", ".join(INFINIBAND)
-        raise UserError(f"{text[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
-    return float(match[1]) / 8 * 1e9
-
-
-def checked_network(network: float | str | Iterable[Point]) -> Network:
-    """The network as the laws take it. Raises UserError for one that carries nothing, or two points of one size."""
-    if isinstance(network, str):
-        return network_of(network)
-    if isinstance(network, Iterable):
-        points = tuple(sorted(network, key=lambda point: point.nbytes))
-        sizes = {point.nbytes for point in points}
-        if not points or len(sizes) < len(points) or any(p.nbytes <= 0 or p.bus_bytes_per_s <= 0 for p in points):
-            raise UserError("Measured points of a network need sizes and rates above 0, each size once: correct them.")
-        return points
-    if not 0 < network < float("inf"):
-        raise UserError(f"A network of {network:g} bytes/s carries nothing: give more.")
-    return float(network)
-
-
-def crossing_bytes(operation: str, size: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> Floats:
-    """What each GPU sends out of its node.
-
-    An all_reduce crosses once between two nodes; among more, a node of NCCL's two trees sends as much up as down. Of
-    rings, one for each GPU of a node, each crosses once.
-    """
-    nbytes, count, inside = (np.asarray(value, dtype=np.float64) for value in (size, ranks, per_node))
-    if operation == "all_reduce":
-        return np.asarray(nbytes * np.where(count > 2 * inside, 2, 1) / inside)
-    blocks = (count - inside) / count if operation in UNRELAYED else (count - 1) / count / inside
-    return np.asarray(nbytes * blocks)
-
-
-def between_nodes_s(
-    operation: str, size: Floats, ranks: Floats, per_node: NDArray[np.int64], in_node_s: Floats, rate: float
-) -> Floats:
-    """Seconds of the whole operation, of which `in_node_s` pass within nodes; those alone where there is one node."""
-    nodes = np.ceil(ranks / per_node)
-    crossing = crossing_bytes(operation, size, ranks, per_node)
-    if operation == "all_reduce" or operation in UNRELAYED:
-        share = STAGE.tree if operation == "all_reduce" else STAGE.direct
-        steps = np.log2(np.maximum(nodes, 1))
-    else:
-        share, steps = STAGE.ring, np.maximum(nodes - 1, 0)
-    latency = steps * (STAGE.step_s + np.minimum(FILL_SHARE * crossing, FILL_BYTES) / rate)
-    latency = latency + STAGE.switch_s * size / (size + STAGE.switch_bytes)
-    seconds = np.maximum(in_node_s, crossing / (share * rate)) + latency
-    return np.where(nodes > 1, seconds, in_node_s)
-
-
-SLOWEST, FASTEST = 1e7, 1e14
-HALVINGS = 50
-
-
-def through_points(
-    seconds_at: Callable[[Floats, float], Floats], points: tuple[Point, ...], factor: float, size: Floats
-) -> Floats:
-    """Seconds of messages of `size` by a law that passes through measured points.
-
-    The largest point sets the rate of the network, as far as one explains it; what the law is off at the points is
-    drawn straight over the logarithm of the size, and stays as it is beyond them. `seconds_at` is the law by sizes and
-    rate, `factor` that of the bus.
-    """
-    sizes = np.array([point.nbytes for point in points])
-    measured = factor * sizes / np.array([point.bus_bytes_per_s for point in points])
-    low, high = np.log(SLOWEST), np.log(FASTEST)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        too_slow = seconds_at(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]
-        low, high = (middle, high) if too_slow else (low, middle)
-    rate = float(np.exp(high))
-    log_residual = np.log(measured / seconds_at(sizes, rate))
-    off = np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), log_residual)
-    return np.asarray(seconds_at(size, rate) * np.exp(off))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.collectives import Network
+from pyperf_suite.planner.laws.internode import Network
 
 IDEAL = "ideal"
 # What the laws' causes are, for those who read them for the first time.

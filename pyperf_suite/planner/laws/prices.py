@@ -28,10 +28,11 @@ from pyperf_suite.planner.laws.calibration import (
     shipped_calibration,
     spec_of,
 )
-from pyperf_suite.planner.laws.collectives import Network, collective_time
+from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 

@@ -18,16 +18,13 @@ from pyperf_suite.laws.traffic import GIGA, OPERATIONS, bus_factor
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.collectives import (
     BLOCK,
-    FILL_BYTES,
-    STAGE,
     CollectiveLaws,
-    Point,
     collective_time,
-    network_of,
     pack_curves,
     transferred_laws,
     unpack_laws,
 )
+from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, network_of
 from tools.fit import collectives as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 

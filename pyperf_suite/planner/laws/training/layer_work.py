@@ -22,8 +22,8 @@ from pyperf_suite.laws.transformer import (
     attention_calls,
     products,
 )
-from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.explained import KernelPrices
+from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 

@@ -19,8 +19,8 @@ from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE, SENT_BY_STA
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
-from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     LOW_PRECISION,
