@@ -108,14 +108,6 @@ class ModelDimensions:
         shown = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
 
-    def resized(self, **changes: int) -> ModelDimensions:
-        """The model with other dimensions; what followed from them before follows again.
-
-        As many key-value heads as heads, and a head_dim of hidden / heads, stay so unless they are named. Raises
-        UserError for dimensions that no model can have.
-        """
-        return ModelDimensions(**following(self, changes))
-
     @property
     def sparse_layers(self) -> int:
         """Layers with experts; with the MLP, where there are no experts."""
@@ -246,29 +238,6 @@ class ModelDimensions:
                 f"value_head_dim = {self.value_head_dim} with head_dim = {self.head_dim} is of latent attention: "
                 "give its latent_rank too."
             )
-
-
-def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
-    """All fields of the changed model, 0 where they follow from others as they did before.
-
-    Values may be arrays. Raises UserError for a name that is no dimension.
-    """
-    values = {field.name: getattr(model, field.name) for field in fields(model)}
-    if unknown := changes.keys() - values.keys():
-        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
-    if model.kv_heads == model.heads:
-        values["kv_heads"] = 0
-    if model.head_dim * model.heads == model.hidden:
-        values["head_dim"] = 0
-    if model.expert_ffn == model.ffn:
-        values["expert_ffn"] = 0
-    if not model.latent_rank:
-        values["value_head_dim"] = 0
-    if "layers" in changes and model.windowed_layers:
-        # They keep their share of all.
-        windowed = 2 * model.windowed_layers * changes["layers"] + model.layers
-        values["windowed_layers"] = windowed // (2 * model.layers)
-    return values | changes
 
 
 # One size, or one for each model of a grid.

@@ -28,7 +28,7 @@ from pyperf_suite.planner.product_explained import (
 )
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, saved, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds, judged
-from pyperf_suite.planner.sizing.step import Setting, StepPrices
+from pyperf_suite.planner.sizing.step import Setting, StepPrices, resized
 from tests.records import printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
@@ -129,7 +129,7 @@ def test_the_work_of_a_step_adds_up_to_its_time(made_up):
 
 
 def test_a_saving_has_its_cause(made_up):
-    here, padded = Setting(GPT, 2048), Setting(GPT.resized(vocab=50304), 2048)
+    here, padded = Setting(GPT, 2048), Setting(resized(GPT, vocab=50304), 2048)
     present, other = spent_by([here, padded], made_up)
     _, candidate = judged([here, padded], made_up)
     cause, share = saved(present, other, candidate, here)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -45,12 +45,6 @@ class Weight:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
-
-    def over_tensor(self, ranks: int) -> Weight:
-        if self.cut is None or ranks == 1:
-            return self
-        shape = tuple(size // ranks if place == self.cut else size for place, size in enumerate(self.shape))
-        return replace(self, shape=shape)
 
 
 def gpt_weights(model: ModelDimensions) -> tuple[Weight, ...]:

@@ -113,6 +113,7 @@ def requested_model(
     """
     from pyperf_suite.laws.transformer import ModelDimensions
     from pyperf_suite.planner.model_config import read_model_config
+    from pyperf_suite.planner.sizing.step import resized
 
     dimensions = {name: value for name, value in given.items() if value is not None}
     for name, value in dimensions.items():
@@ -120,7 +121,7 @@ def requested_model(
             raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was requested.")
     if config is not None:
         read = read_model_config(config)
-        model = read.dimensions.resized(**dimensions) if dimensions else read.dimensions
+        model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
         notes, longest = read.notes, read.longest_seq
         length = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
         if length > longest > 0:

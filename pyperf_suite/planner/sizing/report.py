@@ -21,7 +21,7 @@ from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
-from pyperf_suite.planner.sizing.step import Setting, StepPrices, parts_of, price, shapes_of, width_of_mlp
+from pyperf_suite.planner.sizing.step import Setting, StepPrices, parts_of, price, resized, shapes_of, width_of_mlp
 
 # Savings of less than this share of the step are no cause worth naming.
 LEAST_SAVED = 0.002
@@ -160,7 +160,7 @@ def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | 
 def _resized(setting: Setting, **sizes: int) -> Setting | None:
     """The setting with other dimensions, None if nothing could be trained so."""
     try:
-        return replace(setting, model=setting.model.resized(**sizes))
+        return replace(setting, model=resized(setting.model, **sizes))
     except UserError:
         return None
 

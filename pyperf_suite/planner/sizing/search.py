@@ -31,6 +31,7 @@ from pyperf_suite.planner.sizing.step import (
     parts_of,
     plan_of,
     price,
+    resized,
     shapes_of,
     width_of_mlp,
 )
@@ -127,7 +128,7 @@ class Candidates:
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
         # All sizes are named, for what follows from a changed one may not follow as it did before.
         same = all(getattr(self.setting.model, name) == size for name, size in sizes.items())
-        model = self.setting.model if same else self.setting.model.resized(**sizes)
+        model = self.setting.model if same else resized(self.setting.model, **sizes)
         return replace(self.setting, model=model, micro_batch=micro_batch, tp=tp)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding, following
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.prices import ChangedPrices
 from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
@@ -42,6 +42,38 @@ UNTESTED_ERROR_PERCENT = 15.0
 DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
 # Nine in ten: the interval given with each gain.
 NORMAL_QUANTILE = 1.645
+
+
+def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
+    """All fields of the changed model, 0 where they follow from others as they did before.
+
+    Values may be arrays. Raises UserError for a name that is no dimension.
+    """
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
+    if unknown := changes.keys() - values.keys():
+        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
+    if model.kv_heads == model.heads:
+        values["kv_heads"] = 0
+    if model.head_dim * model.heads == model.hidden:
+        values["head_dim"] = 0
+    if model.expert_ffn == model.ffn:
+        values["expert_ffn"] = 0
+    if not model.latent_rank:
+        values["value_head_dim"] = 0
+    if "layers" in changes and model.windowed_layers:
+        # They keep their share of all.
+        windowed = 2 * model.windowed_layers * changes["layers"] + model.layers
+        values["windowed_layers"] = windowed // (2 * model.layers)
+    return values | changes
+
+
+def resized(model: ModelDimensions, **changes: int) -> ModelDimensions:
+    """The model with other dimensions; what followed from them before follows again.
+
+    As many key-value heads as heads, and a head_dim of hidden / heads, stay so unless they are named. Raises
+    UserError for dimensions that no model can have.
+    """
+    return ModelDimensions(**following(model, changes))
 
 
 # A formula branches on these, so one grid has one of each.

@@ -222,7 +222,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuSpec]:
 
 def test_a_gpu_added_to_the_file_alone_is_detected_and_its_links_are_known(added: GpuSpec) -> None:
     identity = {"kind": "cuda", "model": "NVIDIA R900 SXM", "link": "nvlink5x18"}
-    assert catalogue.gpu_of(identity) is added
+    assert catalogue.find_gpu(identity["model"]) is added
     assert catalogue.capability_of("NVIDIA R900 NVL") == (11, 5)
     assert nvlink_of(added.compute_capability).name == "NVLink 5"
     assert pcie_of(added.compute_capability).name == "PCIe 6 x16"

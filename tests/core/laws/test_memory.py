@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def layer_activations(ranks: int, sequence_parallel: bool, recompute: str, seq: 
     """Activations of one layer of GPT over s·b·h: of a model and the same without half of its layers."""
     sharding = Sharding(ranks, sequence_parallel)
     whole, half = (
-        activation_bytes(GPT.resized(layers=layers), 1, seq, sharding, recompute=recompute)  # type: ignore[arg-type]
+        activation_bytes(replace(GPT, layers=layers), 1, seq, sharding, recompute=recompute)  # type: ignore[arg-type]
         for layers in (96, 48)
     )
     return (whole - half) / 48 / (seq * 12288)
@@ -36,7 +38,7 @@ def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
 
 
 def test_experts_keep_the_copies_of_their_tokens_too() -> None:
-    dense = MIXTRAL.resized(experts=1, top_k=1)
+    dense = replace(MIXTRAL, experts=1, top_k=1)
     kept = activation_bytes(MIXTRAL, 1, 1) - activation_bytes(dense, 1, 1)
     assert kept == 32 * (6 * 14336 + 2 * 2 * 2 * 4096)
 

@@ -163,14 +163,13 @@ def test_attention_is_that_of_the_heads_of_a_rank() -> None:
     ("ask", "sentence"),
     [
         (lambda: linears(LLAMA, 8, Sharding(3)), "TP over 3 ranks cannot divide heads = 32"),
-        (lambda: linears(LLAMA.resized(kv_heads=4, heads=24, head_dim=128), 8, Sharding(6)), "divide kv_heads = 4"),
-        (lambda: linears(LLAMA.resized(ffn=14340), 8, Sharding(8)), "divide ffn = 14340"),
-        (lambda: linears(DEEPSEEK.resized(expert_ffn=2044), 8, Sharding(8)), "divide expert_ffn = 2044"),
+        (lambda: linears(replace(LLAMA, kv_heads=4, heads=24, head_dim=128), 8, Sharding(6)), "divide kv_heads = 4"),
+        (lambda: linears(replace(LLAMA, ffn=14340, expert_ffn=14340), 8, Sharding(8)), "divide ffn = 14340"),
+        (lambda: linears(replace(DEEPSEEK, expert_ffn=2044), 8, Sharding(8)), "divide expert_ffn = 2044"),
         (lambda: linears(MIXTRAL, 8, Sharding(expert=3)), "EP over 3 ranks cannot divide experts = 8"),
         (lambda: linears(LLAMA, 0), "at least 1 token, but 0"),
         (lambda: Sharding(0), "at least 1 rank, but tensor = 0"),
         (lambda: Sharding(expert=-1), "at least 1 rank, but expert = -1"),
-        (lambda: LLAMA.resized(width=1), "no dimension width"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], sentence: str) -> None:
@@ -205,17 +204,6 @@ def test_the_largest_dimensions_together_are_counted_in_64_bits() -> None:
     assert 1 << 62 < largest.parameters < 1 << 63
 
 
-def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
-    wider = MODELS["gpt2"].resized(hidden=1024, heads=16, ffn=4096)
-    assert (wider.kv_heads, wider.head_dim, wider.expert_ffn) == (16, 64, 4096)
-    assert LLAMA.resized(heads=16).kv_heads == 8
-    assert LLAMA.resized(head_dim=64).head_dim == 64
-    assert str(LLAMA.resized(heads=64)) == (
-        "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
-        "expert_ffn=14336, value_head_dim=64"
-    )
-
-
 def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200) -> ModelDimensions:
     return ModelDimensions(layers, hidden, 4 * hidden, heads, vocab, positions=2048, bias=True, tied=True)
 
@@ -232,7 +220,7 @@ def test_a_gpt_whose_layers_are_recomputed_computes_what_megatrons_formula_says(
 ) -> None:
     model = gpt(layers, 128 * heads, heads, vocab)
     expected = megatron_flop(layers, 128 * heads, vocab, batch, seq)
-    assert hardware_flop(model.resized(causal=False), batch, seq, "layers") == pytest.approx(expected)
+    assert hardware_flop(replace(model, causal=False), batch, seq, "layers") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +236,7 @@ def test_megatrons_models_have_the_parameters_of_its_table(
 
 def test_gpt_3_trains_for_as_many_days_as_megatron_estimates() -> None:
     # Narayanan et al. 2021, section 5.1: 300 billion tokens on 1024 A100s at 140 TFLOP/s each take 34 days.
-    step_flop = hardware_flop(gpt(96, 12288, 96).resized(causal=False), 1536, 2048, "layers")
+    step_flop = hardware_flop(replace(gpt(96, 12288, 96), causal=False), 1536, 2048, "layers")
     days = step_flop / (1024 * 140e12) * 300e9 / (1536 * 2048) / 86400
     assert days == pytest.approx(34, rel=0.04)
 
@@ -259,7 +247,7 @@ def test_more_recomputation_is_more_computation_of_the_same_model(batch: int, se
     nothing, attention, layers = (hardware_flop(model, batch, seq, kept) for kept in ("nothing", "attention", "layers"))
     assert nothing == model_flop(model, batch, seq)
     assert nothing < attention < layers < 4 / 3 * nothing
-    assert model_flop(model, batch, seq) <= model_flop(model.resized(causal=False), batch, seq)
+    assert model_flop(model, batch, seq) <= model_flop(replace(model, causal=False), batch, seq)
 
 
 def test_a_token_of_experts_costs_those_it_visits() -> None:

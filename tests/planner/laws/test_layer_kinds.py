@@ -12,7 +12,7 @@ from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, products
 from pyperf_suite.planner.laws.training.layer_work import expert_block, is_deepseeks_latent
 from pyperf_suite.planner.laws.training.memory import training_memory
-from pyperf_suite.planner.sizing.step import ModelGrid
+from pyperf_suite.planner.sizing.step import ModelGrid, resized
 
 LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
 GEMMA = replace(LLAMA, window=256, windowed_layers=10)
@@ -64,14 +64,14 @@ def test_a_grid_over_layers_keeps_the_shares_of_each_kind_and_counts_every_model
     grid = ModelGrid.around(model, layers=layers)
     assert grid.valid.all()
     for place, count in enumerate(layers.tolist()):
-        alone = model.resized(layers=count)
+        alone = resized(model, layers=count)
         assert alone.windowed_layers == pytest.approx(model.windowed_layers * count / model.layers, abs=1)
         assert grid.parameters[place] == alone.parameters
         assert np.broadcast_to(model_flop(grid, 1, 4096), 4)[place] == pytest.approx(model_flop(alone, 1, 4096))
         assert np.broadcast_to(activation_bytes(grid, 1, 4096), 4)[place] == pytest.approx(
             activation_bytes(alone, 1, 4096)
         )
-    assert model.resized(layers=model.layers) == model
+    assert resized(model, layers=model.layers) == model
 
 
 def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:

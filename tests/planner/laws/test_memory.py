@@ -12,7 +12,7 @@ from pyperf_suite.laws.training.memory import MIXED
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.training.held_by_rank import FLOAT32
 from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
-from pyperf_suite.planner.sizing.step import ModelGrid
+from pyperf_suite.planner.sizing.step import ModelGrid, resized
 from pyperf_suite.workloads.training import TransformerShape
 
 GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
@@ -51,7 +51,7 @@ def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
     if resized:
         hidden, sharding = [2048, 4096, 8192], Sharding(np.array([1, 2, 8]))
         grid, varied = ModelGrid.around(LLAMA, hidden=hidden), {"zero_stage": [3] * 3}
-        alone = [(LLAMA.resized(hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
+        alone = [(resized(LLAMA, hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
     else:
         grid, sharding, alone = GPT, Sharding(8, True), [(GPT, Sharding(8, True))] * 3
         varied = {"zero_stage": [3, 1, 2], "stages": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
@@ -73,12 +73,12 @@ def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_
     # Each in its share of the layers, so that only what stands outside of them changes.
     alone, piped = (kept(LLAMA, stages=stages) for stages in (1, 4))
     assert alone - piped == 8192 * (5 * 4096 + 4 * 128256 - 4 * 4096)
-    uneven = kept(LLAMA.resized(layers=33), stages=32)
+    uneven = kept(resized(LLAMA, layers=33), stages=32)
     assert uneven > 1.8 * kept(LLAMA, stages=32)
 
 
 def test_the_last_stage_is_the_fullest_where_logits_are_most_of_it() -> None:
-    wide = LLAMA.resized(vocab=1 << 22)
+    wide = resized(LLAMA, vocab=1 << 22)
     logits = 4 * (1 << 22) * 8192
     assert kept(wide, stages=32, recompute="layers") > logits
 

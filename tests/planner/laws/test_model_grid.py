@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding, attention_call, products
-from pyperf_suite.planner.sizing.step import ModelGrid
+from pyperf_suite.planner.sizing.step import ModelGrid, resized
 
 MODELS = {
     "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),
@@ -75,7 +75,7 @@ grids = st.fixed_dictionaries(
 
 def refused(model: ModelDimensions, changes: dict[str, int]) -> bool:
     try:
-        model.resized(**changes)
+        resized(model, **changes)
     except UserError:
         return True
     return False
@@ -93,7 +93,7 @@ def test_a_grid_counts_every_model_as_it_is_counted_alone(
         assert bool(np.broadcast_to(grid.valid, 3)[i]) is not refused(model, one)
         if not grid.valid[i]:
             continue
-        alone = model.resized(**one)
+        alone = resized(model, **one)
         assert np.broadcast_to(grid.parameters, 3)[i] == alone.parameters
         assert divides[i] == sharding.divides(alone)
         if divides[i]:
@@ -120,3 +120,19 @@ def test_sizes_below_one_are_refused() -> None:
 def test_what_a_formula_branches_on_is_one_for_all_models_of_a_grid() -> None:
     with pytest.raises(ValueError, match="experts is one for all"):
         ModelGrid.around(LLAMA, experts=[1, 8])
+
+
+def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
+    wider = resized(MODELS["gpt2"], hidden=1024, heads=16, ffn=4096)
+    assert (wider.kv_heads, wider.head_dim, wider.expert_ffn) == (16, 64, 4096)
+    assert resized(LLAMA, heads=16).kv_heads == 8
+    assert resized(LLAMA, head_dim=64).head_dim == 64
+    assert str(resized(LLAMA, heads=64)) == (
+        "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
+        "expert_ffn=14336, value_head_dim=64"
+    )
+
+
+def test_a_dimension_that_no_model_has_is_refused() -> None:
+    with pytest.raises(UserError, match="no dimension width"):
+        resized(LLAMA, width=1)

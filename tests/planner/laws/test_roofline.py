@@ -11,6 +11,7 @@ from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.roofline import MemoryLaw, memory_bound_time, transferred_law, utilization
+from pyperf_suite.planner.sizing.step import resized
 
 SIZES = np.logspace(0, 11, 200)
 LAW = MemoryLaw(2e-6, 0.5, 2.0, (1e4, 1e9), 10.0, "made up")
@@ -118,7 +119,7 @@ def test_palm_made_the_published_use_of_its_chips() -> None:
     # Chowdhery et al. 2022, appendix B: 238.3 thousand tokens/s on 6144 TPU v4 of 275 TFLOP/s, 46.2 % with attention
     # and 45.7 % without.
     assert PALM.parameters == pytest.approx(540.35e9, rel=1e-4)
-    per_token = model_flop(PALM.resized(causal=False), 1, 2048) / 2048
+    per_token = model_flop(resized(PALM, causal=False), 1, 2048) / 2048
     assert utilization(per_token * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.462, abs=5e-4)
     assert utilization(6 * PALM.parameters * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.457, abs=5e-4)
 

@@ -36,12 +36,19 @@ def stage_of(weight: Weight, layers: int, stages: int, chunks: int) -> int:
     return weight.place // (layers // (stages * chunks)) % stages
 
 
+def _over_tensor(weight: Weight, ranks: int) -> Weight:
+    if weight.cut is None or ranks == 1:
+        return weight
+    shape = tuple(size // ranks if place == weight.cut else size for place, size in enumerate(weight.shape))
+    return replace(weight, shape=shape)
+
+
 def rank_weights(
     model: ModelDimensions, tensor: int = 1, stages: int = 1, chunks: int = 1, stage: int = 0
 ) -> tuple[Weight, ...]:
     """What a rank of that pipeline stage has, cut over TP; layers and dimensions have to divide."""
     return tuple(
-        weight.over_tensor(tensor)
+        _over_tensor(weight, tensor)
         for weight in gpt_weights(model)
         if stage_of(weight, model.layers, stages, chunks) == stage
     )
