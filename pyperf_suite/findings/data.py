@@ -163,15 +163,6 @@ def _cell(value: Any, unit: str) -> Cell:
     return value if isinstance(value, int) else str(value)
 
 
-def counted(count: int, name: str) -> str:
-    """Things and their number in a sentence.
-
-    >>> counted(1, "tile"), counted(2, "tile")
-    ('1 tile', '2 tiles')
-    """
-    return f"{count} {name}{'' if count == 1 else 's'}"
-
-
 Outcome = Literal["holds", "does not hold here", "undecided"]
 
 ONE_PROCESS = "one process measured it"

@@ -80,19 +80,6 @@ def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
     return _OLD_LANE_GB_PER_S[generation] * lanes if generation in _OLD_LANE_GB_PER_S else None
 
 
-def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -> int:
-    """How many NVLinks a GPU has whose links to others carry that together (GB/s, one direction); 0 where it has none.
-
-    What is no more than a PCIe slot carries is the slot.
-    """
-    nvlink = nvlink_of(compute_capability)
-    if nvlink is None or nvlink.per_link_gb_per_s is None:
-        return 0
-    if link_gb_per_s <= 1.05 * pcie_of(compute_capability).gb_per_s:
-        return 0
-    return round(link_gb_per_s / nvlink.per_link_gb_per_s)
-
-
 def peak_of(identity: Mapping[str, Any]) -> LinkPeak | None:
     """The peak of what joins each GPU of a machine to the others; None for CPUs, one GPU, and unknown links."""
     capability = capability_of(str(identity.get("model", "")))

@@ -1,7 +1,7 @@
-"""A transformer by its dimensions: its parameters, and its products and attention on one rank of a sharded model.
+"""A transformer by its dimensions: its parameters, its products and attention on one rank, and the FLOP of a step.
 
 What a model costs to train follows from these few numbers; no weights are needed. Sizes may be arrays, of many models
-at once.
+at once. Model FLOP are what the mathematics asks for, hardware FLOP what is computed, recomputation included.
 """
 
 from __future__ import annotations
@@ -520,3 +520,35 @@ def check_recompute(recompute: str) -> None:
     """Raise UserError for anything but what can be recomputed."""
     if recompute not in RECOMPUTES:
         raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
+
+
+# Backward computes two gradients for each product of the forward pass.
+PASSES = 3
+
+
+def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
+    """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
+
+    Pairs that a causal mask hides do not count. In most published figures they do (Chowdhery et al. 2022, PaLM,
+    appendix B: 6·N + 12·L·H·Q·T a token): those are of the same model without `causal`.
+    """
+    inside, outside, attention = _forward(model, batch, seq)
+    return PASSES * (inside + outside + attention)
+
+
+def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
+    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
+
+    Raises UserError for another word.
+    """
+    check_recompute(recompute)
+    inside, outside, attention = _forward(model, batch, seq)
+    once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
+    return PASSES * (inside + outside + attention) + once_more
+
+
+def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes) -> tuple[Any, Any, Any]:
+    """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
+    found = products(model, batch * seq, phases=("fprop",))
+    inside, outside = (sum((each.flop for each in found if each.outside_layers == ends), 0.0) for ends in (False, True))
+    return inside, outside, sum((call.flop() for call in attention_calls(model, batch, seq)), 0.0)

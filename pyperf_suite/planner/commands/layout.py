@@ -12,6 +12,7 @@ import click
 from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
+    answer,
     count_options,
     gpu_options,
     model_options,
@@ -21,7 +22,6 @@ from pyperf_suite.planner.commands.model_options import (
 )
 
 if TYPE_CHECKING:
-    from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.planner.laws.internode import Network
 
@@ -30,18 +30,8 @@ USUAL_NODE = 8
 RACK, RACK_USED = 72, 64
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
-# Options that hold an axis to one value, and the field of a `ParallelPlan` that each is.
-AXES = {
-    "dp": "data",
-    "tp": "tensor",
-    "pp": "pipeline",
-    "virtual_pp": "chunks",
-    "cp": "context",
-    "ep": "expert",
-    "zero": "zero_stage",
-    "micro_batch": "micro_batch",
-    "recompute": "recompute",
-}
+# Options that are called otherwise than in a layout as it is written.
+OPTIONS = {"vp": "virtual_pp", "mb": "micro_batch"}
 SIZES = {
     "gpus": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
     "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
@@ -173,14 +163,6 @@ def layout(
     from pyperf_suite.planner.layout.grid import Cluster, Training
     from pyperf_suite.planner.layout.plan import Budget, layout_of, planned, ranks_of
     from pyperf_suite.planner.layout.plan import exactly as priced_exactly
-    from pyperf_suite.render import text
-    from pyperf_suite.render.terminal import console_for, print_findings
-
-    def answer(found: Findings) -> None:
-        if as_json:
-            click.echo(text.answer({"layout": found}), nl=False)
-        else:
-            print_findings(console_for(wide), {"layout": found}, [])
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
@@ -219,10 +201,11 @@ def layout(
     if exactly or compare:
         layouts = [layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
         exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
-        answer(report.findings_of_given(exact, budget, notes))
+        found = report.findings_of_given(exact, budget, notes)
     else:
         ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
-        answer(report.findings_of_layouts(ranked, budget))
+        found = report.findings_of_layouts(ranked, budget)
+    answer("layout", found, as_json, wide)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:
@@ -235,10 +218,12 @@ def _usual_node(spec: GpuSpec, gpus: int) -> int:
 def _fixed(named: dict[str, Any]) -> dict[str, int]:
     """Take the axes with one value out of the options."""
     from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+    from pyperf_suite.planner.layout.plan import KEYS
 
     found = {}
-    for option, axis in AXES.items():
-        value = named.pop(option)
+    for key, axis in KEYS.items():
+        option = OPTIONS.get(key, key)
+        value = named.pop(option, None)
         if value is None:
             continue
         if axis == "recompute":

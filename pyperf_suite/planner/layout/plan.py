@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.training.memory import MIXED
-from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.roofline import utilization

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, counted, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
+from pyperf_suite.planner.laws.explained import counted
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE

@@ -11,9 +11,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
-from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
 from pyperf_suite.planner.laws.prices import LAW_NAMES, Prices

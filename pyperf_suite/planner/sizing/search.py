@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.laws.training.memory import training_memory

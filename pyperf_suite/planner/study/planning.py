@@ -6,7 +6,6 @@ Memory is known before anything is started, so that hours of a grid are not spen
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
@@ -53,11 +52,6 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import Checkpointing
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # A study is a few numbers; a longer file is another one.
 LARGEST_BYTES = 1 << 20
@@ -113,7 +107,7 @@ def read_study(path: Path) -> StudyFile:
     except OSError as error:
         raise UserError(f"The study {path} cannot be read: {error.strerror}.") from None
     try:
-        read = tomllib.loads(content.decode("utf-8"))
+        read = files.parse_toml(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"The study {path} is not TOML: {error}.") from None
     try:

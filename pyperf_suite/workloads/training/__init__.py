@@ -28,9 +28,8 @@ from typing import Annotated, Literal
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
-from pyperf_suite.laws.model_flop import PASSES, model_flop
 from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
-from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.laws.transformer import PASSES, ModelDimensions, model_flop
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
 # knows of what each keeps: torch itself chooses a fused kernel.

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, products
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
 
 LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
 GEMMA = replace(LLAMA, window=256, windowed_layers=10)

@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.model_flop import hardware_flop, model_flop
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
-from pyperf_suite.laws.transformer import LARGEST, PHASES, ModelDimensions, Sharding, attention_call, linears, products
+from pyperf_suite.laws.transformer import (
+    LARGEST,
+    PHASES,
+    ModelDimensions,
+    Sharding,
+    attention_call,
+    hardware_flop,
+    linears,
+    model_flop,
+    products,
+)
 
 MODELS = {
     "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),

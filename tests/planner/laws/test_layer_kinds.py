@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, products
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
 from pyperf_suite.planner.laws.training.layer_work import expert_block, is_deepseeks_latent
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.sizing.step import ModelGrid, resized

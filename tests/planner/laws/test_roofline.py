@@ -7,8 +7,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
-from pyperf_suite.laws.model_flop import model_flop
-from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.roofline import MemoryLaw, memory_bound_time, transferred_law, utilization
 from pyperf_suite.planner.sizing.step import resized
