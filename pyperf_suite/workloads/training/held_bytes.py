@@ -160,5 +160,5 @@ class _Peak(Watch):
 
 
 def addresses(values: Any) -> set[int]:
-    """By which the storages of all tensors in `values` are told apart."""
+    """Keys of the storages of all tensors in `values`."""
     return {storage._cdata for storage in storages(values)}

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
-from pyperf_suite.regressions.stored import journals
+from pyperf_suite.regressions.stored import series as journals
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
 from pyperf_suite.runner.record import Record

@@ -55,7 +55,7 @@ MADE_UP = Findings(
             (
                 (
                     Panel("p", "N", "time", (Series("s", [1], [2e-3], "points", [1e-3], [3e-3]),), y_unit="ms"),
-                    HeatMap("m", "a", "b", "ratio", (1,), (2,), ((math.nan,),), here=(0, 0)),
+                    HeatMap("m", "a", "b", "ratio", (1,), (2,), ((math.nan,),)),
                     Bars("b", "rate", (Bar("one", math.nan, note="failed"),), "measured", unit="GB/s"),
                 ),
             ),
