@@ -99,12 +99,6 @@ def test_a_run_that_is_not_there_is_one_sentence(compare, ten_runs, name, said):
     assert "Traceback" not in done.output
 
 
-def test_without_any_run_latest_says_how_to_make_one(compare):
-    done = compare("latest~1", "latest")
-    assert done.exit_code == 2
-    assert "measure one with `pyperf-suite run`" in done.stderr
-
-
 def test_latest_counts_back_on_the_machine_of_the_newest_run_and_over_runs_that_recorded_something(results, write_run):
     write_run(run_id(1), [1e-3])
     write_run(run_id(2), [1e-3], machine="cpu-other-8c")
