@@ -238,7 +238,4 @@ def test_a_gpu_added_to_the_file_alone_has_occupancy_kernels_and_default_blocks(
         gemm_sm90.default_set()[0].check_device("11.5")
     assert matmul.default_set("sm_115") == matmul.default_set("sm_100")
     assert attention_defaults.generation_of("sm_115") == "Blackwell"
-
-
-def test_a_gpu_added_to_the_file_alone_has_the_alignment_classes_of_its_architecture(added: GpuSpec) -> None:
     assert cliffs_of(added) == cliffs_of(find_gpu("B200"))
