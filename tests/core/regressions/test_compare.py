@@ -69,11 +69,16 @@ def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, loo
     assert finding.details["p_value"] is None
 
 
-def test_no_paired_run_is_advised_for_the_same_commit():
+def test_a_paired_run_is_advised_for_other_commits_and_with_the_benchmarks_of_the_profile():
     same = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40), LOUD)
     changed = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40, dirty=True), LOUD)
     assert "ab --old" not in same.sentence
     assert "ab --old" in changed.sentence
+    commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
+    old, new = (timed([seconds], **message) for seconds, message in zip((1.0, 1.1), commits, strict=True))
+    assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
+    quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
+    assert all("--profile" not in judged(old, each).sentence for each in quick)
 
 
 def test_a_slower_clock_is_told_from_slower_code():
@@ -105,14 +110,11 @@ def test_the_sentinel_is_told_once_and_is_no_benchmark():
     assert sentinel_sentence(sides[0], sides[0]) == ""
 
 
-def test_a_changed_driver_or_library_is_named():
+def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_records_have_medians():
     old, new = (timed([1.0] * 3, state={"packages": {"torch": version}}) for version in ("2.9", "2.10"))
     finding = judged(old, new)
     assert "Between the runs changed: torch 2.9 -> 2.10." in finding.sentence
     assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
-
-
-def test_a_time_that_is_another_quantile_of_its_samples_is_named_and_old_records_have_medians():
     old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
     change = "reported time median of samples -> 10% quantile of samples"
     assert judged(old, new).details["changes"] == [change]
@@ -194,14 +196,6 @@ def test_identical_code_in_two_runs_is_called_slower_or_faster_in_no_more_than_o
         (finding,) = compared(side(timed(old)), side(timed(new)), noise)
         alarms += finding.verdict in ("slower", "faster")
     assert alarms <= 10
-
-
-def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
-    commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
-    old, new = (timed([seconds], **message) for seconds, message in zip((1.0, 1.1), commits, strict=True))
-    assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
-    quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
-    assert all("--profile" not in judged(old, each).sentence for each in quick)
 
 
 def series(logs, breaks=(), unit=lambda index: "a") -> BenchmarkSeries:
