@@ -12,10 +12,11 @@ from dataclasses import asdict, fields, make_dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.findings.axes import Flag, crossed
+from pyperf_suite.findings.axes import ByProfile, Flag, crossed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
@@ -69,14 +70,23 @@ def user_probe(name: str) -> Probe:
         question=f"How fast is {function}, and which implementation is fastest?",
         topic=TOPIC,
         title=name,
-        axes=lambda *_: _axes_of_test(name) if is_test(name) else _axes(described(name)),
+        axes=functools.partial(_axes_of_test if is_test(name) else _axes, name),
         sweep=functools.partial(_sweep, name),
         analyse=functools.partial(_analyse, name),
         group=lambda _: name,
     )
 
 
-def _axes_of_test(name: str) -> Any:
+def kernel_probe(kernel: Any, question: str, topic: str, **fields: Any) -> Probe:
+    """The probe of a kernel that `suite.kernel` declares in the probe's own module, by the name of its function.
+
+    Its findings are those of a user's kernel, unless `fields` of Probe say more: its tables, its order, its analysis.
+    """
+    usual = user_probe(f"{kernel.builder.__module__}:{kernel.name}")
+    return replace(usual, **{"name": kernel.name, "question": question, "topic": topic, "title": "", **fields})
+
+
+def _axes_of_test(name: str, *_: Any) -> Any:
     raise UserError(f"{name} is a test, which pytest alone measures: run `pytest {name} --suite-measure`.")
 
 
@@ -89,11 +99,13 @@ def described(name: str) -> Described:
     raise UserError(f"There is no kernel {name[:200]}: {offer(name, [each.name for each in of_file])}")
 
 
-def _axes(kernel: Described) -> Any:
+def _axes(kernel_name: str, profile: str, device: Device) -> Any:
     """The axes as a frozen dataclass of tuples, the implementations as the last of them."""
+    kernel = described(kernel_name)
     declared: list[tuple[str, Any, tuple[Any, ...]]] = []
-    for name, values in kernel.axes.items():
-        kinds = {type(value) for value in values}
+    for name, by_profile in kernel.axes.items():
+        kinds = {type(value) for each in by_profile.values() for value in each}
+        values = ByProfile(**{each: tuple(values) for each, values in by_profile.items()}).of(profile, device)
         if kinds == {bool}:
             declared.append((name, tuple[Flag, ...], tuple(Flag(bool(value)) for value in values)))
         elif kinds <= {int, float}:
