@@ -58,7 +58,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 _WINDOW = 33
 
 # Random roundings of a step, from which follows how far honest rounding moves each element.
-DRAWS = 3
+DRAWS = 5
 
 # How many factors an operation takes in a row at most.
 _POOL = 1 << 20
