@@ -16,7 +16,6 @@ from pyperf_suite.planner.laws.attention import (
     PLAIN,
     PUBLISHED,
     attention_time,
-    kernels_of,
 )
 from pyperf_suite.planner.laws.calibration import (
     Calibration,
@@ -156,8 +155,6 @@ def test_each_library_answers_for_itself(gpu):
 
 def test_a_kernel_that_nothing_supports_makes_an_interval_in_which_no_gain_is_certain():
     # SGLang's heads of 192 run on Triton on a B200, its neighbours on TensorRT-LLM's kernels.
-    kernels = kernels_of("B200", library="sglang")
-    assert [width for width in kernels.widths if kernels.is_doubtful(width)] == [192]
     narrow, doubtful, wide = (
         attention_time("B200", 1, 8192, 8192, 32, 8, width, library="sglang") for width in (128, 192, 256)
     )
