@@ -412,7 +412,7 @@ def test_a_file_tells_its_kernels_without_being_imported_here(bench):
         "@suite.kernel()\ndef second():\n    return suite.launch(sorted, [1])\n"
     )
     first, second = describe("bench.py")
-    assert first.axes == {"n": (4, 8), "dtype": ("float32",)}
+    assert first.axes == {"n": {"quick": [4, 8]}, "dtype": {"quick": ["float32"]}}
     assert (first.implementations, first.baseline, first.doc) == (("a", "b"), "a", "Adds one.")
     assert (first.file, first.line) == ("bench.py", 3)
     assert second.implementations == ("sorted",)
