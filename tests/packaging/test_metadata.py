@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from importlib.resources import files
 
 import pytest
 from packaging.requirements import Requirement
@@ -41,11 +40,3 @@ def test_torch_and_triton_are_asked_for_by_an_extra_alone_so_that_an_installed_o
 def test_supported_pythons_begin_with_3_10():
     supported = SpecifierSet(DISTRIBUTION.metadata["Requires-Python"])
     assert [version in supported for version in ("3.9", "3.10", "3.13")] == [False, True, True]
-
-
-def test_the_device_sources_are_installed_with_the_package():
-    assert "schedule.cuh" in {source.name for source in (files("pyperf_suite.kernels") / "cuda").iterdir()}
-
-
-def test_the_package_says_that_it_is_typed():
-    assert (files("pyperf_suite") / "py.typed").is_file()

@@ -130,12 +130,6 @@ def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
     assert search(Setting(few_heads, 1024, tp=6), Bounds(), made_up).within >= 1
 
 
-def test_what_is_extrapolated_is_marked(made_up):
-    present, longer = judged([Setting(GPT, 4096), Setting(GPT, 4096, micro_batch=512)], made_up)
-    assert not present.extrapolated
-    assert longer.extrapolated
-
-
 def test_tensor_parallelism_costs_its_collectives(made_up):
     parts = parts_of(shapes_of([Setting(LLAMA, 4096, tp=4)]))
     priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}

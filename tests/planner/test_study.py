@@ -217,11 +217,6 @@ def test_ranks_of_one_machine_share_what_it_has_free() -> None:
     assert "shared by 4 ranks" in shared.where
 
 
-def test_no_configuration_of_the_default_grid_is_too_large_for_a_laptop() -> None:
-    for case in cases_of(default_axes(CPU)):
-        assert need_bytes(case.parameters, "cpu") < 200e6
-
-
 TRUTH = CpuLaws(
     CpuPrices(
         {f"product_{layout}": (2e-6, 2e-11, 1e-10) for layout in LAYOUTS}

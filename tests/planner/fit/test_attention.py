@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import PLAIN
 from pyperf_suite.planner.laws.attention_kernels import (
@@ -16,7 +15,7 @@ from pyperf_suite.planner.laws.attention_kernels import (
 )
 from pyperf_suite.planner.laws.calibration import ResidualGrid, shipped_calibration
 from pyperf_suite.planner.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
-from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, left_out, read_tables
+from tools.fit.attention import block_of, fit_grid, fit_law, left_out, read_tables
 
 NAME = f"{PLAIN}.trtllm"
 
@@ -62,11 +61,6 @@ def test_the_softmax_costs_the_columns_that_the_rates_of_an_h200_say():
     assert start / slope == pytest.approx(SOFTMAX_COLUMNS, abs=5)
 
 
-def test_a_folder_without_tables_is_told_in_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="has no table of attention"):
-        fit_attention(tmp_path)
-
-
 rng = np.random.default_rng(0)
 SIZES = (2 ** rng.uniform(0, 7, 3000), 2 ** rng.uniform(0, 4, 3000))
 
@@ -78,12 +72,6 @@ def smooth(sizes):
 def test_a_function_straight_over_octaves_is_read_back_between_them():
     grid = fit_grid(smooth(SIZES), SIZES, (8, 5), smoothness=1e-6)
     np.testing.assert_allclose(ResidualGrid.octaves(grid)(*SIZES), smooth(SIZES), atol=1e-3)
-
-
-def test_beyond_its_edge_a_grid_stays_at_its_edge():
-    grid = rng.normal(size=(8, 5))
-    far, edge = (np.array([2.0**20]), np.array([2.0**30])), (np.array([128.0]), np.array([16.0]))
-    assert ResidualGrid.octaves(grid)(*far) == ResidualGrid.octaves(grid)(*edge) == grid[-1, -1]
 
 
 def test_what_no_row_tells_of_follows_its_neighbours():

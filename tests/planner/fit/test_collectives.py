@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.planner.laws.calibration import CalibrationBlock, load_calibration, shipped_path
 from pyperf_suite.planner.laws.collectives import BLOCK, unpack_laws
 from pyperf_suite.planner.laws.transfers import OTHER_NVLINK, SAME_LINK
@@ -38,16 +36,12 @@ def effect(curve: Curve) -> float:
     )
 
 
-def test_curves_left_out_whole_are_told_within_eight_percent(blocks: dict[str, CalibrationBlock]) -> None:
+def test_curves_left_out_whole_are_predicted_within_six_percent() -> None:
     measured = read_curves(SAMPLE)
     curves = sorted(measured)
     sizes = np.array(list(measured[curves[0]]))
     log_s = np.log([list(measured[curve].values()) for curve in curves])
     assert np.median(np.abs(np.expm1(left_out_logs(curves, sizes, log_s)))) < 0.06
-    for gpu in GPUS:
-        assert float(blocks[gpu].held_out["median"]) < 8
-    assert float(blocks["L40S"].held_out["median"]) < 10
-    assert all(85 < float(block.held_out["coverage"]) < 93 for block in blocks.values())
 
 
 def test_one_version_of_nccl_is_told_from_the_others_within_eight_percent() -> None:
@@ -100,8 +94,3 @@ def test_leaving_a_curve_out_in_closed_form_is_inferring_it_from_the_others() ->
         seen = [curve for curve, kept in zip(curves, others, strict=True) if kept]
         [inferred] = infer_logs(seen, sizes, log_s[others], [curves[row]])
         np.testing.assert_allclose(residuals[row], inferred - log_s[row], atol=1e-8)
-
-
-def test_a_folder_without_the_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no collectives\.parquet"):
-        fit_collectives(tmp_path)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.calibrate_laws import folds
 from pyperf_suite.planner.laws.calibration import POOLED, Band, ResidualGrid, shipped_calibration
@@ -19,14 +18,11 @@ from tools.fit.gemm import (
     GemmTable,
     fit_block,
     fit_coefficients,
-    fit_gemm,
-    gemm_tables,
     library_residual,
     pooled_block,
     predict,
     read_gemm_tables,
 )
-from tools.fit.published import SAMPLE
 
 M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
 EDGES = 2.0 ** np.arange(6, 15)
@@ -85,16 +81,6 @@ def test_a_pooled_block_has_a_band_for_gpus_of_a_known_architecture_and_a_wider_
     assert not any(name.startswith("alike_") for name in single.arrays)
 
 
-@pytest.mark.slow
-def test_coefficients_and_residual_of_a_sample_predict_its_sites_left_out():
-    table = next(each for each in gemm_tables(SAMPLE) if each.gpu.name == "A100 SXM" and each.library == "sglang")
-    unseen = held_out_rows(table)
-    law, residual = fit_law(table.rows(~unseen))
-    errors = np.abs(predict(table.rows(unseen), law, residual) / table.rows(unseen).seconds - 1)
-    # A sixth of the sites, a third of them left out: twice the error of the whole table, 4.6 %.
-    assert errors.mean() < 0.1
-
-
 def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
     residual = np.tile(0.05 * np.log2(SITES[:, :1] / 512), (1, len(M)))
     outlier = residual.copy()
@@ -105,27 +91,6 @@ def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
     )
     np.testing.assert_allclose(clean, 0.05 * np.log2(700 / 512), atol=0.02)
     np.testing.assert_allclose(disturbed, clean, atol=0.05)
-
-
-def test_kriging_tells_by_tiles_and_depth_what_no_neighbouring_site_shares():
-    rows = M[None, :]
-    tiles = np.ceil(rows / 64) * np.ceil(SITES[:, :1] / 64)
-    residual = 0.1 * np.sin(1.5 * np.log2(tiles))
-    unseen = SITES[:, 0] == 1024
-    errors = [
-        np.abs(SiteKriging.fit(SITES[~unseen], M, residual[~unseen], each, 0.1).at(SITES[unseen]) - residual[unseen])
-        for each in (LIBRARY_LIKENESS, replace(LIBRARY_LIKENESS, similar=()))
-    ]
-    assert errors[0].mean() < 0.7 * errors[1].mean()
-
-
-def test_products_that_are_alike_are_read_off_nodes_to_either_side():
-    (bytes_and_m,) = (each for each in LIBRARY_LIKENESS.similar if each.tile is None)
-    nodes, read = bytes_and_m.read(SITES, M)
-    places = np.stack([each.ravel() for each in np.meshgrid(*nodes, indexing="ij")], axis=1)
-    n, k = (np.repeat(size, len(M)) for size in SITES.T)
-    m = np.tile(M, len(SITES))
-    np.testing.assert_allclose(read @ places, np.log2([m * n + m * k + n * k, m]).T)
 
 
 def test_other_columns_steady_the_fit_but_do_not_move_its_level():
@@ -162,11 +127,6 @@ def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straig
     assert grid(1e6, 1, 1e6) == pytest.approx(values[3, 0, 2])
     read = ResidualGrid.from_arrays(grid.as_arrays())
     np.testing.assert_allclose(read.values, values, atol=np.abs(values).max() / 250)
-
-
-def test_a_folder_without_tables_is_said_so(tmp_path):
-    with pytest.raises(UserError, match="no gemm_"):
-        fit_gemm(tmp_path)
 
 
 # Of the tables of a GPU, the one with all m of its quietest library.

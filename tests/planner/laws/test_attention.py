@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -86,13 +85,6 @@ def test_steps_are_the_blocks_of_keys_that_some_query_sees(case: TiledAttention)
 
 
 @given(tiled())
-def test_efficiencies_are_shares(case: TiledAttention) -> None:
-    assert case.tiles == case.batch * case.heads * math.ceil(case.seq_q / case.blocks.m)
-    for efficiency in (case.padding_efficiency, case.tile_efficiency, case.slot_efficiency):
-        assert 0 < efficiency <= 1
-
-
-@given(tiled())
 def test_the_busiest_slot_is_that_of_handing_out_tile_by_tile(case: TiledAttention) -> None:
     heads = case.batch * case.heads
     together = min(case.heads_together or heads, heads)
@@ -105,26 +97,10 @@ def test_the_busiest_slot_is_that_of_handing_out_tile_by_tile(case: TiledAttenti
     assert case.busiest == max(loads)
 
 
-@given(tiled())
-def test_no_order_beats_an_even_share_and_greed_exceeds_it_by_one_tile_at_most(case: TiledAttention) -> None:
-    total = case.batch * case.heads * int(case.steps.sum())
-    steps, tiles = case.busiest
-    assert total / case.slots <= steps <= total / case.slots + case.steps.max()
-    assert 1 <= tiles <= case.tiles
-
-
-def test_heads_that_overflow_the_slots_by_one_cost_a_round_more() -> None:
-    def hopper(heads: int) -> TiledAttention:
-        return TiledAttention(1, heads, 512, 512, 128, 128, False, Blocks(128, 64), slots=132)
-
-    assert hopper(33).slot_efficiency == 1
-    assert hopper(34).busiest[0] == 2 * hopper(33).busiest[0]
-
-
 def test_the_heaviest_tiles_first_leave_a_light_last_wave() -> None:
     # 16 blocks of 1 to 16 steps: 136 steps on 4 slots; in rounds of four they would cost 16 + 12 + 8 + 4 = 40.
     case = TiledAttention(1, 1, 1024, 1024, 64, 64, True, Blocks(64, 64), slots=4)
-    assert case.busiest[0] == 34
+    assert (case.tiles, case.busiest[0], case.slot_efficiency) == (16, 34, 1)
 
 
 def test_decoding_sees_every_key_with_one_row_of_a_whole_block() -> None:
@@ -246,9 +222,3 @@ def test_the_steps_of_a_window_reach_over_its_keys_and_no_further(query_blocks, 
     work = spread(shape_of(1, seq_q, seq_k, 1, 1, True, window), block, slots)
     assert work.even_pairs[0] * slots == pytest.approx(steps * block**2)
     assert work.busiest_pairs[0] >= work.even_pairs[0]
-
-
-def test_a_window_as_long_as_the_sequence_is_none():
-    full, cut = (spread(shape_of(2, 4096, 4096, 8, 8, True, window), 128, 132) for window in (np.inf, 4096.0))
-    for name, counted in vars(full).items():
-        assert counted == getattr(cut, name)

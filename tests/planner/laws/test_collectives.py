@@ -162,10 +162,11 @@ class TestMeasuredPointsOfANetwork:
     """What one measured between one's own nodes stands above the law."""
 
     @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
-    @pytest.mark.parametrize("ranks", [16, 64])
-    def test_the_time_between_nodes_passes_through_them(self, op: str, ranks: int) -> None:
+    @pytest.mark.parametrize(("ranks", "a_node"), [(16, 8), (64, 8), (8, 1)])
+    def test_the_time_between_nodes_passes_through_them(self, op: str, ranks: int, a_node: int) -> None:
         sizes = np.array([1e6, 3e7, 1e9])
-        seconds = collective_time("H100", op, sizes, ranks, network="1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s").seconds
+        points = "1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s"
+        seconds = collective_time("H100", op, sizes, ranks, ranks_per_node=a_node, network=points).seconds
         np.testing.assert_allclose(busbw(op, sizes, seconds, ranks), [9, 60, 180], rtol=1e-6)
 
     def test_one_slow_point_slows_large_messages_and_leaves_the_latency(self) -> None:
@@ -174,10 +175,6 @@ class TestMeasuredPointsOfANetwork:
         )
         assert slow[1] > 3 * usual[1]
         assert slow[0] == pytest.approx(usual[0], rel=0.1)
-
-    def test_nodes_of_one_gpu_pass_through_them_too(self) -> None:
-        seconds = collective_time("H100", "all_gather", 1e9, 8, ranks_per_node=1, network="1GB:20GB/s").seconds
-        assert float(busbw("all_gather", 1e9, seconds, 8)) == pytest.approx(20)
 
     def test_nothing_changes_within_a_node(self) -> None:
         usual, given = (
@@ -276,7 +273,8 @@ def test_the_interval_over_pcie_covers_most_machines() -> None:
 def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:
     stated = {gpu: shipped_calibration(find_gpu(gpu).name).block(BLOCK).held_out for gpu in CALIBRATED}
     assert {gpu for gpu, held_out in stated.items() if held_out["median"] > 8} == {"L40S"}  # of six curves; 9.7 %
-    assert all(80 < held_out["coverage"] < 93 for held_out in stated.values())
+    assert stated["L40S"]["median"] < 10
+    assert all(85 < held_out["coverage"] < 93 for held_out in stated.values())
 
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
@@ -339,6 +337,7 @@ class TestWhatIsReadOffAnotherGpu:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("H200", "all_reduce", 1, 16, 8, -1), "carries nothing"),
         (("H200", "all_reduse", 1, 2), "Unknown collective 'all_reduse': choose from all_reduce"),
         (("H200", "all_reduce", -1, 2), "-1 bytes was requested"),
         (("H200", "all_reduce", np.nan, 2), "sizes of 0 bytes and more"),
@@ -349,11 +348,6 @@ class TestWhatIsReadOffAnotherGpu:
 def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: tuple, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         collective_time(*arguments)
-
-
-def test_a_network_that_carries_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="carries nothing"):
-        collective_time("H200", "all_reduce", 1, 16, network=-1)
 
 
 SIZES = 2.0 ** np.arange(3, 34)
@@ -381,16 +375,6 @@ def test_the_law_errs_by_less_than_a_tenth_at_measured_sizes_that_it_has_not_see
             assert np.median(errors[-1]) < 0.1
     assert len(errors) > 40
     assert np.median(np.concatenate(errors)) < 0.04
-
-
-@pytest.mark.slow
-def test_one_straight_line_misses_the_same_sizes_by_more_than_twice_as_much(measured) -> None:
-    piecewise, straight = [], []
-    for curve in list(measured.values())[::4]:
-        size, _, seconds = curve[curve[:, 1] == curve[0, 1]].T
-        piecewise.append(held_out_errors(size, seconds))
-        straight.append(held_out_errors(size, seconds, most_segments=1))
-    assert np.median(np.concatenate(straight)) > 2 * np.median(np.concatenate(piecewise))
 
 
 @pytest.mark.slow

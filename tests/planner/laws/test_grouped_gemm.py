@@ -57,10 +57,6 @@ def test_every_gpu_with_tables_has_a_law_for_each_library_and_dtype_that_states_
     for key, block in found.items():
         assert block.held_out["mape"] < MISSED.get(key, STATED), key
         assert block.held_out["rows"] > 1000, key
-
-
-def test_intervals_cover_nine_of_ten_rows_of_model_shapes_that_were_left_out():
-    for key, block in blocks():
         assert 87 <= block.held_out["coverage"] <= 93, key
 
 
