@@ -24,11 +24,9 @@ from pyperf_suite.planner.calibrate_laws import (
     calibrated,
     corrections,
     cross_validate,
-    described,
     error_percent,
     folds,
     site_numbers,
-    summary,
 )
 from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import (
@@ -242,9 +240,3 @@ def test_a_site_without_like_is_told_by_its_error() -> None:
     assert found.mape == pytest.approx(100 * 0.5 * 2 / 12)
     assert found.median == 0
     assert (found.rows, found.sites) == (60, 12)
-
-
-def test_an_error_is_described_as_its_block_keeps_it() -> None:
-    held_out = summary([1.1, 1.0, 0.8], [1.0, 1.0, 1.0], 3, "made up").to_json()
-    assert described(held_out) == "10.0 % (median 10.0 %) on 3 sites, made up"
-    assert described({}) == "not held out"

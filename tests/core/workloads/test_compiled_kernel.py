@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.static import cuda_kernels, triton_kernels
@@ -72,20 +72,3 @@ def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeyp
     monkeypatch.setattr(nvrtc, "compile_cubin", absent)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
         CompiledKernel().prepare(PARAMETERS, "nvrtc", ExecutionContext(Device("cpu")))
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        (
-            CompiledKernelParameters(KERNEL, "sm_12"),
-            r"target=sm_12 .* sm_100, sm_80, sm_90, sm_90a",
-        ),
-        (CompiledKernelParameters("sm80_of_dreams", "sm_80"), r"'sm80_of_dreams' for sm_80: choose from sm80_"),
-    ],
-)
-def test_an_unknown_target_or_kernel_is_named_with_those_there_are(
-    parameters: CompiledKernelParameters, named: str
-) -> None:
-    with pytest.raises(UserError, match=named):
-        Case("compiled_kernel", parameters, "nvrtc").validate()

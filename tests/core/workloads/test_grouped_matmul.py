@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import GroupedMatmulParameters
@@ -68,8 +67,3 @@ def test_work_counts_useful_flop_and_experts_that_are_read():
     assert OPERATOR.work(requested()).flop == 2 * 70 * 24 * 16
     few = requested(experts=8, rows=5)
     assert OPERATOR.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)
-
-
-def test_triton_is_not_timed_where_it_would_interpret():
-    with pytest.raises(Unsupported, match="compiles for GPUs"):
-        OPERATOR.prepare(requested(), "triton", ExecutionContext(CPU))

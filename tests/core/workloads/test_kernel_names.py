@@ -84,20 +84,8 @@ def test_a_reduction_beside_a_product_says_that_it_is_split_along_k():
 
 
 FRAGMENTS = [
-    "_",
-    "x",
-    "...",
-    "…",
-    "128x256",
-    "64x4",
-    "99999x1",
-    "tn",
-    "TNT",
-    "stages",
-    "gemm",
-    "s",
-    "bf16",
-    "tensor16x8x16",
+    *("_", "x", "...", "…", "128x256", "64x4", "99999x1", "tn", "TNT"),
+    *("stages", "gemm", "s", "bf16", "tensor16x8x16"),
 ]
 PREFIXES = ["nvjet_", "sm90_xmma_gemm_", "cutlass3x_sm100_", "cutlass_80_", "ampere_", "void ", "²³", "٣x٣"]
 

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
@@ -87,8 +85,3 @@ def test_poison_is_not_a_number_and_of_integers_the_least_there_is(dtype: str) -
     values = widen(array, dtype)
     assert (values == np.iinfo(dtype).min).all() if dtype.startswith("int") else np.isnan(values).all()
     assert array.ctypes.data % 64 == 0
-
-
-def test_an_unknown_operator_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"'divination'.*matmul"):
-        find_workload("divination")

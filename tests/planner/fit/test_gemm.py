@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np
@@ -129,51 +128,8 @@ def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straig
     np.testing.assert_allclose(read.values, values, atol=np.abs(values).max() / 250)
 
 
-# Of the tables of a GPU, the one with all m of its quietest library.
-LIBRARY = {"H200 SXM": 0, "A100 SXM": 1, "L40S": 1}
-
-
-@pytest.fixture(scope="module")
-def held_out(measured_tables):
-    """By GPU: a whole bf16 table's unseen rows, what is predicted of them, and what was measured."""
-
-    @functools.cache
-    def of(gpu: str):
-        slug = find_gpu(gpu).slug
-        table = read_gemm_tables(measured_tables, f"gemm_bf16_{slug}", "bf16", find_gpu(gpu))[LIBRARY[gpu]]
-        rows = np.unique(table.m)
-        # All of the large m, of which single rows more are asked, and every third of the others.
-        table = table.rows(np.isin(table.m, [*rows[rows < 512][::3], *rows[rows >= 512]]))
-        unseen = held_out_rows(table)
-        # Some 20 coefficients do not know 7,600 rows by heart, so those that are shipped will do.
-        law = gemm_law(gpu, library=table.library).coefficients
-        residual = library_residual(table.rows(~unseen), predict(table.rows(~unseen), law))
-        return table.rows(unseen), predict(table.rows(unseen), law, residual)
-
-    return of
-
-
 def test_rows_without_tokens_or_measurement_are_left_out(measured_tables):
     tables = read_gemm_tables(measured_tables, "gemm_bf16_h100_sxm", "bf16", find_gpu("H100"))
     assert min(table.m.min() for table in tables) == 1
     assert all(np.all(np.isfinite(table.seconds)) for table in tables)
     assert [table.truth for table in tables] == ["trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.24.0"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("gpu", "worst"), [("H200 SXM", 4.0), ("A100 SXM", 5.2), ("L40S", 9.0)])
-def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(held_out, gpu, worst):
-    table, predicted = held_out(gpu)
-    assert 100 * np.mean(np.abs(predicted / table.seconds - 1)) < worst
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["A100 SXM", "L40S"])
-def test_one_row_more_is_predicted_better_than_by_no_change(held_out, gpu):
-    table, predicted = held_out(gpu)
-    large = np.flatnonzero((table.n >= 1024) & (table.k >= 1024) & (table.m >= 512))
-    row = {(table.m[i], table.n[i], table.k[i]): i for i in large}
-    pairs = [(number, row[m + 1, n, k]) for (m, n, k), number in row.items() if (m + 1, n, k) in row]
-    before, after = np.array(pairs).T
-    steps = table.seconds[after] / table.seconds[before]
-    assert np.mean(np.abs(predicted[after] / predicted[before] / steps - 1)) < np.mean(np.abs(1 / steps - 1))

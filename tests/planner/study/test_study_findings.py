@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.findings.data import Bars, Findings, Remark, Table
+from pyperf_suite.findings.data import Bars, Findings, Remark
 from pyperf_suite.planner import study as message
 from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors
 from pyperf_suite.planner.study.grid import OPERATOR
@@ -22,6 +22,8 @@ from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, ran
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from tests.records import cells as rows
+from tests.records import remarks
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]
@@ -33,17 +35,12 @@ def found(records: Sequence[Record], predictor: Any = None) -> Findings:
 
 def remark_with(findings: Findings, *names: str) -> Remark:
     """The only remark that tells of all these values."""
-    (only,) = [each for each in findings.remarks if isinstance(each, Remark) and {*names} <= each.values.keys()]
+    (only,) = remarks(findings, *names)
     return only
 
 
 def value(remark: Remark, name: str) -> float:
     return remark.values[name].value  # type: ignore[union-attr]
-
-
-def rows(table: Table) -> list[dict[str, Any]]:
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def ranks(**columns: list[float]) -> dict[str, Any]:

@@ -121,15 +121,6 @@ def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one):
     assert "were counted" in made.verify_last().first
 
 
-@pytest.mark.parametrize("vocab", [0, 96])
-@pytest.mark.parametrize("gated", [False, True])
-def test_bytes_of_gradients_are_those_of_the_models_weights(vocab, gated):
-    from pyperf_suite.workloads.training.gpt import build
-
-    p = replace(SMALL, vocab=vocab, gated=gated)
-    assert p.gradient_bytes == 4 * sum(each.numel() for each in build(p).parameters())
-
-
 def test_data_parallel_says_how_many_gpus_it_lacks():
     with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
         DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", ExecutionContext(Device("cuda")))

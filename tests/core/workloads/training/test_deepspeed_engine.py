@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 torch = pytest.importorskip("torch")
@@ -117,18 +117,3 @@ def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Monk
     )
     with pytest.raises(Unsupported, match="pip install deepspeed"):
         require_possible(SMALL, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"engine": "deepspeed", "tensor": 2}, "data parallelism alone"),
-        ({"engine": "torch", "offload": "cpu"}, "zero_stage 2 or 3"),
-        ({"engine": "deepspeed", "offload": "cpu", "zero_stage": 0}, "needs shards"),
-        ({"engine": "horovod"}, "horovod"),
-        ({"offload": "nvme"}, "nvme"),
-    ],
-)
-def test_what_no_engine_can_is_refused(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        ParallelStepParameters(**{**vars(SMALL), **change}).validate()
