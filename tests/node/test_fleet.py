@@ -84,14 +84,11 @@ def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly() -> None
 
 @pytest.mark.parametrize("count", [5, 50])
 def test_the_lowest_of_a_normal_sample_is_below_the_cutoff_as_often_as_stated(count: int) -> None:
+    assert deviations([2.0, 2.0, 2.0, 1.0]).tolist() == [0, 0, 0, 0], "of equal values"
     lowest = deviations(np.random.default_rng(99).normal(3, 7, (20_000, count))).min(axis=1)
     share = np.mean(lowest < low_cutoff(count, 0.01))
     # Four standard errors of the share, of both simulations.
     assert share == pytest.approx(0.01, abs=4 * np.sqrt(0.01 / 20_000 + 0.01 / 40_000))
-
-
-def test_equal_values_deviate_by_nothing() -> None:
-    assert deviations([2.0, 2.0, 2.0, 1.0]).tolist() == [0, 0, 0, 0]
 
 
 def write(folder: Path, records: list[Record]) -> Path:

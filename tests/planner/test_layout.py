@@ -212,29 +212,11 @@ def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
     assert linked["products"] == usual["products"]
 
 
-def test_a_calibrations_own_constants_are_used() -> None:
-    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
-    training = Training(SMALL, 512, 1024)
-    own = planned(training, NODE, Calibration("A100 SXM", {"step": block}))
-    assert own.usual.error_percent == 5.0
-    assert own.best.parts["products"] > 1.5 * planned(training, NODE).best.parts["products"]
-    assert planned(training, replace(NODE, gpu=find_gpu("RTX 4090"))).usual.is_transferred
-
-
 def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
     place = int(llama.fastest(~llama.fits)[0])
     near = llama.nearest_that_fits(place)
     assert near.over_bytes == 0 < llama.at(place).over_bytes
     assert described_step(llama.at(place).plan, near.plan).count("->") <= 3
-
-
-def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
-    held = held_to(llama.grid, {"tensor": 4, "zero_stage": 1})
-    assert set(held.columns["tensor"].tolist()) == {4}
-    with pytest.raises(UserError, match=r"No layout that divides has TP 3.*take 1, 2, 4, 8, 16, 32"):
-        held_to(llama.grid, {"tensor": 3})
-    with pytest.raises(UserError, match=r"has PP 16 with TP 8.*take PP 1, 2, 4, 8"):
-        held_to(llama.grid, {"tensor": 8, "pipeline": 16})
 
 
 def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
@@ -275,9 +257,7 @@ def test_the_answer_is_whole(answer: Any) -> None:
         for each in answer.planned.found.values()
     )
     assert all(0 <= unseen <= 1 for _, unseen in answer.top)
-
-
-def test_what_is_excluded_would_be_faster_and_has_a_neighbour_that_fits(answer: Any) -> None:
+    # What is excluded would be faster, and has a neighbour that fits.
     assert answer.excluded
     for each, near in answer.excluded:
         assert each.seconds < answer.planned.best.seconds
@@ -343,6 +323,8 @@ GIVEN = with_options("--gpus", "")
         (("--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         (("--link", "NVLink9"), "'NVLink9' is no link within a node"),
         (("--tp", "3"), "No layout that divides has TP 3"),
+        (("--tp", "3"), ": take 1, 2, 4, 8, 16, 32."),
+        (("--tp", "8", "--pp", "16"), "has PP 16 with TP 8: take PP 1, 2, 4, 8."),
         (("--zero", "4"), "No layout that divides has ZeRO 4"),
         (("--framework", "jax"), "Nothing is known of the framework 'jax'"),
         (("--framework", "fsdp2", "--virtual-pp", "2"), "No layout that divides and fsdp2 runs has virtual"),

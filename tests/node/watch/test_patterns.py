@@ -105,12 +105,8 @@ def test_a_job_is_named_for_what_it_waits_for(job, expected):
     assert names(judge(job)) == expected
 
 
-def test_too_few_samples_name_nothing():
-    assert judge(samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}), count=4)) == []
-    assert judge([]) == []
-
-
-def test_the_start_of_a_job_is_not_judged():
+def test_the_start_of_a_job_and_too_few_samples_are_not_judged():
+    assert judge(samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}), count=4)) == judge([]) == []
     single = [replace(each, started_s=14.0) for each in samples(*on_ranks(ONE_THREAD), count=15)]
     job = [*single, *(replace(each, at_s=each.at_s + 15, started_s=14.0) for each in samples(count=15))]
     assert judge(job) == []

@@ -90,6 +90,9 @@ def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
     )
     np.testing.assert_allclose(clean, 0.05 * np.log2(700 / 512), atol=0.02)
     np.testing.assert_allclose(disturbed, clean, atol=0.05)
+    lacking = np.full((len(SITES), len(M)), 0.2)
+    lacking[3, 2] = np.nan
+    np.testing.assert_allclose(SiteKriging.fit(SITES, M, lacking, LIBRARY_LIKENESS, 0.5).at(SITES), 0.2, atol=1e-9)
 
 
 def test_other_columns_steady_the_fit_but_do_not_move_its_level():
@@ -102,20 +105,9 @@ def test_other_columns_steady_the_fit_but_do_not_move_its_level():
     off = [library_residual(each, menu_s)(quiet.m, quiet.n, quiet.k) - truth for each in (noisy, steadied)]
     assert np.abs(off[1]).mean() < np.abs(off[0]).mean()
     assert abs(off[1].mean()) < 0.01
-
-
-def test_columns_of_other_kernels_are_left_alone():
-    table = made_up_table()
-    other = table.seconds[:, None] * np.exp(np.random.default_rng(1).normal(0, 0.5, (table.m.size, 3)))
-    menu_s = predict(table, gemm_law("A100").coefficients)
-    with_them, without = (library_residual(each, menu_s) for each in (replace(table, other_columns_s=other), table))
+    other = quiet.seconds[:, None] * np.exp(rng.normal(0, 0.5, (quiet.m.size, 3)))  # of other kernels
+    with_them, without = (library_residual(each, menu_s) for each in (replace(quiet, other_columns_s=other), quiet))
     np.testing.assert_array_equal(with_them.values, without.values)
-
-
-def test_kriging_bridges_sizes_that_a_site_lacks():
-    residual = np.full((len(SITES), len(M)), 0.2)
-    residual[3, 2] = np.nan
-    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, LIBRARY_LIKENESS, 0.5).at(SITES), 0.2, atol=1e-9)
 
 
 def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straight():

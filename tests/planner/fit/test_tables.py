@@ -71,15 +71,10 @@ def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
     assert not is_as_shipped("Abacus 9000", "memory", block)
 
 
-def test_a_calibration_too_large_to_ship_is_refused(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).standard_normal(200_000)
+def test_a_calibration_too_large_to_ship_and_a_folder_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    large = CalibrationBlock({"noise": np.random.default_rng(0).standard_normal(200_000)}, {})
     with pytest.raises(UserError, match="fit coarser grids"):
-        save(
-            {"H100 SXM": Calibration("H100 SXM").with_block("noise", CalibrationBlock({"noise": noise}, {}))}, tmp_path
-        )
-
-
-def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+        save({"H100 SXM": Calibration("H100 SXM").with_block("noise", large)}, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="name another folder with --output"):
         save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")

@@ -97,13 +97,11 @@ def test_the_busiest_slot_is_that_of_handing_out_tile_by_tile(case: TiledAttenti
     assert case.busiest == max(loads)
 
 
-def test_the_heaviest_tiles_first_leave_a_light_last_wave() -> None:
+def test_the_busiest_slot_and_what_blocks_waste_are_as_counted_by_hand() -> None:
     # 16 blocks of 1 to 16 steps: 136 steps on 4 slots; in rounds of four they would cost 16 + 12 + 8 + 4 = 40.
     case = TiledAttention(1, 1, 1024, 1024, 64, 64, True, Blocks(64, 64), slots=4)
     assert (case.tiles, case.busiest[0], case.slot_efficiency) == (16, 34, 1)
-
-
-def test_decoding_sees_every_key_with_one_row_of_a_whole_block() -> None:
+    # Decoding sees every key with one row of a whole block.
     case = TiledAttention(2, 8, 1, 1000, 80, 128, True, Blocks(16, 64), slots=132)
     assert (case.tiles, case.busiest) == (16, (16, 1))
     assert case.tile_efficiency == pytest.approx(1000 / (16 * 1024))
@@ -140,17 +138,14 @@ def test_no_cost_comes_out_negative_whatever_the_noise(seed: int) -> None:
     cases = varied()
     law = AttentionLaw.fit(cases, np.random.default_rng(seed).uniform(1e-6, 1e-2, len(cases)))
     assert min(vars(law).values()) >= 0
+    with pytest.raises(ValueError, match="no measurements"):
+        AttentionLaw.fit([], [])
 
 
 def test_the_softmax_takes_more_of_narrow_heads() -> None:
     law = AttentionLaw(0, 0, per_product_s=1e-10, per_score_s=64e-10, per_element_s=0)
     assert [law.product_share(d) for d in (64, 192)] == [0.5, 0.75]
     assert AttentionLaw(1e-6, 0, 0, 0, 0).product_share(64) == 1
-
-
-def test_a_law_cannot_be_fitted_to_nothing() -> None:
-    with pytest.raises(ValueError, match="no measurements"):
-        AttentionLaw.fit([], [])
 
 
 @pytest.mark.parametrize(

@@ -147,16 +147,6 @@ def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_se
             check_form(odd, "own.npz")
 
 
-def test_coefficients_by_which_a_law_gives_no_time_are_refused_though_none_is_negative():
-    good = shipped_calibration("H200 SXM")
-    block = good.block("gemm_bf16.trtllm")
-    odd = good.with_block(
-        "gemm_bf16.trtllm", dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)})
-    )
-    with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
-        check_form(odd, "own.npz")
-
-
 def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
     own = Calibration("L4").with_block("another_law", BLOCK)
     check_form(own, "own.npz")
@@ -164,9 +154,14 @@ def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
         check_form(own.with_block("another_law", CalibrationBlock({}, {})), "own.npz")
 
 
-def test_a_correction_without_its_coefficients_is_refused():
+def test_a_block_by_which_a_law_gives_no_time_is_refused_though_no_coefficient_is_negative():
     with pytest.raises(UserError, match="for its laws end in KeyError"):
         check_form(Calibration("L4").with_block("gemm_bf16_here", BLOCK), "own.npz")
+    good = shipped_calibration("H200 SXM")
+    block = good.block("gemm_bf16.trtllm")
+    without = dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)})
+    with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
+        check_form(good.with_block("gemm_bf16.trtllm", without), "own.npz")
 
 
 RANDOM = np.random.default_rng(0)
@@ -178,13 +173,9 @@ def block_of(log_ratio: np.ndarray, degree: int) -> CalibrationBlock:
     return CalibrationBlock(arrays, {}, limits)
 
 
-def test_slopes_in_the_sizes_are_found() -> None:
+def test_slopes_in_the_sizes_are_found_and_a_bend_takes_the_second_degree() -> None:
     log_ratio = 0.1 + 0.05 * np.log(SIZES["m"]) - 0.02 * np.log(SIZES["k"])
-    found = correction(block_of(log_ratio, 1), SIZES)
-    np.testing.assert_allclose(found, np.exp(log_ratio), rtol=0.01)
-
-
-def test_a_bend_takes_the_second_degree() -> None:
+    np.testing.assert_allclose(correction(block_of(log_ratio, 1), SIZES), np.exp(log_ratio), rtol=0.01)
     log_ratio = 0.03 * (np.log(SIZES["n"]) - 7) ** 2
     straight, bent = (
         np.abs(np.log(correction(block_of(log_ratio, degree), SIZES)) - log_ratio).max() for degree in (1, 2)
@@ -200,21 +191,11 @@ def test_beyond_what_was_measured_the_factor_stays_as_at_the_edge(degree: int) -
     assert correction(block, beyond) == correction(block, edge)
 
 
-def test_sizes_broadcast_together() -> None:
-    block = block_of(0.1 * np.log(SIZES["m"]), 2)
-    grid = correction(block, {"m": np.array([[64], [512]]), "n": np.array([1024, 2048, 4096]), "k": 4096})
-    assert grid.shape == (2, 3)
-    one = correction(block, {"m": 512, "n": 2048, "k": 4096})
-    assert grid[1, 1] == pytest.approx(float(one))
-
-
 def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None:
     own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), block_of(np.full(60, np.log(2)), 0))
     assert correction_of(own, "gemm_bf16", SIZES)[0] == pytest.approx(2)
     assert correction_of(own, "gemm_fp8", SIZES)[0] == 1
-
-
-def test_error_and_origin_stated_are_those_of_the_correction_where_there_is_one() -> None:
+    # And the error and origin stated are those of the correction.
     corrected = CalibrationBlock({}, {"mape": 3.5}, origin="run 1 on this machine")
     own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
     assert stated(own, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")

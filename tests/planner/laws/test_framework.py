@@ -40,12 +40,6 @@ def test_a_plan_that_names_no_framework_takes_megatrons_and_fsdp2s_where_paramet
     )
 
 
-def test_a_grid_takes_each_plans_own_framework():
-    grid = replace(PLAN, zero_stage=np.array([1, 3]))
-    alone = [seconds(replace(PLAN, zero_stage=stage)) for stage in (1, 3)]
-    assert step_time("H100", LLAMA, grid).seconds == pytest.approx(alone)
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_framework_has_a_time_and_an_interval_around_it(framework):
     found = step_time("H100", LLAMA, replace(SHARDED, framework=framework))

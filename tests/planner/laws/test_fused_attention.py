@@ -160,16 +160,6 @@ def test_a_window_takes_less_the_shorter_it_is_and_none_from_the_sequence_on(gpu
     assert seconds(8192, seq=2048) == pytest.approx(seconds(0, seq=2048), rel=0.1)
 
 
-def test_windows_mixed_in_one_call_are_those_of_single_calls():
-    windows = np.array([0, 128, 1024, 0, 8192])
-    mixed = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=windows)
-    for place, window in enumerate(windows.tolist()):
-        one = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=window)
-        assert mixed.seconds[place] == pytest.approx(float(one.seconds))
-        assert mixed.low[place] == pytest.approx(float(one.low))
-    assert mixed.extrapolated.tolist() == [False, True, True, False, False]
-
-
 def test_more_multiprocessors_of_the_same_kind_are_faster():
     for faster, slower in (("GB200", "B200"), ("H100", "H100 PCIe")):
         one, other = (attention_time(gpu, 8, 8192, 8192, 32, 8, 128).seconds for gpu in (faster, slower))

@@ -91,13 +91,6 @@ def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
     assert times.splits.tolist()[1] > 1
 
 
-def test_a_dimension_of_a_few_rows_is_bound_by_memory_and_a_large_cube_by_compute():
-    thin, cube = (gemm_time("H200", m, 8192, 8192) for m in (1, 8192))
-    weights_s = 8192 * 8192 * 2 / find_gpu("H200").memory_bytes_per_s
-    assert weights_s < thin.seconds < 3 * weights_s
-    assert 0.6 < cube.parts["ideal"] / cube.seconds < 1
-
-
 def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
     message = gemm_time("H100", 8192, 4096, 10922)
     assert message.parts["alignment"] > 0.2 * message.seconds
@@ -278,12 +271,9 @@ def test_a_gpu_without_a_figure_has_that_of_its_architecture_or_none():
     h100, h200, l40s = find_gpu("H100"), find_gpu("H200"), find_gpu("L40S")
     assert (sustained_slowdown(h100, UTILIZATIONS) == sustained_slowdown(h200, UTILIZATIONS)).all()
     assert (sustained_slowdown(l40s, UTILIZATIONS) == 1).all()
-
-
-def test_a_gpu_with_more_power_than_the_measured_one_is_not_held_down_by_its_cap():
-    sxm, pcie = find_gpu("A100 SXM"), find_gpu("A100 PCIe 40GB")
-    assert (sustained_slowdown(sxm, UTILIZATIONS) == 1).all()
-    assert sustained_slowdown(pcie, UTILIZATIONS).max() > 1
+    # One with more power than the measured one is not held down by its cap.
+    assert (sustained_slowdown(find_gpu("A100 SXM"), UTILIZATIONS) == 1).all()
+    assert sustained_slowdown(find_gpu("A100 PCIe 40GB"), UTILIZATIONS).max() > 1
 
 
 def test_a_second_of_products_is_as_much_slower_as_was_measured_on_a_b200(measured_tables):

@@ -134,11 +134,6 @@ def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_co
     assert parts(PLAN)["tensor"] == 0
 
 
-def test_gradients_in_single_precision_take_twice_as_long() -> None:
-    plan = replace(PLAN, data=2)
-    assert parts(replace(plan, gradient_bytes=4))["gradients"] == pytest.approx(2 * parts(plan)["gradients"])
-
-
 def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
     block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
     own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, None, MadeUpPrices())
@@ -211,6 +206,7 @@ def test_stages_of_zero_send_what_the_paper_says() -> None:
     # Shares of 36 bytes a parameter, and four passes over all gradients of a rank.
     assert sent[1]["optimizer"] / sent[0]["optimizer"] == pytest.approx((36 / 4 + 16) / (36 + 16))
     assert {each["products"] for each in sent} == {sent[0]["products"]}
+    assert parts(replace(plan, gradient_bytes=4))["gradients"] == pytest.approx(2 * sent[0]["gradients"])
 
 
 def test_zero_hides_beside_computation_but_not_wholly() -> None:
