@@ -77,16 +77,12 @@ def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -
     assert kernel.details["mask"] == "boolean"
     assert kernel.details["gqa"] == "enable_gqa"
     assert verified("sdpa_math", replace(CASES[1], dtype="float32")).path == "math"
+    assert verified("sdpa_default", CASES[4]).path == "flash", "a backend once forced does not bind the next case"
 
 
 @pytest.mark.parametrize(("case", "mask"), [(1, "boolean"), (2, "none"), (3, "is_causal"), (4, "none")])
 def test_causality_is_asked_for_as_is_causal_only_where_that_is_the_same(case: int, mask: str) -> None:
     assert verified("sdpa_flash", CASES[case]).details["mask"] == mask
-
-
-def test_a_backend_once_forced_does_not_bind_the_next_case() -> None:
-    verified("sdpa_math", CASES[4])
-    assert verified("sdpa_default", CASES[4]).path == "flash"
 
 
 def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name() -> None:

@@ -45,18 +45,10 @@ def test_every_implementation_agrees_with_the_reference(
     launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
     launches.poison()
     for index in (0, 1):
+        assert not operator.verify(parameters, operands, launches.outputs(index)).passed, "nobody wrote it"
         launches.launch(index)
         verification = operator.verify(parameters, operands, launches.outputs(index))
         assert verification.passed, verification.message
-
-
-def test_an_output_nobody_wrote_fails_verification() -> None:
-    parameters = MatmulParameters(5, 6, 7, Schedule("persistent", 1))
-    operator = Matmul()
-    operands = operator.operands(parameters, seed=0)
-    launches = operator.implementation("native").prepare(parameters, operands, ExecutionContext(CPU))
-    launches.poison()
-    assert not operator.verify(parameters, operands, launches.outputs(0)).passed
 
 
 def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once() -> None:

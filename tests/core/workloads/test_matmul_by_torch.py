@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -69,10 +68,8 @@ def test_torch_multiplies_each_type_as_the_reference_does(
 def test_a_result_has_the_operands_type_where_that_can_hold_sums(dtype: str, result: str) -> None:
     assert of(dtype).output_dtype == result
     Matmul().validate(of(dtype))
-
-
-def test_an_int8_product_counts_four_bytes_for_each_sum() -> None:
     assert Matmul().work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
+    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(padded(33, 41, 47, pad_to=1)), "as requested"
 
 
 def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
@@ -81,12 +78,6 @@ def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
     assert 30 < float(np.std(a)) < 34
     assert int(a.min()) == -127
     assert int(a.max()) == 127
-
-
-def test_tfloat32_operands_have_no_digits_that_tensor_cores_would_round() -> None:
-    a = Matmul().operands(of("tfloat32"), seed=1)["a"]
-    assert not np.any(a.view(np.uint32) & 0x1FFF)
-    np.testing.assert_array_equal(round_to(a, "tfloat32"), a)
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=50))
@@ -98,9 +89,9 @@ def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> 
     np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
 
 
-def test_tfloat32_keeps_what_is_not_a_number() -> None:
-    array = np.array([np.nan, np.inf, -np.inf], dtype=np.float32)
-    np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
+def test_tfloat32_keeps_what_is_not_a_number_and_operands_have_no_digits_to_round() -> None:
+    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), Matmul().operands(of("tfloat32"), seed=1)["a"]):
+        np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
 
 
 def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
@@ -207,17 +198,10 @@ def test_a_padded_product_is_the_product_whatever_is_padded(
     inputs = Matmul().operands(parameters, seed=1)
     for index in (0, 1):
         launches.poison()
+        assert np.isnan(launches.outputs(index)["c"]).all()
         launches.launch(index)
         verification = Matmul().verify(parameters, inputs, launches.outputs(index))
         assert verification.passed, verification.message
-
-
-@pytest.mark.parametrize("shape", [(33, 40, 48), (32, 41, 48), (32, 40, 47)], ids=str)
-def test_a_padded_product_nobody_launched_is_all_poison(shape: tuple[int, int, int]) -> None:
-    launches = prepared(padded(*shape))
-    launches.launch(0)
-    launches.poison()
-    assert np.isnan(launches.outputs(0)["c"]).all()
 
 
 def test_operands_padded_before_are_as_they_were() -> None:
@@ -230,8 +214,3 @@ def test_operands_padded_before_are_as_they_were() -> None:
     launches.launch(0)
     for name, values in before.items():
         np.testing.assert_array_equal(inputs[name], values)
-
-
-def test_padding_adds_nothing_to_the_work() -> None:
-    as_it_is = dataclasses.replace(padded(33, 41, 47), pad_to=1)
-    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(as_it_is)

@@ -9,6 +9,8 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
 from pyperf_suite.workloads.workload import ExecutionContext
@@ -129,5 +131,6 @@ def test_data_parallel_says_how_many_gpus_it_lacks():
 def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
     assert DataParallel().ranks(replace(SMALL, exchange="dp", ranks=4)) == 1
     assert DataParallel().ranks(replace(SMALL, ranks=4)) == 4
-    assert DataParallel().environment(SMALL) == {}
-    assert DataParallel().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+    for workload, usual in ((DataParallel(), SMALL), (Collective(), CollectiveParameters("all_reduce", 1024, 2))):
+        assert workload.environment(usual) == {}
+        assert workload.environment(replace(usual, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}

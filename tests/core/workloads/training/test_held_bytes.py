@@ -78,22 +78,16 @@ def test_what_lives_on_is_what_the_hooks_saw(shape):
     del result
 
 
-def test_a_checkpointed_group_keeps_its_input_alone():
-    shape = replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))
-    assert saved(shape) == 2 * TENSOR
-
-
 def test_selective_checkpointing_hides_what_it_keeps_from_hooks_but_not_from_the_count():
     every, selective, none = (
         saved(replace(SHAPE, checkpointing=Checkpointing.parse(text))) for text in ("every:1", "selective", "none")
     )
-    assert every == 2 * TENSOR
+    assert every == 2 * TENSOR, "the input of each group alone"
+    assert saved(replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))) == 2 * TENSOR
     # Of each block: qkv, attention's result, what comes after it, and the hidden layer before GELU.
     assert every + 2 * 8 * TENSOR < selective < none
-
-
-def test_half_as_wide_elements_take_half_of_the_bytes_but_for_statistics():
-    assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(saved(SHAPE) / 2, rel=0.01)
+    # Half as wide elements take half of the bytes, but for statistics.
+    assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(none / 2, rel=0.01)
 
 
 def test_casts_of_weights_are_told_apart_and_stay_as_many_at_any_batch():

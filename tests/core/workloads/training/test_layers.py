@@ -142,9 +142,6 @@ def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
     own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
     counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
     assert list(steps.observed()["saved"].samples) == [counted]
-
-
-def test_only_forward_tells_what_is_kept():
     assert prepared("linear", "backward").observed() == {}
     assert list(prepared("copy").observed()["saved"].samples) == [0]
 
