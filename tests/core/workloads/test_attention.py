@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,64 +11,21 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit
 from pyperf_suite.workloads.attention.attention import Attention, default_native_blocks
-from pyperf_suite.workloads.workload import ExecutionContext, Kernel
+from pyperf_suite.workloads.workload import Kernel
+from tests.core.workloads import test_outputs
+from tests.core.workloads.test_outputs import ATTENTIONS as CASES
+from tests.core.workloads.test_outputs import NATIVE_ATTENTION
 
 CPU = resolve("cpu")
-EVERYWHERE = ("sdpa_default", "sdpa_flash", "sdpa_math", "two_gemm", "two_gemm_products")
-
-# A single one of everything; odd sizes and grouped queries; decode with one key head; more keys than queries.
-CASES = [
-    AttentionParameters(1, 1, 1, 1),
-    AttentionParameters(2, 4, 40, 33, 65, kv_heads=2, causal=True),
-    AttentionParameters(1, 4, 64, 1, 97, kv_heads=1, causal=True),
-    AttentionParameters(2, 3, 72, 67, causal=True),
-    AttentionParameters(1, 2, 16, 31, 64),
-]
-
-
-@pytest.fixture(autouse=True)
-def torchs_switches_as_they_were() -> Iterator[None]:
-    switches = pytest.importorskip("torch").backends.cuda
-    yield
-    for backend in ("flash", "cudnn", "mem_efficient", "math"):
-        getattr(switches, f"enable_{backend}_sdp")(True)
 
 
 def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
     """The kernel that computed a case on two operand sets, both results right."""
-    operator = Attention()
-    operator.validate(parameters)
-    operator.implementation(implementation).validate(parameters)
-    operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
-    launches.launch(0)
-    launches.poison()
-    for index in (0, 1):
-        assert not operator.verify(parameters, operands, launches.outputs(index)).passed
-        launches.launch(index)
-        verdict = operator.verify(parameters, operands, launches.outputs(index))
-        assert verdict.passed, verdict.message
-    return launches.kernel
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("implementation", EVERYWHERE)
-@pytest.mark.parametrize("parameters", CASES, ids=lambda each: f"{each.q_shape}x{each.k_shape}")
-def test_every_implementation_of_torch_agrees_with_the_reference(
-    parameters: AttentionParameters, implementation: str, dtype: str, backward: bool
-) -> None:
-    verified(implementation, replace(parameters, dtype=dtype, backward=backward))
-
-
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("implementation", EVERYWHERE)
-def test_each_operand_set_has_its_own_result(implementation: str, backward: bool) -> None:
-    verified(implementation, replace(CASES[1], dtype="float32", backward=backward))
+    kernel: Kernel = test_outputs.verified(Case("attention", parameters, implementation)).kernel
+    return kernel
 
 
 def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -> None:
@@ -182,19 +139,8 @@ def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     assert backward.bytes == 2 * (4 * queries + 4 * keys)
 
 
-NATIVE = AttentionParameters(2, 4, 40, 67, 91, kv_heads=2, dtype="float32", blocks=Blocks(16, 64))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("blocks", [None, Blocks(16, 64), Blocks(67, 128)], ids=str)
-@pytest.mark.parametrize("seq_q", [1, 67])
-def test_our_cpu_kernel_agrees_with_the_reference(seq_q: int, blocks: Blocks | None, causal: bool, dtype: str) -> None:
-    verified("native", replace(NATIVE, seq_q=seq_q, blocks=blocks, causal=causal, dtype=dtype))
-
-
 def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
-    parameters = replace(NATIVE, blocks=None)
+    parameters = replace(NATIVE_ATTENTION, blocks=None)
     kernel = verified("native", parameters)
     assert kernel.name == f"native_attention_{kernel.details['isa']}"
     assert kernel.details["blocks"] == str(default_native_blocks(parameters))

@@ -34,27 +34,6 @@ def prepared(parameters: MatmulParameters) -> Launches:
     return implementation.prepare(parameters, operator.operands(parameters, seed=1), ExecutionContext(CPU, sets=2))
 
 
-@pytest.mark.parametrize("pad_to", [1, 16])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 65, 47), (32, 48, 64)], ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
-def test_torch_multiplies_each_type_as_the_reference_does(
-    dtype: str, shape: tuple[int, int, int], layout: str, pad_to: int
-) -> None:
-    parameters = of(dtype, *shape, layout=layout, pad_to=pad_to)
-    try:
-        launches = prepared(parameters)
-    except Unsupported as refusal:
-        if dtype == "float16":
-            raise
-        # Which shapes and layouts of 8-bit types torch takes on a CPU is its own affair, and changes.
-        pytest.skip(str(refusal))
-    launches.poison()
-    launches.launch(0)
-    verification = Matmul().verify(parameters, Matmul().operands(parameters, seed=1), launches.outputs(0))
-    assert verification.passed, verification.message
-
-
 @pytest.mark.parametrize(
     ("dtype", "result"),
     [

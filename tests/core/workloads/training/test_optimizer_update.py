@@ -42,11 +42,6 @@ def test_every_way_updates_as_float64_does_step_after_step(optimizer, way):
     assert checked.compared > ELEMENTS
 
 
-@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
-def test_half_as_wide_elements_pass_a_wider_limit(way):
-    assert prepared(way, replace(ADAMW, dtype="bfloat16")).check().wrong == 0
-
-
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adafactor"])
 @pytest.mark.parametrize("setting", ["lr", "weight_decay"])
 def test_a_setting_that_is_off_is_found(optimizer, setting):
