@@ -1,16 +1,198 @@
-"""Every implementation of the product is right on shapes that break things, and wrong ones are caught."""
+"""Products: work, rounding, types that only some arithmetic has, and padding at each call."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
+from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import ExecutionContext
+
+CPU = resolve("cpu")
+
+
+def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> MatmulParameters:
+    return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, **changed)
+
+
+def prepared(parameters: MatmulParameters) -> Launches:
+    pytest.importorskip("torch")
+    operator = Matmul()
+    operator.validate(parameters)
+    implementation = operator.implementation("torch" if parameters.pad_to == 1 else "torch_padded")
+    implementation.validate(parameters)
+    return implementation.prepare(parameters, operator.operands(parameters, seed=1), ExecutionContext(CPU, sets=2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("tfloat32", "float32"),
+        ("int8", "int32"),
+        ("float8_e4m3fn", "bfloat16"),
+    ],
+)
+def test_a_result_has_the_operands_type_where_that_can_hold_sums(dtype: str, result: str) -> None:
+    assert of(dtype).output_dtype == result
+    Matmul().validate(of(dtype))
+    assert Matmul().work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
+    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(padded(33, 41, 47, pad_to=1)), "as requested"
+
+
+def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
+    a = Matmul().operands(of("int8", 300, 300, 300), seed=1)["a"]
+    assert a.dtype == np.int8
+    assert 30 < float(np.std(a)) < 34
+    assert int(a.min()) == -127
+    assert int(a.max()) == 127
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=50))
+def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> None:
+    array = np.array(values, dtype=np.float32)
+    rounded = widen(round_to(array, "tfloat32"), "tfloat32").astype(np.float64)
+    fraction, exponent = np.frexp(array.astype(np.float64))
+    # np.rint rounds ties to even, as IEEE 754 does.
+    np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
+
+
+def test_tfloat32_keeps_what_is_not_a_number_and_operands_have_no_digits_to_round() -> None:
+    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), Matmul().operands(of("tfloat32"), seed=1)["a"]):
+        np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
+
+
+def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
+    c = torch.empty(32, 48, dtype=torch.int32)
+    bind(torch, of("int8", 32, 48, 64), a, b, c).launch()
+    assert torch.equal(c, a.int() @ b.int())
+
+
+def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None:
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    class Recording:
+        get_float32_matmul_precision = staticmethod(torch.get_float32_matmul_precision)
+        set_float32_matmul_precision = staticmethod(torch.set_float32_matmul_precision)
+
+        @staticmethod
+        def mm(a: object, b: object, out: object) -> None:
+            seen.append(torch.get_float32_matmul_precision())
+            raise RuntimeError("and it failed")
+
+    a = torch.ones(2, 2)
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="and it failed"):
+        bind(Recording, of("tfloat32", 2, 2, 2), a, a, torch.empty(2, 2)).launch()
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+class OutOfMemory(RuntimeError):
+    """Stands for torch's own."""
+
+
+class Torch:
+    """What `refusals` asks of torch."""
+
+    OutOfMemoryError = OutOfMemory
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def enter() -> None:
+        with refusals(Torch, of("int8", 17, 24, 40)):
+            raise error
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat2.size(1) needs to be a multiple of 8, but got 3.\nException raised from _int_mm_out_cuda"),
+        ValueError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+        NotImplementedError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_shape_that_torch_refuses_is_unsupported_with_its_first_line(error: Exception) -> None:
+    with pytest.raises(Unsupported) as refusal:
+        raising(error)()
+    assert str(refusal.value) == (
+        "torch._int_mm refuses 17x24x40 of int8 in layout NN: mat2.size(1) needs to be a multiple of 8, but got 3."
+    )
+
+
+def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_not() -> None:
+    status = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`"
+    with pytest.raises(Unsupported, match="CUBLAS_STATUS_NOT_SUPPORTED"):
+        raising(RuntimeError(status))()
+    with pytest.raises(Unsupported, match="NotImplementedError"):
+        raising(NotImplementedError())()  # without words
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        raising(RuntimeError("CUDA error: an illegal memory access was encountered"))()
+    with pytest.raises(OutOfMemory):
+        raising(OutOfMemory("CUDA out of memory"))()
+
+
+def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
+    return of(dtype, m, n, k, pad_to=pad_to, **changed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "operands", "slicing"),
+    [
+        ((33, 40, 48), ["a"], "view"),
+        ((32, 41, 48), ["b"], "copy"),
+        ((32, 40, 47), ["a", "b"], "none"),
+        ((31, 39, 49), ["a", "b"], "copy"),
+        ((1, 1, 1), ["a", "b"], "copy"),
+        ((32, 40, 48), [], "none"),
+    ],
+    ids=str,
+)
+def test_a_padded_product_is_the_product_whatever_is_padded(
+    shape: tuple[int, int, int], operands: list[str], slicing: str, layout: str, dtype: str
+) -> None:
+    parameters = padded(*shape, dtype=dtype, layout=layout)
+    launches = prepared(parameters)
+    assert launches.kernel.details["padded"] == operands
+    assert launches.kernel.details["slice"] == slicing
+    inputs = Matmul().operands(parameters, seed=1)
+    for index in (0, 1):
+        launches.poison()
+        assert np.isnan(launches.outputs(index)["c"]).all()
+        launches.launch(index)
+        verification = Matmul().verify(parameters, inputs, launches.outputs(index))
+        assert verification.passed, verification.message
+
+
+def test_operands_padded_before_are_as_they_were() -> None:
+    parameters = padded(5, 7, 3)
+    operator = Matmul()
+    inputs = operator.operands(parameters, seed=1)
+    before = {name: inputs[name].copy() for name in "ab"}
+    pytest.importorskip("torch")
+    launches = operator.implementation("torch_padded").prepare(parameters, inputs, ExecutionContext(CPU))
+    launches.launch(0)
+    for name, values in before.items():
+        np.testing.assert_array_equal(inputs[name], values)
 
 
 def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once() -> None:

@@ -35,9 +35,7 @@ def test_more_bytes_never_take_less_time_than_the_data_sheet_allows(gpu):
     assert 1e-6 < seconds[0] < 1e-5
 
 
-@pytest.mark.parametrize(
-    "gpu", ["H200", find_gpu("L40S"), CALIBRATION, "B300", "RTX 4090"], ids=lambda gpu: getattr(gpu, "gpu", str(gpu))
-)
+@pytest.mark.parametrize("gpu", ["H200", find_gpu("L40S"), CALIBRATION], ids=["name", "spec", "calibration"])
 def test_the_causes_add_up_to_the_time_whatever_the_gpu_is_named_by(gpu):
     explained = memory_bound_time(gpu, SIZES)
     assert explained.parts.keys() == {"ideal", "bandwidth", "cache", "launch"}
@@ -61,12 +59,6 @@ def test_a_calibration_is_obeyed():
 def test_sizes_beyond_those_fitted_are_marked():
     explained = memory_bound_time(CALIBRATION, [1e3, 1e6, 1e10])
     assert explained.extrapolated.tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize("nbytes", [-1, [1, float("nan")], float("inf")])
-def test_bytes_that_cannot_be_moved_are_refused(nbytes):
-    with pytest.raises(UserError, match="cannot move"):
-        memory_bound_time("H200", nbytes)
 
 
 def test_a_gpu_that_was_not_measured_is_read_off_the_most_alike_and_another_architecture_less_surely():
