@@ -12,26 +12,18 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
-from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import ExecutionContext
+from tests.core.workloads.test_outputs import verified
 
 CPU = resolve("cpu")
 
 
 def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> MatmulParameters:
     return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, **changed)
-
-
-def prepared(parameters: MatmulParameters) -> Launches:
-    pytest.importorskip("torch")
-    operator = Matmul()
-    operator.validate(parameters)
-    implementation = operator.implementation("torch" if parameters.pad_to == 1 else "torch_padded")
-    implementation.validate(parameters)
-    return implementation.prepare(parameters, operator.operands(parameters, seed=1), ExecutionContext(CPU, sets=2))
 
 
 @pytest.mark.parametrize(
@@ -170,17 +162,11 @@ def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **ch
 def test_a_padded_product_is_the_product_whatever_is_padded(
     shape: tuple[int, int, int], operands: list[str], slicing: str, layout: str, dtype: str
 ) -> None:
-    parameters = padded(*shape, dtype=dtype, layout=layout)
-    launches = prepared(parameters)
+    launches = verified(Case("matmul", padded(*shape, dtype=dtype, layout=layout), "torch_padded"))
     assert launches.kernel.details["padded"] == operands
     assert launches.kernel.details["slice"] == slicing
-    inputs = Matmul().operands(parameters, seed=1)
-    for index in (0, 1):
-        launches.poison()
-        assert np.isnan(launches.outputs(index)["c"]).all()
-        launches.launch(index)
-        verification = Matmul().verify(parameters, inputs, launches.outputs(index))
-        assert verification.passed, verification.message
+    launches.poison()
+    assert np.isnan(widen(launches.outputs(0)["c"], dtype)).all()
 
 
 def test_operands_padded_before_are_as_they_were() -> None:

@@ -130,7 +130,7 @@ def verified(case: Case) -> Any:
     return launches
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.label)
 def test_every_implementation_is_right_and_what_nobody_wrote_is_not(case: Case) -> None:
     try:
         verified(case)
@@ -158,7 +158,7 @@ def spoilable() -> Iterator[tuple[Case, tuple[str, ...], str]]:
         yield Case("block_part", replace(PART, part=part, dtype=dtype, seq=64), "torch"), (), pick
 
 
-@pytest.mark.parametrize(("case", "names", "pick"), spoilable())
+@pytest.mark.parametrize(("case", "names", "pick"), list(spoilable()))
 def test_a_single_element_with_the_wrong_sign_is_found_on_any_set(
     case: Case, names: tuple[str, ...], pick: str
 ) -> None:
