@@ -1,4 +1,4 @@
-"""Products: work, rounding, types that only some arithmetic has, and padding at each call."""
+"""Products, plain and of experts: work, rounding, types that only some arithmetic has, padding, who gets which rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters, bind, refusals
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import ExecutionContext
@@ -207,3 +208,53 @@ def test_poison_is_not_a_number_and_of_integers_the_least_there_is(dtype: str) -
     values = widen(array, dtype)
     assert (values == np.iinfo(dtype).min).all() if dtype.startswith("int") else np.isnan(values).all()
     assert array.ctypes.data % 64 == 0
+
+
+GROUPED = find_workload("grouped_matmul")
+
+
+def grouped(**changed: object) -> GroupedMatmulParameters:
+    return GroupedMatmulParameters(**({"experts": 4, "rows": 70, "n": 24, "k": 16, "dtype": "float32"} | changed))
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.3, 1.0, 8.0])
+@pytest.mark.parametrize(("experts", "rows"), [(1, 7), (4, 70), (8, 5), (64, 4096)])
+def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, rows, skew):
+    found = grouped(experts=experts, rows=rows, skew=skew).rows_of_experts
+    assert (len(found), sum(found)) == (experts, rows)
+    assert list(found) == sorted(found, reverse=True)
+    if skew == 0:
+        assert max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
+def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
+    launches = GROUPED.prepare(grouped(skew=1.0), way, ExecutionContext(CPU, sets=2))
+    assert launches.check().passed
+    kept = launches.snapshot(0)
+    assert launches.matches(0, kept)
+    (written,) = launches._bound[0].written()
+    written.view(-1)[0] = 1e3
+    assert not launches.matches(0, kept)
+    verdict = launches.verify_last(0)
+    assert not verdict.passed
+    assert verdict.worst_at == (0, 0)
+    assert "expert 0" in verdict.message
+    launches.poison(0)
+    assert not launches.verify_last(0).passed
+
+
+def test_an_error_names_the_expert_and_the_row_of_all():
+    launches = GROUPED.prepare(grouped(), "loop", ExecutionContext(CPU, sets=1))
+    launches.launch(0)
+    first_of_third = sum(grouped().rows_of_experts[:2])
+    launches.results(0)["c"][first_of_third + 1, 5] += 1
+    verdict = launches.verify_last(0)
+    assert verdict.worst_at == (first_of_third + 1, 5)
+    assert verdict.message.startswith("expert 2: ")
+
+
+def test_work_counts_useful_flop_and_experts_that_are_read():
+    assert GROUPED.work(grouped()).flop == 2 * 70 * 24 * 16
+    few = grouped(experts=8, rows=5)
+    assert GROUPED.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)
