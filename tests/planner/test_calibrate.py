@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,14 +38,14 @@ from pyperf_suite.planner.laws.calibration import (
 from pyperf_suite.planner.laws.gemm import GemmLaw, MenuCoefficients, gemm_time
 from pyperf_suite.planner.probes.calibration import PROBE
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads import find_workload
-from tests.records import a_record, records
+from tests.records import a_journal, a_record, records
 from tools.fit.gemm import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
 CASES = PROBE.cases("quick", Device("cuda"))
+RUN = "20260101T000000Z-0000"
 PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 
@@ -107,19 +106,8 @@ def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
         corrections(H200, machine(lambda case: 1.0, PRODUCTS[:5]), "made up")
 
 
-def a_run(folder: Path, identity: dict[str, object], records: Sequence[Record]) -> Path:
-    run = folder / "20260101T000000Z-0000"
-    run.mkdir(parents=True)
-    manifest = {"plan_id": "0", "probes": ["calibration"], "identity": identity}
-    (run / "run.json").write_text(json.dumps(manifest))
-    with Journal(run / "records.jsonl") as journal:
-        for each in records:
-            journal.append(each)
-    return run
-
-
 def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "machine", IDENTITY, machine(lambda case: 1.25))
+    run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
     done = CliRunner().invoke(main, ["calibrate", str(run)])
     assert done.exit_code == 0, done.output
     assert "gemm_bf16: an error of 0.0 %" in done.output
@@ -145,7 +133,7 @@ def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_e
 def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
     tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
 ) -> None:
-    run = a_run(tmp_path, identity, machine(lambda case: 1.25))
+    run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
     done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
     assert done.exit_code == 2
     assert sentence in done.output
@@ -155,7 +143,8 @@ def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
 
 
 def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path) -> None:
-    run = a_run(tmp_path, IDENTITY | {"model": "Abacus 9000"}, machine(lambda case: 1.25))
+    identity = IDENTITY | {"model": "Abacus 9000"}
+    run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
     done = CliRunner().invoke(main, ["calibrate", str(run), "--gpu", "h200", "--output", str(tmp_path / "own.npz")])
     assert done.exit_code == 0, done.output
     assert load_calibration(tmp_path / "own.npz").gpu == H200.name

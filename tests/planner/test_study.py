@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +40,10 @@ from pyperf_suite.planner.study.planning import (
     why_not,
 )
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.layers import work
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from tests.records import a_journal
 from tests.records import records as made_up_records
 
 CPU = Device("cpu")
@@ -307,16 +306,10 @@ def test_a_run_that_lacks_something_is_refused_with_how_to_make_another(records,
 
 
 def test_a_run_on_a_cpu_is_calibrated_by_the_command_and_found_by_the_study(records, calibration, tmp_path):
-    run = tmp_path / "cpu-known" / "20260101T000000Z-0000"
-    run.mkdir(parents=True)
-    identity = {"model": "a known CPU", "cores": 2}
-    (run / "run.json").write_text(json.dumps({"plan_id": "0", "probes": ["step_calibration"], "identity": identity}))
-    with Journal(run / "records.jsonl") as journal:
-        for each in records:
-            journal.append(each)
-    torn = tmp_path / "cpu-known" / "20260102T000000Z-0000"
-    torn.mkdir()
-    (torn / "run.json").write_text((run / "run.json").read_text())
+    known = {"probes": ["step_calibration"], "identity": {"model": "a known CPU", "cores": 2}}
+    run = a_journal(tmp_path / "cpu-known" / "20260101T000000Z-0000", records, **known)
+    torn = a_journal(tmp_path / "cpu-known" / "20260102T000000Z-0000", [], **known)
+    (torn / "records.jsonl").unlink()
     by_records = find_calibration(tmp_path, "cpu-known")
     done = CliRunner().invoke(main, ["calibrate", str(run)])
     assert done.exit_code == 0, done.output

@@ -31,7 +31,7 @@ def saved(shape, **kind):
     return saved_bytes(model, lambda: model(*placed))
 
 
-LAYER, ROWS = torch.nn.Linear(8, 8), torch.randn(10, 8)
+LAYER, ROWS, LEAF = torch.nn.Linear(8, 8), torch.randn(10, 8), torch.randn(5, requires_grad=True)
 
 
 def with_a_branch_that_is_dropped():
@@ -44,7 +44,7 @@ def with_a_branch_that_is_dropped():
     [
         (lambda: LAYER(ROWS), 10 * 8),  # the input of a product, neither its weight nor its result
         (lambda: LAYER(ROWS[:2]) + LAYER(ROWS[5:6]), 10 * 8),  # all of a view's storage, and that once
-        (lambda: torch.ones(5, requires_grad=True).exp(), 5),  # a result, where backward needs it
+        (LEAF.exp, 5),  # a result, where backward needs it
         (torch.no_grad()(lambda: LAYER(ROWS)), 0),
         (with_a_branch_that_is_dropped, 10 * 8),
     ],
