@@ -109,7 +109,6 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 def owned_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
     """A temporary folder named after this process, so that `sweep` removes it if this process is killed."""
     import tempfile
-    from collections.abc import Callable
 
     return tempfile.TemporaryDirectory(prefix=owned_name(kind, os.getpid()), ignore_cleanup_errors=True)
 
@@ -124,7 +123,6 @@ def sweep() -> None:
     if not hasattr(os, "getuid") or not _PROC.is_dir():
         return
     import tempfile
-    from collections.abc import Callable
 
     for folder in (tempfile.gettempdir(), SHARED_MEMORY):
         _sweep(folder)

@@ -1,8 +1,15 @@
-"""The axes of a sweep as data: a frozen dataclass of tuples, each of which a person may replace by name.
+"""The axes of a sweep as data: one table a probe, of tuples by profile, each of which a person may replace by name.
+
+A table is a frozen dataclass, whose fields say what an axis can hold and which values the profiles take:
+
+    @dataclass(frozen=True)
+    class CopyAxes(AxisTable):
+        way: Annotated[tuple[str, ...], OneOf(WAYS)] = by(("memcpy",), full=WAYS)
+        workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
 
 `-a tile=64x64x256 -a workers=1,2` replaces two axes and leaves the others as the profile has them; where several probes
 run, `-a baseline.workers=1` speaks to one of them. What an axis can hold stands in its type:
-`workers: Annotated[tuple[int, ...], Within(1)]`, `way: Annotated[tuple[str, ...], OneOf(WAYS)]`.
+`Within(1)`, `OneOf(WAYS)`.
 """
 
 from __future__ import annotations
@@ -11,11 +18,14 @@ import dataclasses
 import itertools
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from pyperf_suite.errors import UserError, offer
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.ranks.launch import ranks_here
 
 Axes = TypeVar("Axes")
 Numbers = TypeVar("Numbers", bound="Dimensions")
@@ -23,6 +33,75 @@ Numbers = TypeVar("Numbers", bound="Dimensions")
 # nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
 BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
 DEFAULT_FACTOR = 2
+
+# Values of an axis, or what gives them where the device decides.
+Values = tuple[Any, ...] | Callable[[Device], tuple[Any, ...]]
+_LADDER = ("quick", "standard", "full")
+
+
+@dataclass(frozen=True)
+class ByProfile:
+    """The values of an axis; a profile without its own has those of the one before it, a GPU those of a CPU."""
+
+    quick: Values
+    standard: Values | None = None
+    full: Values | None = None
+    cuda: ByProfile | Values | None = None
+
+    def of(self, profile: str, device: Device) -> tuple[Any, ...]:
+        if device.kind == "cuda" and self.cuda is not None:
+            own = self.cuda if isinstance(self.cuda, ByProfile) else ByProfile(self.cuda)
+            return replace(own, cuda=None).of(profile, device)
+        own_values = [getattr(self, each) for each in _LADDER[: _LADDER.index(profile) + 1]]
+        values = next(each for each in reversed(own_values) if each is not None)
+        return tuple(values(device)) if callable(values) else values
+
+
+def by(
+    quick: Values, standard: Values | None = None, full: Values | None = None, cuda: ByProfile | Values | None = None
+) -> Any:
+    """The values of an axis by profile and by kind of device, as the default of its field: see ByProfile."""
+    return ByProfile(quick, standard, full, cuda)
+
+
+class AxisTable:
+    """The base of a probe's axes. `of` gives a profile's values; made by hand, what is left out is quick on a CPU."""
+
+    @classmethod
+    def of(cls: type[Axes], profile: str, device: Device) -> Axes:
+        """The values of that profile on that device."""
+        defaults = ((each.name, each.default) for each in dataclasses.fields(cls))  # type: ignore[arg-type]
+        return cls(**{name: value.of(profile, device) for name, value in defaults if isinstance(value, ByProfile)})
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, ByProfile):
+                object.__setattr__(self, name, value.of("quick", Device("cpu")))
+
+
+def all_cores(_device: Device) -> tuple[int, ...]:
+    """As many workers as there are cores."""
+    return (cpu.detect().usable_cores,)
+
+
+def one_and_all_cores(_device: Device) -> tuple[int, ...]:
+    """One worker, and as many as there are cores."""
+    return tuple(dict.fromkeys((1, cpu.detect().usable_cores)))
+
+
+def multiprocessors(device: Device) -> tuple[int, ...]:
+    """As many workers as a GPU has multiprocessors."""
+    return (gpus()[device.index].multiprocessors,)
+
+
+def ranks_of(*usual: int) -> Callable[[Device], tuple[int, ...]]:
+    """So many ranks, or as many as a launcher started."""
+    return lambda _device: ranks_here(usual)
+
+
+def a_rank_a_gpu(_device: Device) -> tuple[int, ...]:
+    """As many ranks as there are GPUs, or as a launcher started."""
+    return ranks_here((len(gpus()),))
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
@@ -48,7 +127,7 @@ def overrides_for(probe_name: str, overrides: Mapping[str, str]) -> dict[str, st
 
 def replace_axes(axes: Axes, overrides: Mapping[str, str]) -> Axes:
     """The axes with some replaced. Raises UserError for an axis there is not, or a value that it cannot hold."""
-    found = dataclasses.replace(axes, **read_axes(type(axes), overrides))  # type: ignore[type-var]
+    found = replace(axes, **read_axes(type(axes), overrides))  # type: ignore[type-var]
     check_axes(found)
     return found
 

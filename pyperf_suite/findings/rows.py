@@ -26,7 +26,7 @@ from pyperf_suite.findings.data import (
     quantity,
     remark,
 )
-from pyperf_suite.measure.estimates import USUAL, Ratio, ratio_over_processes
+from pyperf_suite.measure.estimates import RUN_SPREAD, USUAL, Ratio, ratio_over_processes
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Case, Record
@@ -46,7 +46,8 @@ class Reading:
     `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
     another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
     `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
-    of a single process, and `group` names the cases whose slices were taken in the same rounds.
+    of a single process, and `group` names the cases whose slices were taken in the same rounds. `drift` is how much the
+    core's speed changed meanwhile, which only cases of one group share.
     """
 
     case: Case
@@ -62,6 +63,7 @@ class Reading:
     within: float = 0.0
     slices: tuple[float, ...] = ()
     group: str = ""
+    drift: float = 0.0
 
     @property
     def flop_per_s(self) -> float:
@@ -122,6 +124,7 @@ def _reading(trials: list[Record]) -> Reading:
         within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
         slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
         group=group,
+        drift=_drift(latest[0]) if alone else 0.0,
         is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
     )
 
@@ -146,15 +149,23 @@ def _slices(record: Record) -> tuple[float, ...]:
     return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
 
 
+def _drift(record: Record) -> float:
+    return float(record.quality.get("disturbances", {}).get("drift", 0.0))
+
+
 def _error_of(trials: list[Record]) -> float:
-    """Relative standard error of a run's figure: of one process by its interval, of several by what they differ by."""
+    """Relative standard error of a run's figure: of one process by its interval, of several by what they differ by.
+
+    The drift of the machine's speed is not in it: laws are fitted to cases that share most of it.
+    """
     import statistics
 
     if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
         return 0.0
     times = [record.metrics["time"] for record in trials]
     if len(times) == 1:
-        return (times[0].high - times[0].low) / 2 / _REACH / times[0].value
+        error = (times[0].high - times[0].low) / 2 / _REACH / times[0].value
+        return math.sqrt(max(0.0, error**2 - 2 * max(0.0, _drift(trials[0]) ** 2 - RUN_SPREAD**2)))
     return statistics.stdev(math.log(time.value) for time in times) / math.sqrt(len(times))
 
 
@@ -218,7 +229,8 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
     """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
     rounds = min(len(slow.slices), len(fast.slices))
     if not slow.group or slow.group != fast.group or rounds < _FEWEST_PAIRS:
-        return math.hypot(slow.within, fast.within)
+        apart = 0.0 if slow.group and slow.group == fast.group else _WIDER
+        return math.hypot(slow.within, fast.within, apart * slow.drift, apart * fast.drift)
     import statistics
 
     logs = [math.log(one / other) for one, other in zip(slow.slices[:rounds], fast.slices[:rounds], strict=True)]

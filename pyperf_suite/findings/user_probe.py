@@ -8,20 +8,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, make_dataclass, replace
+from dataclasses import asdict, make_dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.findings.axes import Flag, crossed
+from pyperf_suite.findings.axes import ByProfile, Flag, crossed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.spot_checks import excluded_rate
-from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.record import MODES, Case
 from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
 
 TOPIC = "your kernels"
-IMPLEMENTATION = "implementation"
+# The suite's own axes of each kernel; one that has an axis of that name keeps it.
+IMPLEMENTATION, MODE = "implementation", "mode"
 # Beyond so many panels a figure is no longer looked at.
 MOST_PANELS = 6
 
@@ -69,14 +71,23 @@ def user_probe(name: str) -> Probe:
         question=f"How fast is {function}, and which implementation is fastest?",
         topic=TOPIC,
         title=name,
-        axes=lambda *_: _axes_of_test(name) if is_test(name) else _axes(described(name)),
+        axes=functools.partial(_axes_of_test if is_test(name) else _axes, name),
         sweep=functools.partial(_sweep, name),
         analyse=functools.partial(_analyse, name),
         group=lambda _: name,
     )
 
 
-def _axes_of_test(name: str) -> Any:
+def kernel_probe(kernel: Any, question: str, topic: str, **fields: Any) -> Probe:
+    """The probe of a kernel that `suite.kernel` declares in the probe's own module, by the name of its function.
+
+    Its findings are those of a user's kernel, unless `fields` of Probe say more: its tables, its order, its analysis.
+    """
+    usual = user_probe(f"{kernel.builder.__module__}:{kernel.name}")
+    return replace(usual, **{"name": kernel.name, "question": question, "topic": topic, "title": "", **fields})
+
+
+def _axes_of_test(name: str, *_: Any) -> Any:
     raise UserError(f"{name} is a test, which pytest alone measures: run `pytest {name} --suite-measure`.")
 
 
@@ -89,11 +100,13 @@ def described(name: str) -> Described:
     raise UserError(f"There is no kernel {name[:200]}: {offer(name, [each.name for each in of_file])}")
 
 
-def _axes(kernel: Described) -> Any:
-    """The axes as a frozen dataclass of tuples, the implementations as the last of them."""
+def _axes(kernel_name: str, profile: str, device: Device) -> Any:
+    """The axes as a frozen dataclass of tuples, the suite's own as the last of them."""
+    kernel = described(kernel_name)
     declared: list[tuple[str, Any, tuple[Any, ...]]] = []
-    for name, values in kernel.axes.items():
-        kinds = {type(value) for value in values}
+    for name, by_profile in kernel.axes.items():
+        kinds = {type(value) for each in by_profile.values() for value in each}
+        values = ByProfile(**{each: tuple(values) for each, values in by_profile.items()}).of(profile, device)
         if kinds == {bool}:
             declared.append((name, tuple[Flag, ...], tuple(Flag(bool(value)) for value in values)))
         elif kinds <= {int, float}:
@@ -102,20 +115,25 @@ def _axes(kernel: Described) -> Any:
         else:
             declared.append((name, tuple[str if kinds == {str} else Word, ...], tuple(values)))  # type: ignore[misc]
     declared.append((IMPLEMENTATION, tuple[str, ...], tuple(kernel.implementations)))
+    if MODE not in kernel.axes:
+        declared.append((MODE, tuple[str, ...], MODES[:1]))
     made = make_dataclass("UserAxes", [(name, kind) for name, kind, _ in declared], frozen=True)
     return made(*(values for _, _, values in declared))
 
 
 def _sweep(name: str, axes: Any) -> Iterator[Case]:
-    known = described(name).implementations
+    kernel = described(name)
+    known = kernel.implementations
     for each in axes.implementation:
         if each not in known:
             raise UserError(f"{name} has no implementation {each!r}: {offer(each, known)}")
-    made = parameters_of(tuple(field.name for field in fields(axes) if field.name != IMPLEMENTATION))
+    made = parameters_of(tuple(kernel.axes))
     for values in crossed(axes):
-        implementation = values.pop(IMPLEMENTATION)
+        implementation, mode = values.pop(IMPLEMENTATION), MODES[0]
+        if MODE not in kernel.axes:
+            mode = values.pop(MODE)
         plain = {key: value.value if isinstance(value, Flag) else value for key, value in values.items()}
-        yield Case(name, made(**plain), implementation)
+        yield Case(name, made(**plain), implementation, mode=mode)
 
 
 def _analyse(name: str, rows: Rows) -> Findings:
@@ -131,6 +149,7 @@ def _analyse(name: str, rows: Rows) -> Findings:
     columns = [
         *(Column(axis, functools.partial(_parameter, axis)) for axis in axes),
         Column(IMPLEMENTATION),
+        *([Column(MODE)] if {row.reading.case.mode for row in ordered} != {MODES[0]} and MODE not in axes else ()),
         Column("time", lambda row: replace(row.reading.time, unit=unit), unit),
     ]
     work = {record.case_id: record.work for record in rows.records if record.outcome == "ok"}
@@ -207,15 +226,22 @@ def _baseline_of(rows: Rows, row: Row, baseline: str) -> Row | None:
     return next((each for each in rows.same_except(row, IMPLEMENTATION) if each.implementation == baseline), None)
 
 
+def _who(row: Row) -> str:
+    """The implementation, and the mode where it is not the usual one."""
+    mode = row.reading.case.mode
+    return str(row.implementation) + (f", {mode}" if mode != MODES[0] else "")
+
+
 def _remarks(rows: Rows, baseline: str) -> Iterator[Remark]:
     """Each implementation over all cases that the baseline has too."""
-    for implementation, group in grouped(rows, lambda row: str(row.implementation)).items():
+    for who, group in grouped(rows, _who).items():
         pairs = [(other.reading, row.reading) for row in group if (other := _baseline_of(rows, row, baseline))]
-        faster = mean_speedup(pairs) if implementation != baseline else None
+        faster = mean_speedup(pairs) if group[0].implementation != baseline else None
         if faster is not None:
             yield group[0].remark(
                 "{implementation} is {faster} as fast as {baseline} (mean of {cases} cases)",
                 effect="faster",
+                implementation=who,
                 faster=faster,
                 baseline=baseline,
                 cases=len(pairs),
@@ -246,7 +272,7 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
                     lambda row: float(getattr(row.parameters, along)),
                     lambda row: _rate(work, amount, unit, row) if amount else row.reading.time,
                 )
-                for implementation, each in grouped(group, lambda row: str(row.implementation)).items()
+                for implementation, each in grouped(group, _who).items()
             ),
             x_ticks=tuple((float(each), str(each)) for each in sorted(values[along])),
             y_unit=unit,

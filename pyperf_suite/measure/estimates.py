@@ -85,6 +85,7 @@ RUN_SPREAD = 0.033
 """Standard deviation of the logarithm of a figure between runs on one machine, beyond what slices of one run show.
 
 Ten runs of `make bench` on two cores under a hypervisor differ by so much, most of it the speed of the whole machine.
+Where that is seen to drift by more within a run (`Disturbances.drift`), that takes its place.
 """
 
 
@@ -110,8 +111,8 @@ def undisturbed_interval(
     return MedianInterval(whole * math.exp(-half_width), whole * math.exp(half_width), confidence, len(parts))
 
 
-def another_runs(value: float, within: MedianInterval) -> tuple[float, float]:
-    """Where the figure of another run on the same machine lies, with the interval's confidence.
+def another_runs(value: float, within: MedianInterval, drift: float = 0.0) -> tuple[float, float]:
+    """Where the figure of another run on the same machine, whose speed drifts so much, lies with that confidence.
 
     Both figures have the error that slices show and what runs differ by, so their difference has twice the variance.
     An interval that is sure of nothing, as that of a single sample, stays as it is.
@@ -122,7 +123,7 @@ def another_runs(value: float, within: MedianInterval) -> tuple[float, float]:
         return within.low, within.high
     reach = float(special.ndtri((1 + within.confidence) / 2))
     error = math.log(within.high / within.low) / 2 / reach
-    half_width = reach * math.sqrt(2 * (error**2 + RUN_SPREAD**2))
+    half_width = reach * math.sqrt(2 * (error**2 + max(RUN_SPREAD, drift) ** 2))
     return value * math.exp(-half_width), value * math.exp(half_width)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import re
 import resource
@@ -96,6 +97,10 @@ SLOW_BY = 1.25
 # So large a share of a slice that this thread could run, and others had its core, disturbs it.
 MOST_WAITED = 0.02
 
+# The core's speed differs from one run to another as from one stretch of so many seconds to the next; of a stretch with
+# fewer loops it is not known.
+STRETCH_S, FEWEST_LOOPS = 5.0, 8
+
 STOLEN, WAITED, SLOW = "stolen time", "other processes", "slow core"
 
 
@@ -114,6 +119,7 @@ class Disturbances:
     """
 
     _usual: ClassVar[deque[float]] = deque(maxlen=101)
+    _stretches: ClassVar[dict[int, list[float]]] = {}
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -128,6 +134,7 @@ class Disturbances:
         lasted_s, stolen_s, waited_s = (now - then for now, then in zip(self._read(), self._begin, strict=True))
         self.loop_s.append((self._before_s + _loop_s()) / 2)
         self._usual.append(self.loop_s[-1])
+        self._stretches.setdefault(int(time.monotonic() / STRETCH_S), []).append(self.loop_s[-1])
         is_slow = self.loop_s[-1] > SLOW_BY * statistics.median(self._usual)
         waited = waited_s > MOST_WAITED * lasted_s
         self.reasons.append(STOLEN if stolen_s else WAITED if waited else SLOW if is_slow else "")
@@ -142,7 +149,15 @@ class Disturbances:
             "clean_share": self.reasons.count("") / max(1, len(self.reasons)),
             "slices": {reason: indices for reason, indices in found.items() if indices},
             "loop_s": [float(f"{each:.4g}") for each in self.loop_s],
+            "drift": self.drift(),
         }
+
+    @classmethod
+    def drift(cls) -> float:
+        """The standard deviation of the core's speed, as a share, from stretch to stretch; 0 with fewer than three."""
+        loops = [each for each in cls._stretches.values() if len(each) >= FEWEST_LOOPS]
+        speeds = [math.log(statistics.median(each)) for each in loops]
+        return float(f"{statistics.stdev(speeds):.3g}") if len(speeds) >= 3 else 0.0
 
     @staticmethod
     def _read() -> tuple[float, float, float]:

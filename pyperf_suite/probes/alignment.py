@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
-from pyperf_suite.findings.axes import Shape, parsed
+from pyperf_suite.findings.axes import Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import (
@@ -28,11 +28,20 @@ from pyperf_suite.findings.rows import (
     table,
     wins,
 )
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, BaselinePair, ProductAxes, Sweep, on_gpu, sweeps_along
+from pyperf_suite.probes.baseline import (
+    CHOSEN,
+    BaselinePair,
+    Dtypes,
+    Implementations,
+    ProductAxes,
+    Sweep,
+    Workers,
+    own_kernel,
+    sweeps_along,
+)
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -143,74 +152,65 @@ OWN_LAYOUT = "own"
 EVERY_OFFSET = tuple(range(-16, 17))
 # Of larger ones the nearest to a base's size is far from it.
 LADDER = tuple(1 << power for power in range(17))
-EVERY_SIZE: dict[str, Any] = {
-    "ladder": tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS),
-    "span": (0.5, 1.0),
-    "real": tuple(name for name in REAL_LIFE if name != "none"),
-}
+EVERY_CLASS = tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS)
+EVERY_SPAN = (0.5, 1.0)
+EVERY_REAL = tuple(name for name in REAL_LIFE if name != "none")
+ALL_LAYERS = parsed(
+    Base, "fprop:256x1024x1024 square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024"
+)
+ALL_GPU_LAYERS = parsed(
+    Base,
+    "square:4096x4096x4096 fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192",
+)
+GPU_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8")
+
+
+def own_kernels(device: Device) -> tuple[str, ...]:
+    """That for compute capability 8.0 too, which takes any size by narrower paths: they show what TMA wins."""
+    return tuple(dict.fromkeys((*own_kernel(device), "cuda_sm80", "triton")))
 
 
 @dataclass(frozen=True)
 class AlignmentAxes(ProductAxes):
-    """What the probe varies, as it is on a CPU in a minute.
+    """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others.
 
     `ladder` are the largest powers of two to divide a size, `span` how many times the base's size others are that the
     search begins at. `padded` are the implementations that pad at each call, to multiples of `pad_to`. Real-life cases
-    have their own sizes and multiples; their other dimensions are `tokens` and `hidden`.
+    have their own sizes and multiples; their other dimensions are `tokens` and `hidden`. Layouts are those of the
+    bases' parts, and -a layout=TT is there for the fourth.
     """
 
-    padded: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch_padded",)
-    base: tuple[Base, ...] = parsed(Base, "fprop:128x512x512")
-    along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = ("n", "k")
-    offset: tuple[int, ...] = (0,)
-    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = (1,)
+    workers: Workers = by(all_cores, full=one_and_all_cores, cuda=multiprocessors)
+    implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_kernels))
+    dtype: Dtypes = by(
+        ("float32",),
+        full=("float32", "bfloat16"),
+        cuda=by(("bfloat16",), standard=("bfloat16", "float16"), full=GPU_DTYPES),
+    )
+    padded: Implementations = by(("torch_padded",), cuda=("cublas_padded",))
+    base: tuple[Base, ...] = by(
+        parsed(Base, "fprop:128x512x512"),
+        standard=ALL_LAYERS[:1],
+        full=ALL_LAYERS,
+        cuda=by(ALL_GPU_LAYERS[:1], full=ALL_GPU_LAYERS),
+    )
+    along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = by(("n", "k"), standard=("m", "n", "k"))
+    offset: tuple[int, ...] = by((0,), full=EVERY_OFFSET, cuda=by((0,), standard=(0, 1, 8), full=EVERY_OFFSET))
+    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = by(
+        (1,), standard=(1, 8), full=EVERY_CLASS, cuda=by((1, 8), standard=EVERY_CLASS)
+    )
     # Further away from its base a product is another one.
-    span: Annotated[tuple[float, ...], Within(0.01, 16)] = (1.0,)
+    span: Annotated[tuple[float, ...], Within(0.01, 16)] = by((1.0,), full=EVERY_SPAN, cuda=by((1.0,), EVERY_SPAN))
     pad_to: Annotated[tuple[int, ...], Within(2)] = (64,)
-    real: Annotated[tuple[str, ...], OneOf(REAL_LIFE)] = ("none",)
-    tokens: Annotated[tuple[int, ...], Within(1)] = (64,)
-    hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
+    # Tokens off by one are the base's own M on a CPU, but for the full profile.
+    real: Annotated[tuple[str, ...], OneOf(REAL_LIFE)] = by(
+        ("none",), standard=("vocabulary", "ffn", "hidden"), full=EVERY_REAL, cuda=by(("none",), EVERY_REAL)
+    )
+    tokens: Annotated[tuple[int, ...], Within(1)] = by((64,), cuda=(4096,))
+    hidden: Annotated[tuple[int, ...], Within(1)] = by((256,), cuda=(4096,))
     layout: tuple[str, ...] = (OWN_LAYOUT,)
     tile: tuple[str, ...] = (CHOSEN,)
     schedule: tuple[str, ...] = ("data_parallel",)
-
-
-def axes(profile: str, device: Device) -> AlignmentAxes:
-    """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others."""
-    if device.kind == "cuda":
-        own, shared = on_gpu(device)
-        square = parsed(Base, "square:4096x4096x4096")
-        quick = AlignmentAxes(
-            **shared, padded=("cublas_padded",), base=square, ladder=(1, 8), tokens=(4096,), hidden=(4096,)
-        )
-        standard = replace(
-            quick,
-            # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
-            implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
-            dtype=("bfloat16", "float16"),
-            along=("m", "n", "k"),
-            **EVERY_SIZE,
-            offset=(0, 1, 8),
-        )
-        # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
-        others = parsed(Base, "fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
-        full = replace(standard, dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"))
-    else:
-        cores = cpu.detect().usable_cores
-        quick = AlignmentAxes((cores,))
-        standard = replace(
-            quick,
-            base=parsed(Base, "fprop:256x1024x1024"),
-            along=("m", "n", "k"),
-            ladder=(1, 8),
-            # Tokens off by one are the base's own M here.
-            real=("vocabulary", "ffn", "hidden"),
-        )
-        others = parsed(Base, "square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
-        both = tuple(dict.fromkeys((1, cores)))
-        full = replace(standard, workers=both, dtype=("float32", "bfloat16"), **EVERY_SIZE)
-    full = replace(full, base=standard.base + others, offset=EVERY_OFFSET)
-    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: AlignmentAxes) -> Iterator[Case]:
@@ -628,7 +628,7 @@ PROBE = Probe(
     question="Which dimensions are worth padding, what does it win after its own work, and where are the cliffs?",
     topic="products",
     title="Divisibility and cliffs",
-    axes=axes,
+    axes=AlignmentAxes.of,
     sweep=sweep,
     analyse=analyse,
     # The middles of the widest jumps in rate between sizes of the same divisor: a bisection of each.

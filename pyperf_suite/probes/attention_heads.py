@@ -17,11 +17,10 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings.axes import AxisTable, all_cores, by
 from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks, FittedLaw, TiledAttention, causes
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.estimates import Ratio
@@ -49,8 +48,8 @@ Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
 
 
 @dataclass(frozen=True)
-class AttentionHeadsAxes:
-    """What the probe varies; defaults are those of the quick profile on a CPU.
+class AttentionHeadsAxes(AxisTable):
+    """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket.
 
     Each `heads` splits each `hidden`; each `head_dim` is measured with each number of `heads_of_head_dim`. Forward and
     backward passes of every implementation are crossed with all of these at the first kv_ratio, mask, seq and batch.
@@ -58,77 +57,40 @@ class AttentionHeadsAxes:
     `varied_splits` splits only. `kv_ratio` is how many query heads share a key head, or "all".
     """
 
-    workers: Sizes
-    implementation: tuple[str, ...] = ("native", "sdpa_default")
-    extra: tuple[str, ...] = ()
-    hidden: Sizes = (768,)
-    heads: Sizes = (12, 6)
-    head_dim: Sizes = ()
-    heads_of_head_dim: Sizes = (8,)
-    kv_ratio: tuple[str, ...] = ("1",)
-    mask: Annotated[tuple[str, ...], OneOf(MASKS)] = ("full",)
-    phase: Annotated[tuple[str, ...], OneOf(PHASES)] = ("forward", "backward")
-    seq: Sizes = (256,)
-    batch: Sizes = (1,)
-    dtype: tuple[str, ...] = ("float32",)
+    workers: Sizes = by(all_cores, cuda=(1,))
+    implementation: tuple[str, ...] = by(
+        ("native", SDPA[0]),
+        full=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
+        cuda=by(("triton", SDPA[0]), ("triton", *SDPA), ("triton", *SDPA, *EXTRA_IMPLEMENTATIONS)),
+    )
+    extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[2:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
+    hidden: Sizes = by((768,), cuda=(5120,))
+    # 40 and 64 heads of 5120 are the two that have been built most.
+    heads: Sizes = by(
+        (12, 6), (12, 6, 8, 16), (12, 8, 6, 16, 4, 24), cuda=by((40, 64), standard=(40, 64, 20, 32, 80, 160))
+    )
+    head_dim: Sizes = by((), (72, 136), BUCKET_EDGES, cuda=by((), standard=BUCKET_EDGES))
+    # With 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200.
+    heads_of_head_dim: Sizes = by((8,), cuda=by((32,), full=(32, 33)))
+    kv_ratio: tuple[str, ...] = by(("1",), full=("1", "4", ALL), cuda=by(("1",), standard=("1", "4", "8", ALL)))
+    # Causal first on a GPU, as models are trained.
+    mask: Annotated[tuple[str, ...], OneOf(MASKS)] = by(
+        MASKS[:1], standard=MASKS, cuda=by(("causal",), standard=("causal", "full"))
+    )
+    phase: Annotated[tuple[str, ...], OneOf(PHASES)] = by(PHASES[:2], full=PHASES, cuda=by(PHASES[:2], PHASES))
+    seq: Sizes = by(
+        (256,),
+        (256, 512),
+        (512, 1024, 2048),
+        cuda=by((4096,), (4096, 1024, 16384), (4096, 512, 1024, 2048, 8192, 16384)),
+    )
+    batch: Sizes = by((1,), cuda=(2,))
+    dtype: tuple[str, ...] = by(
+        ("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16"))
+    )
     blocks: tuple[str, ...] = (CHOSEN,)
-    varied_splits: Annotated[tuple[int, ...], Within(0)] = (1,)
+    varied_splits: Annotated[tuple[int, ...], Within(0)] = by((1,), full=(2,), cuda=by((1,), standard=(2,)))
     mode: tuple[str, ...] = ("burst",)
-
-
-def axes(profile: str, device: Device) -> AttentionHeadsAxes:
-    """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket."""
-    if device.kind == "cpu":
-        quick = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
-        standard = replace(
-            quick, extra=EXTRA_IMPLEMENTATIONS[2:], heads=(12, 6, 8, 16), head_dim=(72, 136), mask=MASKS, seq=(256, 512)
-        )
-        full = replace(
-            standard,
-            implementation=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
-            extra=(),
-            heads=(12, 8, 6, 16, 4, 24),
-            head_dim=BUCKET_EDGES,
-            kv_ratio=("1", "4", ALL),
-            phase=PHASES,
-            seq=(512, 1024, 2048),
-            dtype=("float32", "bfloat16"),
-            varied_splits=(2,),
-        )
-    else:
-        # Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most.
-        quick = AttentionHeadsAxes(
-            workers=(1,),
-            implementation=("triton", SDPA[0]),
-            hidden=(5120,),
-            heads=(40, 64),
-            heads_of_head_dim=(32,),
-            mask=("causal",),
-            seq=(4096,),
-            batch=(2,),
-            dtype=("bfloat16",),
-        )
-        standard = replace(
-            quick,
-            implementation=("triton", *SDPA),
-            extra=EXTRA_IMPLEMENTATIONS,
-            heads=(40, 64, 20, 32, 80, 160),
-            head_dim=BUCKET_EDGES,
-            kv_ratio=("1", "4", "8", ALL),
-            mask=("causal", "full"),
-            phase=PHASES,
-            seq=(4096, 1024, 16384),
-            varied_splits=(2,),
-        )
-        full = replace(
-            standard,
-            implementation=("triton", *SDPA, *EXTRA_IMPLEMENTATIONS),
-            extra=(),
-            heads_of_head_dim=(32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
-            seq=(4096, 512, 1024, 2048, 8192, 16384),
-            dtype=("bfloat16", "float16"),
-        )
-    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
@@ -566,7 +528,7 @@ PROBE = Probe(
     question="How many heads should a hidden size be split into on this machine, and what does another number cost?",
     topic="attention",
     title="Heads and head size",
-    axes=axes,
+    axes=AttentionHeadsAxes.of,
     sweep=sweep,
     order=lambda row: (
         *(law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),

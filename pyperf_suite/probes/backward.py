@@ -6,17 +6,15 @@ Products are compared with twice their forward's FLOPs, activations with a copy 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.axes import AxisTable, by, crossed, one_and_all_cores
 from pyperf_suite.findings.data import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.layers import (
@@ -42,42 +40,35 @@ BOTH = ("forward", "backward")
 TWICE = 2
 
 
+CPU_LAYERS = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")
+Sizes = Annotated[tuple[int, ...], Within(1)]
+
+
 @dataclass(frozen=True)
-class BackwardAxes:
-    """What the probe varies, as on one core, whose passes disturb each other least.
+class BackwardAxes(AxisTable):
+    """Layers that exceed the caches of one CPU core; on a GPU those of a model of 7 to 8 billion parameters.
 
     Linear layers go from `hidden` to `ffn` features, activations and the copy have `ffn`, norms and
     attention `hidden`; convolutions have `channels` and images of `seq` pixels. `phase` is crossed with the layers that
-    have it.
+    have it. Passes on one core disturb each other least.
     """
 
-    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = ("linear", "gelu")
-    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = BOTH
-    batch: Annotated[tuple[int, ...], Within(1)] = (4,)
-    seq: Annotated[tuple[int, ...], Within(1)] = (256,)
-    hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
-    ffn: Annotated[tuple[int, ...], Within(1)] = (1024,)
-    channels: Annotated[tuple[int, ...], Within(1)] = (128,)
-    heads: Annotated[tuple[int, ...], Within(1)] = (4,)
-    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("float32",)
-    workers: Annotated[tuple[int, ...], Within(1)] = (1,)
-
-
-def axes(profile: str, device: Device) -> BackwardAxes:
-    """On a CPU layers that exceed one core's caches; on a GPU those of a model of 7 to 8 billion parameters."""
-    quick = BackwardAxes()
-    if device.kind == "cuda":
-        large = replace(quick, batch=(1,), seq=(4096,), hidden=(4096,), ffn=(14336,), channels=(512,), heads=(32,))
-        quick = replace(large, dtype=("bfloat16",))
-        standard = replace(quick, layer=LAYERS, phase=PASSES)
-        full = replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
-    else:
-        layers = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")
-        standard = replace(quick, layer=layers, phase=PASSES)
-        workers = tuple(sorted({1, cpu.detect().usable_cores}))
-        many = replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"))
-        full = replace(many, workers=workers)
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = by(
+        ("linear", "gelu"), CPU_LAYERS, LAYERS, cuda=by(("linear", "gelu"), standard=LAYERS)
+    )
+    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = by(BOTH, standard=PASSES)
+    batch: Sizes = by((4,), full=(1, 4, 16), cuda=by((1,), full=(1, 2, 4)))
+    seq: Sizes = by((256,), cuda=(4096,))
+    hidden: Sizes = by((256,), cuda=(4096,))
+    ffn: Sizes = by((1024,), cuda=(14336,))
+    channels: Sizes = by((128,), cuda=(512,))
+    heads: Sizes = by((4,), cuda=(32,))
+    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = by(
+        ("float32",),
+        full=("float32", "bfloat16"),
+        cuda=by(("bfloat16",), full=("bfloat16", "float16", "tfloat32", "float32")),
+    )
+    workers: Sizes = by((1,), full=one_and_all_cores, cuda=(1,))
 
 
 def sweep(axes: BackwardAxes) -> Iterator[Case]:
@@ -169,7 +160,7 @@ PROBE = Probe(
     question="How long does backward take compared with forward, and what bounds each layer?",
     topic="training",
     title="Training: backward passes",
-    axes=axes,
+    axes=BackwardAxes.of,
     sweep=sweep,
     computed={
         "name": name,

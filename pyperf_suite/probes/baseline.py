@@ -10,14 +10,21 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import Shape, parsed
+from pyperf_suite.findings.axes import (
+    AxisTable,
+    Shape,
+    all_cores,
+    by,
+    multiprocessors,
+    one_and_all_cores,
+    parsed,
+)
 from pyperf_suite.findings.data import Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels.static import families
@@ -32,26 +39,30 @@ Pairs = TypeVar("Pairs", bound="BaselinePair")
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"
-IMPLEMENTATIONS = OneOf(find_workload("matmul").implementations)
+Workers = Annotated[tuple[int, ...], Within(1, 100_000)]
+Implementations = Annotated[tuple[str, ...], OneOf(find_workload("matmul").implementations)]
+Dtypes = Annotated[tuple[str, ...], OneOf(ELEMENT_TYPES)]
+
+
+def own_kernel(device: Device) -> tuple[str, ...]:
+    """The kernel of ours that is written for a GPU."""
+    return (f"cuda_{architecture(gpus()[device.index].compute_capability).cuda_kernels}",)
+
+
+def own_and_triton(device: Device) -> tuple[str, ...]:
+    """That kernel, and the one that Triton compiles."""
+    return (*own_kernel(device), "triton")
 
 
 @dataclass(frozen=True)
-class ProductAxes:
-    """What every probe of products varies."""
+class ProductAxes(AxisTable):
+    """What every probe of products varies; workers are cores, or a GPU's multiprocessors."""
 
-    workers: Annotated[tuple[int, ...], Within(1, 100_000)]
-    implementation: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("native",)
-    library: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch",)
-    dtype: Annotated[tuple[str, ...], OneOf(ELEMENT_TYPES)] = ("float32",)
+    workers: Workers = by(all_cores, cuda=multiprocessors)
+    implementation: Implementations = by(("native",), cuda=own_kernel)
+    library: Implementations = by(("torch",), cuda=("cublas",))
+    dtype: Dtypes = by(("float32",), cuda=("bfloat16",))
     mode: tuple[str, ...] = ("burst",)
-
-
-def on_gpu(device: Device) -> tuple[str, dict[str, Any]]:
-    """The kernel of ours that is written for a GPU, and the axes that a whole GPU sets."""
-    gpu = gpus()[device.index]
-    own = f"cuda_{architecture(gpu.compute_capability).cuda_kernels}"
-    shared = {"implementation": (own,), "library": ("cublas",), "dtype": ("bfloat16",)}
-    return own, shared | {"workers": (gpu.multiprocessors,)}
 
 
 def library_of(row: Row) -> Row | None:
@@ -151,33 +162,33 @@ GPU_SHAPES = parsed(
 )
 
 
+def measured_tiles(device: Device) -> tuple[str, ...]:
+    """The tiles in which a GPU's kernel of ours is measured."""
+    (own,) = own_kernel(device)
+    return tuple(families()[own.removeprefix("cuda_")].MEASURED_TILES)
+
+
 @dataclass(frozen=True)
 class BaselineAxes(ProductAxes):
-    """What the probe varies, as it is on a CPU in a minute.
+    """Squares and transformer-like shapes, on one core and on all, or on a whole GPU.
 
     The tile `chosen` lets our kernel choose; of several tiles the fastest counts.
     """
 
-    shape: tuple[Shape, ...] = QUICK_SHAPES
-    layout: tuple[str, ...] = ("NN",)
-    tile: tuple[str, ...] = (CHOSEN,)
-    schedule: tuple[str, ...] = ("data_parallel",)
-
-
-def axes(profile: str, device: Device) -> BaselineAxes:
-    """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
-    if device.kind == "cuda":
-        own, shared = on_gpu(device)
-        tiles = families()[own.removeprefix("cuda_")].MEASURED_TILES
-        quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
-        quick = replace(quick, implementation=(own, "triton"))
-        standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
-        full = replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
-    else:
-        quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
-        shapes = QUICK_SHAPES + LARGER_SHAPES
-        full = standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    workers: Workers = by(one_and_all_cores, cuda=multiprocessors)
+    implementation: Implementations = by(("native",), cuda=own_and_triton)
+    dtype: Dtypes = by(
+        ("float32",), standard=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16"))
+    )
+    mode: tuple[str, ...] = by(("burst",), cuda=by(("burst",), full=("burst", "sustained")))
+    shape: tuple[Shape, ...] = by(
+        QUICK_SHAPES, standard=QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], standard=GPU_SHAPES)
+    )
+    layout: tuple[str, ...] = by(("NN",), standard=("NN", "TN"), cuda=by(("TN",), full=("TN", "NN", "NT")))
+    tile: tuple[str, ...] = by((CHOSEN,), cuda=measured_tiles)
+    schedule: tuple[str, ...] = by(
+        ("data_parallel",), cuda=by(("persistent",), standard=("data_parallel", "persistent", "stream_k"))
+    )
 
 
 def sweep(axes: BaselineAxes) -> Iterator[Case]:
@@ -266,7 +277,7 @@ PROBE = Probe(
     question="How fast are our own kernels compared with the library's, and with each other by dtype?",
     topic="products",
     title="Our product compared with the library's",
-    axes=axes,
+    axes=BaselineAxes.of,
     sweep=sweep,
     order=lambda row: (row.mode, row.dtype, row.schedule.workers, row.flop, row.m, row.n, row.k, row.layout),
     tables=(

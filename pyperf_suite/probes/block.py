@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
-from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
 from pyperf_suite.findings.data import BIGSCIENCE, Claim, Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flop import hardware_flop, model_flop
@@ -39,41 +38,35 @@ MODELS = ("block", "gpt")
 SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-@dataclass(frozen=True)
-class BlockAxes:
-    """What the probe varies, as on a CPU; `model` "block" is one layer, "gpt" has `layers` and a vocabulary.
+EAGER, COMPILED = ("no",), ("no", "yes")
 
-    Steps are held against square products of these edges, the fastest of which is what the machine can multiply (MAMF).
-    A `shape` is a model of the guides by its name, instead of `model` and its dimensions.
+
+@dataclass(frozen=True)
+class BlockAxes(AxisTable):
+    """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile as well as eager.
+
+    The `model` "block" is one layer, "gpt" has `layers` and a vocabulary. Steps are held against square products of
+    these edges, the fastest of which is what the machine can multiply (MAMF). A `shape` is a model of the guides by its
+    name, instead of `model` and its dimensions.
     """
 
-    workers: tuple[int, ...] = (1,)
-    model: Annotated[tuple[str, ...], OneOf(MODELS)] = MODELS[:1]
-    compiled: Annotated[tuple[str, ...], OneOf(("no", "yes"))] = ("no",)
-    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
-    precision: tuple[str, ...] = ("float32",)
-    part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = ()
-    edge: tuple[int, ...] = (1024,)
-    library: tuple[str, ...] = ("torch",)
-    hidden: tuple[int, ...] = (256,)
-    heads: tuple[int, ...] = (4,)
-    layers: Annotated[tuple[int, ...], Within(1)] = (2,)
-    seq: tuple[int, ...] = (128,)
-    batch: tuple[int, ...] = (2,)
-    vocab: Annotated[tuple[int, ...], Within(0)] = (1024,)
+    workers: tuple[int, ...] = by(all_cores, cuda=(1,))
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = by(MODELS[:1], standard=MODELS)
+    compiled: Annotated[tuple[str, ...], OneOf(COMPILED)] = by(EAGER, full=COMPILED, cuda=by(EAGER, COMPILED))
+    checkpointing: tuple[Checkpointing, ...] = by(
+        (Checkpointing(),), standard=(Checkpointing(), Checkpointing("every"))
+    )
+    precision: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
+    part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = by((), standard=BLOCK_PARTS)
+    edge: tuple[int, ...] = by((1024,), cuda=(8192,))
+    library: tuple[str, ...] = by(("torch",), cuda=("cublas",))
+    hidden: tuple[int, ...] = by((256,), cuda=(4096,))
+    heads: tuple[int, ...] = by((4,), cuda=(32,))
+    layers: Annotated[tuple[int, ...], Within(1)] = by((2,), cuda=(4,))
+    seq: tuple[int, ...] = by((128,), cuda=(2048,))
+    batch: tuple[int, ...] = by((2,), cuda=(4,))
+    vocab: Annotated[tuple[int, ...], Within(0)] = by((1024,), cuda=(50304,))
     shape: Annotated[tuple[str, ...], NAMES] = ()
-
-
-def axes(profile: str, device: Device) -> BlockAxes:
-    """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile as well as eager."""
-    gpu = device.kind == "cuda"
-    quick = BlockAxes() if gpu else BlockAxes(workers=(cpu.detect().usable_cores,))
-    if gpu:
-        large = replace(quick, hidden=(4096,), heads=(32,), layers=(4,), seq=(2048,), batch=(4,), vocab=(50304,))
-        quick = replace(large, precision=("bfloat16",), edge=(8192,), library=("cublas",))
-    every = replace(quick, model=MODELS, checkpointing=(Checkpointing(), Checkpointing("every")), part=BLOCK_PARTS)
-    full = replace(every, compiled=("no", "yes"))
-    return {"quick": quick, "standard": full if gpu else every, "full": full}[profile]
 
 
 def shaped(axes: BlockAxes, name: str, _: Device) -> BlockAxes:
@@ -229,7 +222,7 @@ PROBE = Probe(
     question="How many FLOP/s and tokens/s does a transformer train at here, and which part of a block holds it up?",
     topic="training",
     title="Training: a step and its parts",
-    axes=axes,
+    axes=BlockAxes.of,
     sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pyperf_suite.errors import Within
-from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
 from pyperf_suite.findings.data import (
     BEKMAN,
     Claim,
@@ -28,7 +28,6 @@ from pyperf_suite.findings.data import (
 )
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, all_observed, series_by, table
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.model_flop import hardware_flop, model_flop
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
@@ -56,42 +55,36 @@ TRAINS_MORE = (
 NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
 
 
+def megabytes(device: Device) -> tuple[int, ...]:
+    """What a GPU's memory holds next to CUDA's context."""
+    return (math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6),)
+
+
 @dataclass(frozen=True)
-class CheckpointingAxes:
-    """What the probe varies.
+class CheckpointingAxes(AxisTable):
+    """On a CPU a few small blocks, a tenth of a second a step at the largest batch; on a GPU what its memory holds.
 
     `budget_mb` is what a step may hold in all, in units of 1e6 bytes; 0 is what the device has free, and then no larger
     batch is searched for. With `vocab` 0 there are blocks alone, without embedding, logits and loss.
     """
 
-    hidden: tuple[int, ...] = (128,)
-    heads: tuple[int, ...] = (4,)
-    layers: tuple[int, ...] = (4,)
-    seq: tuple[int, ...] = (64,)
-    vocab: tuple[int, ...] = (0,)
+    hidden: tuple[int, ...] = by((128,), full=(256,), cuda=(4096,))
+    heads: tuple[int, ...] = by((4,), cuda=(32,))
+    layers: tuple[int, ...] = by((2,), (4,), (8,), cuda=by((2,), standard=(4,)))
+    seq: tuple[int, ...] = by((64,), full=(128,), cuda=(2048,))
+    vocab: tuple[int, ...] = by((0,), cuda=by((0,), full=(0, 50304)))
     attention: tuple[str, ...] = ("sdpa",)
-    precision: tuple[str, ...] = ("float32",)
+    precision: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
     part: tuple[str, ...] = ("train",)
-    budget_mb: Annotated[tuple[int, ...], Within(0)] = (25,)
-    workers: Annotated[tuple[int, ...], Within(1)] = (1,)
-    batch: Annotated[tuple[int, ...], Within(1)] = (4,)
-    checkpointing: tuple[Checkpointing, ...] = POLICIES
-
-
-def axes(profile: str, device: Device) -> CheckpointingAxes:
-    """On a CPU a few small blocks, a tenth of a second a step at the largest batch; on a GPU what its memory holds."""
-    if device.kind == "cuda":
-        budget_mb = math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6)
-        large = CheckpointingAxes(hidden=(4096,), heads=(32,), seq=(2048,), batch=(2,), precision=("bfloat16",))
-        standard = replace(large, budget_mb=(budget_mb,))
-        full = replace(standard, batch=(1, 2, 4, 8), vocab=(0, 50304))
-    else:
-        standard = CheckpointingAxes(workers=(cpu.detect().usable_cores,))
-        policies = (*POLICIES, Checkpointing("every", 4))
-        large = replace(standard, hidden=(256,), layers=(8,), seq=(128,), budget_mb=(200,))
-        full = replace(large, batch=(1, 2, 4), checkpointing=policies)
-    quick = replace(standard, checkpointing=(NONE, BLOCK), layers=(2,), budget_mb=(0,))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    budget_mb: Annotated[tuple[int, ...], Within(0)] = by((0,), (25,), (200,), cuda=by((0,), standard=megabytes))
+    workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
+    batch: Annotated[tuple[int, ...], Within(1)] = by((4,), full=(1, 2, 4), cuda=by((2,), full=(1, 2, 4, 8)))
+    checkpointing: tuple[Checkpointing, ...] = by(
+        (NONE, BLOCK),
+        standard=POLICIES,
+        full=(*POLICIES, Checkpointing("every", 4)),
+        cuda=by((NONE, BLOCK), standard=POLICIES),
+    )
 
 
 def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
@@ -294,7 +287,7 @@ PROBE = Probe(
     question="What does computing activations again cost, what does it free, and does a larger batch repay it?",
     topic="training",
     title="Training: checkpointing",
-    axes=axes,
+    axes=CheckpointingAxes.of,
     sweep=sweep,
     computed={
         "model": model,

@@ -10,7 +10,20 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError
-from pyperf_suite.findings.axes import NO, YES, Flag, Sizes, every_size, size_name, size_ticks, sizes
+from pyperf_suite.findings.axes import (
+    NO,
+    YES,
+    AxisTable,
+    Flag,
+    Sizes,
+    a_rank_a_gpu,
+    by,
+    every_size,
+    ranks_of,
+    size_name,
+    size_ticks,
+    sizes,
+)
 from pyperf_suite.findings.data import (
     BEKMAN,
     TRANSFORMERS,
@@ -28,7 +41,6 @@ from pyperf_suite.findings.data import (
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
-from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
@@ -37,7 +49,7 @@ from pyperf_suite.laws.training.data_parallel import (
     held_out_step_errors,
 )
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.ranks.launch import rank_environment, require_launched
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
@@ -170,50 +182,47 @@ FEWEST_BUCKETS = 3
 
 
 @dataclass(frozen=True)
-class DataParallelAxes:
-    """What the probe varies.
+class DataParallelAxes(AxisTable):
+    """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too.
 
     Every model (hidden, layers, seq, batch, vocab; 0 is a stack of blocks without logits) makes its step in every
     `exchange`: ddp with each `bucket`, after, none, dp. The first model also takes `accumulate` micro-batches, with and
-    without no_sync, with the first bucket. `all_reduce` are the sizes that the law is read off.
+    without no_sync, with the first bucket. `all_reduce` are the sizes that the law is read off. Steps on a CPU compute
+    about as long as they exchange over gloo: 3.2 MB of gradients a layer, 64 tokens a rank. On GPUs a layer has 403 MB
+    of gradients, sizes at which buckets and links matter.
     """
 
-    ranks: tuple[int, ...]
-    implementation: tuple[str, ...] = ("gloo",)
-    hidden: tuple[int, ...] = (256,)
-    layers: tuple[int, ...] = (4,)
-    seq: tuple[int, ...] = (64,)
+    ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
+    implementation: tuple[str, ...] = by(("gloo",), cuda=("nccl",))
+    hidden: tuple[int, ...] = by((256,), cuda=(4096,))
+    layers: tuple[int, ...] = by((4,), full=(4, 2, 8))
+    seq: tuple[int, ...] = by((64,), cuda=(2048,))
     batch: tuple[int, ...] = (1,)
-    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)] = ("none", "ddp")
-    bucket: tuple[Sizes, ...] = sizes("4MiB")
+    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)] = by(
+        ("none", "ddp"),
+        standard=("none", "ddp", "after"),
+        cuda=by(("none", "ddp"), standard=("none", "ddp", "after", "dp")),
+    )
+    bucket: tuple[Sizes, ...] = by(
+        sizes("4MiB"),
+        standard=sizes("4MiB", "1MiB", "25MiB"),
+        full=sizes("4MiB", "1MiB", "2MiB", "8MiB", "25MiB"),
+        cuda=by(
+            sizes("25MiB"),
+            standard=sizes("25MiB", "100MiB", "4GiB"),
+            full=sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB"),
+        ),
+    )
     vocab: tuple[int, ...] = (0,)
-    accumulate: tuple[int, ...] = (1,)
-    peer_to_peer: tuple[Flag, ...] = (YES,)
-    dtype: tuple[str, ...] = ("float32",)
-    all_reduce: tuple[Sizes, ...] = ()
-
-
-def axes(profile: str, device: Device) -> DataParallelAxes:
-    """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too.
-
-    Steps on a CPU compute about as long as they exchange over gloo: 3.2 MB of gradients a layer, 64 tokens a rank. On
-    GPUs a layer has 403 MB of gradients, sizes at which buckets and links matter.
-    """
-    if device.kind == "cpu":
-        quick = DataParallelAxes(ranks_here((2,)))
-        standard = replace(quick, bucket=sizes("4MiB", "1MiB", "25MiB"), all_reduce=sizes("64KiB..16MiB:16"))
-        standard = replace(standard, exchange=("none", "ddp", "after"), accumulate=(1, 2))
-        full = replace(standard, ranks=ranks_here((2, 4)), all_reduce=sizes("64KiB..32MiB:2"))
-        full = replace(full, bucket=sizes("4MiB", "1MiB", "2MiB", "8MiB", "25MiB"))
-    else:
-        quick = DataParallelAxes(ranks_here((len(gpus()),)), ("nccl",), hidden=(4096,), seq=(2048,))
-        quick = replace(quick, bucket=sizes("25MiB"), dtype=("bfloat16",))
-        standard = replace(quick, bucket=sizes("25MiB", "100MiB", "4GiB"), all_reduce=sizes("1MiB..1GiB:4"))
-        standard = replace(standard, exchange=("none", "ddp", "after", "dp"), accumulate=(1, 2), peer_to_peer=(YES, NO))
-        full = replace(standard, bucket=sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB"))
-        full = replace(full, all_reduce=sizes("1MiB..1GiB:2"))
-    full = replace(full, layers=(4, 2, 8), accumulate=(1, 2, 4))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    accumulate: tuple[int, ...] = by((1,), standard=(1, 2), full=(1, 2, 4))
+    peer_to_peer: tuple[Flag, ...] = by((YES,), cuda=by((YES,), standard=(YES, NO)))
+    dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
+    all_reduce: tuple[Sizes, ...] = by(
+        (),
+        standard=sizes("64KiB..16MiB:16"),
+        full=sizes("64KiB..32MiB:2"),
+        cuda=by((), standard=sizes("1MiB..1GiB:4"), full=sizes("1MiB..1GiB:2")),
+    )
 
 
 def sweep(axes: DataParallelAxes) -> Iterator[Case]:
@@ -381,7 +390,7 @@ PROBE = Probe(
     question="What does exchanging gradients cost a training step here, and what hides it?",
     topic="network",
     title="Training: data parallel",
-    axes=axes,
+    axes=DataParallelAxes.of,
     sweep=sweep,
     computed={"setting": setting_of},
     claims=(

@@ -9,19 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import Shape
+from pyperf_suite.findings.axes import AxisTable, Shape, all_cores, by, parsed
 from pyperf_suite.findings.data import Claim, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series_by
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import relative_error
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import GROUPED_DTYPES, GroupedMatmul, GroupedMatmulParameters
@@ -36,30 +34,25 @@ PADDING_WASTES = Claim("padding to the largest expert wastes computation where e
 SKEW_IS_FREE = Claim("experts that differ in size cost a grouped product nothing, taken as 10 %", MEGABLOCKS, 0.9)
 
 
+# All experts' rows x N x K: layers of a small mixture; of Mixtral (8 experts), and of DeepSeek-V3 (many small ones).
+CPU_SHAPES = parsed(Shape, "512x512x256 2048x512x256 256x1024x512")
+GPU_SHAPES = parsed(Shape, "8192x14336x4096 8192x2048x7168")
+
+
 @dataclass(frozen=True)
-class GroupedAxes:
+class GroupedAxes(AxisTable):
     """What the probe varies. M of a `shape` are the rows of all experts together; a skew of 0 spreads them evenly."""
 
-    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = WAYS[:3]
-    experts: Annotated[tuple[int, ...], Within(1, 4096)] = (8,)
-    shape: tuple[Shape, ...] = (Shape(512, 512, 256),)
-    skew: Annotated[tuple[float, ...], Within(0, 8)] = (0.0, 1.0)
-    dtype: Annotated[tuple[str, ...], OneOf(GROUPED_DTYPES)] = ("float32",)
-    workers: Annotated[tuple[int, ...], Within(0)] = (0,)
-
-
-def axes(profile: str, device: Device) -> GroupedAxes:
-    """Layers of a small mixture on a CPU; of Mixtral (8 experts) and of DeepSeek-V3 (many small ones) on a GPU."""
-    if device.kind == "cuda":
-        quick = GroupedAxes(WAYS, shape=(Shape(8192, 14336, 4096),), dtype=("bfloat16",))
-        many = replace(quick, experts=(8, 64), shape=(*quick.shape, Shape(8192, 2048, 7168)))
-    else:
-        quick = GroupedAxes(workers=(cpu.detect().usable_cores,))
-        shapes = (*quick.shape, Shape(2048, 512, 256), Shape(256, 1024, 512))
-        many = replace(quick, experts=(4, 8, 32), shape=shapes)
-    standard = replace(many, skew=(0.0, 0.5, 1.0))
-    full = replace(standard, experts=(4, 8, 32, 64), skew=(0.0, 0.25, 0.5, 1.0, 1.5))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = by(WAYS[:3], cuda=WAYS)
+    experts: Annotated[tuple[int, ...], Within(1, 4096)] = by(
+        (8,), standard=(4, 8, 32), full=(4, 8, 32, 64), cuda=by((8,), standard=(8, 64), full=(4, 8, 32, 64))
+    )
+    shape: tuple[Shape, ...] = by(CPU_SHAPES[:1], standard=CPU_SHAPES, cuda=by(GPU_SHAPES[:1], standard=GPU_SHAPES))
+    skew: Annotated[tuple[float, ...], Within(0, 8)] = by(
+        (0.0, 1.0), standard=(0.0, 0.5, 1.0), full=(0.0, 0.25, 0.5, 1.0, 1.5)
+    )
+    dtype: Annotated[tuple[str, ...], OneOf(GROUPED_DTYPES)] = by(("float32",), cuda=("bfloat16",))
+    workers: Annotated[tuple[int, ...], Within(0)] = by(all_cores, cuda=(0,))
 
 
 def sweep(axes: GroupedAxes) -> Iterator[Case]:
@@ -126,7 +119,7 @@ PROBE = Probe(
     question="How should the experts of a mixture be multiplied, and what do experts of different sizes cost?",
     topic="products",
     title="Experts of a mixture: grouped products",
-    axes=axes,
+    axes=GroupedAxes.of,
     sweep=sweep,
     computed={
         "place": lambda row: WAYS.index(row.implementation),

@@ -12,6 +12,7 @@ from statistics import mode
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf
+from pyperf_suite.findings.axes import AxisTable, by
 from pyperf_suite.findings.data import (
     TRANSFORMERS,
     Claim,
@@ -54,9 +55,26 @@ GUIDE_LOADERS = 4
 MOST_CORES = 32
 
 
+def none_and_two(_device: Device) -> tuple[int, ...]:
+    """No loader, and two where there are so many cores."""
+    return (0, min(2, cpu.detect().usable_cores))
+
+
+def up_to_the_cores(_device: Device) -> tuple[int, ...]:
+    """None, powers of two, and one for each core up to 16."""
+    most = min(cpu.detect().usable_cores, 16)
+    return tuple(sorted({0, *(2**power for power in range(5) if 2**power <= most), most}))
+
+
+def past_the_cores(device: Device) -> tuple[int, ...]:
+    """Each number up to four, as the guide has it, one for each core, and twice as many."""
+    most = min(cpu.detect().usable_cores, MOST_CORES)
+    return tuple(sorted({*up_to_the_cores(device), 1, 2, 3, 4, most, 2 * most}))
+
+
 @dataclass(frozen=True)
-class InputPipelineAxes:
-    """What the probe varies.
+class InputPipelineAxes(AxisTable):
+    """Loaders up to the cores, and past them in the full profile; pinned copies on a GPU.
 
     Every `loaders` is measured on the first of all else. The other values of prefetch, workers (kept from epoch to
     epoch, or ended), copy (from pageable or pinned memory), model (on a device of its own, or on a core of the host),
@@ -64,29 +82,13 @@ class InputPipelineAxes:
     those of model and step_us with no loaders as well.
     """
 
-    loaders: tuple[int, ...] = (0,)
-    prefetch: tuple[int, ...] = (2,)
-    workers: Annotated[tuple[str, ...], OneOf(KEPT)] = ("kept",)
-    copy: Annotated[tuple[str, ...], OneOf(COPIES)] = ("pageable",)
-    model: Annotated[tuple[str, ...], OneOf(MODELS)] = ("device",)
-    step_us: tuple[int, ...] = (5000,)
-    batch: tuple[int, ...] = (8,)
-
-
-def axes(profile: str, device: Device) -> InputPipelineAxes:
-    """Loaders up to the cores, and past them in the full profile; pinned copies on a GPU."""
-    cores = cpu.detect().usable_cores
-    few, most = min(cores, 16), min(cores, MOST_CORES)
-    quick = InputPipelineAxes(loaders=(0, min(2, cores)))
-    # One loader for each core up to four, as the guide has it, else by powers of two.
-    powers = {2**power for power in range(10) if 2**power <= few}
-    settings = replace(quick, prefetch=(2, 8), workers=KEPT, model=MODELS)
-    copies = COPIES if device.kind == "cuda" else COPIES[:1]
-    standard = replace(settings, copy=copies, loaders=tuple(sorted({0, *powers, few})))
-    large = replace(standard, prefetch=(2, 1, 4, 8), batch=(8, 32))
-    loaders = tuple(sorted({0, 1, 2, 3, 4, *powers, most, 2 * most}))
-    full = replace(large, loaders=loaders, step_us=(5000, 1000, 20000))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    loaders: tuple[int, ...] = by(none_and_two, standard=up_to_the_cores, full=past_the_cores)
+    prefetch: tuple[int, ...] = by((2,), standard=(2, 8), full=(2, 1, 4, 8))
+    workers: Annotated[tuple[str, ...], OneOf(KEPT)] = by(KEPT[:1], standard=KEPT)
+    copy: Annotated[tuple[str, ...], OneOf(COPIES)] = by(COPIES[:1], cuda=by(COPIES[:1], standard=COPIES))
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = by(MODELS[:1], standard=MODELS)
+    step_us: tuple[int, ...] = by((5000,), full=(5000, 1000, 20000))
+    batch: tuple[int, ...] = by((8,), full=(8, 32))
 
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
@@ -234,7 +236,7 @@ PROBE = Probe(
     question="Does the model wait for its data on this machine, and which settings of the loader shorten that?",
     topic="training",
     title="Training: input pipeline",
-    axes=axes,
+    axes=InputPipelineAxes.of,
     sweep=sweep,
     computed={
         "task": in_words,

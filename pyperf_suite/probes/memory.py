@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.axes import AxisTable, by, crossed
 from pyperf_suite.findings.data import (
     BEKMAN,
     BIGSCIENCE,
@@ -28,7 +28,6 @@ from pyperf_suite.findings.data import (
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes
 from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
@@ -66,34 +65,27 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "weight_copies")
 
 
 @dataclass(frozen=True)
-class MemoryAxes:
-    """What the probe varies: `block` to `checkpointing` are crossed, the others are varied one at a time."""
+class MemoryAxes(AxisTable):
+    """Small models on a CPU, where every byte is counted; on a GPU the dimensions that are trained there.
 
-    block: Annotated[tuple[str, ...], OneOf(BLOCKS)] = BLOCKS
-    attention: tuple[str, ...] = ("sdpa", "explicit")
-    dropout: tuple[float, ...] = (0.0, 0.1)
-    checkpointing: tuple[Checkpointing, ...] = POLICIES
-    precision: tuple[str, ...] = ("bfloat16", "autocast_bfloat16", "float32")
-    batch: tuple[int, ...] = (2, 1, 4)
-    seq: tuple[int, ...] = (64, 128)
-    kv_heads: tuple[int, ...] = (0, 2)
-    hidden: tuple[int, ...] = (128,)
-    heads: tuple[int, ...] = (4,)
-    layers: tuple[int, ...] = (3,)
-    vocab: tuple[int, ...] = (512,)
-    implementation: tuple[str, ...] = ("storages",)
+    `block` to `checkpointing` are crossed, the others are varied one at a time.
+    """
 
-
-def axes(profile: str, device: Device) -> MemoryAxes:
-    """Small models on a CPU, where every byte is counted; on a GPU the dimensions that are trained there."""
-    chosen = MemoryAxes()
-    if profile == "quick":
-        plain = replace(chosen, block=("gpt",), attention=("sdpa",), dropout=(0.0,), checkpointing=POLICIES[:2])
-        chosen = replace(plain, precision=chosen.precision[:2], batch=(2,), seq=(64,), kv_heads=(0,))
-    if device.kind == "cuda":
-        large = replace(chosen, seq=(2048, 4096), hidden=(2048,), heads=(16,), layers=(4,), vocab=(50304,))
-        chosen = replace(large, implementation=("allocator",))
-    return chosen
+    block: Annotated[tuple[str, ...], OneOf(BLOCKS)] = by(("gpt",), standard=BLOCKS)
+    attention: tuple[str, ...] = by(("sdpa",), standard=("sdpa", "explicit"))
+    dropout: tuple[float, ...] = by((0.0,), standard=(0.0, 0.1))
+    checkpointing: tuple[Checkpointing, ...] = by(POLICIES[:2], standard=POLICIES)
+    precision: tuple[str, ...] = by(
+        ("bfloat16", "autocast_bfloat16"), standard=("bfloat16", "autocast_bfloat16", "float32")
+    )
+    batch: tuple[int, ...] = by((2,), standard=(2, 1, 4))
+    seq: tuple[int, ...] = by((64,), standard=(64, 128), cuda=(2048, 4096))
+    kv_heads: tuple[int, ...] = by((0,), standard=(0, 2))
+    hidden: tuple[int, ...] = by((128,), cuda=(2048,))
+    heads: tuple[int, ...] = by((4,), cuda=(16,))
+    layers: tuple[int, ...] = by((3,), cuda=(4,))
+    vocab: tuple[int, ...] = by((512,), cuda=(50304,))
+    implementation: tuple[str, ...] = by(("storages",), cuda=("allocator",))
 
 
 def sweep(axes: MemoryAxes) -> Iterator[Case]:
@@ -266,7 +258,7 @@ PROBE = Probe(
     question="What takes a training step's memory, and do the formulas that people plan with say so?",
     topic="training",
     title="Training: memory",
-    axes=axes,
+    axes=MemoryAxes.of,
     sweep=sweep,
     computed={
         "model": model,

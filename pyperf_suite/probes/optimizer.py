@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import AxisTable, all_cores, by
 from pyperf_suite.findings.data import BEKMAN, TRANSFORMERS, Claim, Findings, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
@@ -35,28 +35,21 @@ GPU_SETS = (TensorSet(4, 4096, 4096), TensorSet(64, 1024, 1024), TensorSet(1024,
 
 
 @dataclass(frozen=True)
-class OptimizerAxes:
-    """What the probe varies; AdamW alone is tried in 8 bits, and Adafactor has no fused way.
+class OptimizerAxes(AxisTable):
+    """Two million elements on a CPU, 64 million on a GPU.
 
-    A `shape` is a model of the guides by its name: its parameters are then the `tensors`.
+    AdamW alone is tried in 8 bits, and Adafactor has no fused way. A `shape` is a model of the guides by its name: its
+    parameters are then the `tensors`.
     """
 
-    optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)] = ("AdamW",)
-    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = WAYS[:3]
-    tensors: tuple[TensorSet, ...] = CPU_SETS[2:3]
-    dtype: tuple[str, ...] = ("float32",)
-    workers: Annotated[tuple[int, ...], Within(1)] = (1,)
+    optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)] = by(OPTIMIZERS[:1], standard=OPTIMIZERS)
+    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = by(WAYS[:3], standard=WAYS)
+    tensors: tuple[TensorSet, ...] = by(
+        CPU_SETS[2:3], CPU_SETS[:3:2], CPU_SETS, cuda=by(GPU_SETS[2:3], GPU_SETS[:3:2], GPU_SETS)
+    )
+    dtype: tuple[str, ...] = by(("float32",), full=("float32", "bfloat16"))
+    workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
     shape: Annotated[tuple[str, ...], NAMES] = ()
-
-
-def axes(profile: str, device: Device) -> OptimizerAxes:
-    """Two million elements on a CPU, 64 million on a GPU."""
-    gpu = device.kind == "cuda"
-    sets = GPU_SETS if gpu else CPU_SETS
-    quick = OptimizerAxes(tensors=sets[2:3], workers=(1 if gpu else cpu.detect().usable_cores,))
-    standard = replace(quick, optimizer=OPTIMIZERS, implementation=WAYS, tensors=sets[:3:2])
-    full = replace(standard, tensors=sets, dtype=("float32", "bfloat16"))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def shaped(axes: OptimizerAxes, name: str, _: Device) -> OptimizerAxes:
@@ -114,7 +107,7 @@ PROBE = Probe(
     question="Which way of updating is fastest for many small and few large tensors, and what memory does it take?",
     topic="training",
     title="Training: optimizers",
-    axes=axes,
+    axes=OptimizerAxes.of,
     sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("tensors",),

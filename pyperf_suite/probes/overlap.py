@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pyperf_suite.findings.axes import Sizes, every_size, size_name, sizes
+from pyperf_suite.findings.axes import AxisTable, Sizes, a_rank_a_gpu, by, every_size, ranks_of, size_name, sizes
 from pyperf_suite.findings.data import BEKMAN, Claim, Findings, Quantity, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, mean_speedup
-from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.ranks.launch import ranks_here, require_launched
+from pyperf_suite.ranks.launch import require_launched
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
@@ -25,31 +24,23 @@ HIDES = Claim("communication that is shorter than compute costs nothing", BEKMAN
 
 
 @dataclass(frozen=True)
-class OverlapAxes:
-    """What the probe varies: products of `size`³ with all_reduces of `message` bytes, in every `run`.
+class OverlapAxes(AxisTable):
+    """Products of `size`³ with all_reduces of `message` bytes, in every `run`.
 
-    On a CPU core a product takes some 10 ms, and its message about as long over gloo's TCP.
+    On a CPU core a product takes some 10 ms, and its message about as long over gloo's TCP; on GPUs there are the
+    products of large layers, with a bucket of gradients and with a model's.
     """
 
-    ranks: tuple[int, ...]
-    implementation: tuple[str, ...] = ("gloo",)
-    size: tuple[int, ...] = (768,)
-    message: tuple[Sizes, ...] = sizes("4MiB")
-    dtype: tuple[str, ...] = ("float32",)
-    run: tuple[str, ...] = ("in_turn", "together")
-
-
-def axes(profile: str, device: Device) -> OverlapAxes:
-    """On GPUs the products of large layers, with a bucket of gradients and with a model's."""
-    if device.kind == "cpu":
-        quick = OverlapAxes(ranks_here((2,)))
-        standard = replace(quick, run=RUNS)
-        full = replace(standard, ranks=ranks_here((2, 4)), size=(768, 1024), message=sizes("1MiB..16MiB:4"))
-    else:
-        quick = OverlapAxes(ranks_here((len(gpus()),)), ("nccl",), (8192,), sizes("25MiB"), ("bfloat16",))
-        standard = replace(quick, run=RUNS, message=sizes("25MiB", "400MiB"))
-        full = replace(standard, size=(4096, 8192), message=sizes("1MiB..1GiB:4"))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
+    implementation: tuple[str, ...] = by(("gloo",), cuda=("nccl",))
+    size: tuple[int, ...] = by((768,), full=(768, 1024), cuda=by((8192,), full=(4096, 8192)))
+    message: tuple[Sizes, ...] = by(
+        sizes("4MiB"),
+        full=sizes("1MiB..16MiB:4"),
+        cuda=by(sizes("25MiB"), sizes("25MiB", "400MiB"), sizes("1MiB..1GiB:4")),
+    )
+    dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
+    run: tuple[str, ...] = by(("in_turn", "together"), standard=RUNS)
 
 
 def sweep(axes: OverlapAxes) -> Iterator[Case]:
@@ -123,7 +114,7 @@ PROBE = Probe(
     name="overlap",
     question="Does communication hide behind compute here, and what does each cost the other?",
     topic="network",
-    axes=axes,
+    axes=OverlapAxes.of,
     sweep=sweep,
     computed={"what": what, "share": share},
     claims=(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
-from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.axes import AxisTable, by, crossed
 from pyperf_suite.findings.data import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, series_by
@@ -57,8 +57,8 @@ SizesOrNone = Annotated[tuple[int, ...], Within(0)]
 
 
 @dataclass(frozen=True)
-class PrecisionAxes:
-    """What the probe varies.
+class PrecisionAxes(AxisTable):
+    """On a CPU a small GPT, of which a step takes milliseconds on one core; on a GPU layers of hidden 2048.
 
     Each `precision` is crossed with each `batch`, those `extra` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
@@ -68,42 +68,33 @@ class PrecisionAxes:
     MLP has 4 times hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
     """
 
-    precision: Precisions = (BASE, "autocast_bfloat16")
-    extra: Precisions = ()
-    batch: Sizes = (4,)
-    seq: Sizes = (32,)
-    hidden: Sizes = (256,)
-    heads: Sizes = (4,)
-    layers: Sizes = (1,)
-    vocab: SizesOrNone = (512,)
-    unaligned_hidden: SizesOrNone = (0,)
-    unaligned_heads: Sizes = (5,)
-    unaligned_batch: Sizes = (4,)
-    cast_cache: Annotated[tuple[str, ...], OneOf(CAST_CACHES)] = CAST_CACHES[:1]
-    micro_batches: Sizes = (1,)
-    cached_batch: Sizes = (4,)
+    # float32 in full and in tfloat32, which torch leaves off by default.
+    precision: Precisions = by(
+        (BASE, "autocast_bfloat16"),
+        full=(BASE, *HALVES),
+        cuda=by((BASE, "autocast_bfloat16"), standard=(BASE, "tfloat32", *HALVES)),
+    )
+    extra: Precisions = by((), standard=("bfloat16",), full=(), cuda=())
+    batch: Sizes = by(
+        (4,), (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), cuda=by((4,), standard=(1, 4, 16), full=(1, 2, 4, 8, 16, 32))
+    )
+    seq: Sizes = by((32,), full=(128,), cuda=(1024,))
+    hidden: Sizes = by((256,), cuda=(2048,))
+    heads: Sizes = by((4,), cuda=(16,))
+    layers: Sizes = by((1,), full=(4,), cuda=by((1,), standard=(2,)))
+    vocab: SizesOrNone = by((512,), cuda=(8192,))
+    unaligned_hidden: SizesOrNone = by((0,), standard=(255,), cuda=by((0,), standard=(2047,)))
+    unaligned_heads: Sizes = by((5,), cuda=(23,))
+    unaligned_batch: Sizes = by((4,), full=(16,), cuda=(4,))
+    cast_cache: Annotated[tuple[str, ...], OneOf(CAST_CACHES)] = by(
+        CAST_CACHES[:1], standard=CAST_CACHES, cuda=CAST_CACHES
+    )
+    micro_batches: Sizes = by((1,), standard=(4,), cuda=(4,))
+    cached_batch: Sizes = by((4,), standard=(1,), cuda=(1,))
     workers: Sizes = (1,)
-    process: Precisions = ()
+    process: Precisions = by((), standard=(BASE, "autocast_bfloat16", "bfloat16"))
     checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
     shape: Annotated[tuple[str, ...], NAMES] = ()
-
-
-def axes(profile: str, device: Device) -> PrecisionAxes:
-    """On a CPU a small GPT, of which a step takes milliseconds on one core; on a GPU layers of hidden 2048."""
-    quick = PrecisionAxes()
-    cached = replace(quick, cast_cache=CAST_CACHES, micro_batches=(4,), cached_batch=(1,))
-    if device.kind == "cuda":
-        quick = replace(cached, seq=(1024,), hidden=(2048,), heads=(16,), vocab=(8192,), unaligned_heads=(23,))
-        large = replace(quick, layers=(2,), unaligned_hidden=(2047,))
-        # float32 in full and in tfloat32, which torch leaves off by default.
-        standard = replace(large, precision=(BASE, "tfloat32", *HALVES), batch=(1, 4, 16))
-        full = replace(standard, batch=(1, 2, 4, 8, 16, 32))
-    else:
-        standard = replace(cached, extra=("bfloat16",), batch=(1, 4, 16), unaligned_hidden=(255,))
-        large = replace(standard, layers=(4,), seq=(128,), batch=(1, 2, 4, 8, 16, 32, 64), unaligned_batch=(16,))
-        full = replace(large, precision=(BASE, *HALVES), extra=())
-    seen = (*quick.precision, "bfloat16")
-    return {"quick": quick, "standard": replace(standard, process=seen), "full": replace(full, process=seen)}[profile]
 
 
 def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
@@ -246,7 +237,7 @@ PROBE = Probe(
     question="What do half precisions win in time and memory, and from which batch size on?",
     topic="training",
     title="Training: precision",
-    axes=axes,
+    axes=PrecisionAxes.of,
     sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),

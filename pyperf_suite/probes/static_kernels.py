@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pyperf_suite.findings.axes import AxisTable
 from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
@@ -20,7 +21,7 @@ KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
 
 
 @dataclass(frozen=True)
-class StaticKernelsAxes:
+class StaticKernelsAxes(AxisTable):
     """What the probe varies in every profile, as nothing is sampled; kernels are a target's default set."""
 
     compiler: tuple[str, ...] = tuple(KERNELS)
@@ -61,7 +62,7 @@ PROBE = Probe(
     question="What do our GPU kernels cost in registers, shared memory and instructions, and does any of them spill?",
     topic="the machine",
     title="Kernels as machine code",
-    axes=lambda *_: StaticKernelsAxes(),
+    axes=StaticKernelsAxes.of,
     sweep=sweep,
     order=lambda row: (row.target, row.kernel),
     tables=(

@@ -16,19 +16,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import all_cores, by, multiprocessors
 from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import JudgedLaw, Schedule, Tile, critical_path, judged_by_waves, tile_count, wave_count
 from pyperf_suite.probes.baseline import (
     BaselinePair,
+    Dtypes,
+    Implementations,
     ProductAxes,
     Sweep,
+    Workers,
     library_of,
-    on_gpu,
+    own_and_triton,
+    own_kernel,
     peak_of,
     relative_rate,
     sweeps_along,
@@ -50,63 +54,58 @@ WIDEST_STEP_SHARE = 8
 FEWEST_SIZES = 3
 
 
+def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
+    """Two tiles of the kernel of ours that is written for a GPU."""
+    (own,) = own_kernel(device)
+    k_step = families()[own.removeprefix("cuda_")].K_STEP
+    return Tile(128, 128, k_step), Tile(128, 256, k_step)
+
+
+def rows_of_tiles(device: Device) -> tuple[int, ...]:
+    """So many as divide the multiprocessors, so that columns of tiles meet the edges of waves.
+
+    A single row of tiles would read its operands at the speed of memory and show that instead.
+    """
+    (count,) = multiprocessors(device)
+    return (max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if count % rows == 0),)
+
+
+def all_and_fewer(device: Device) -> tuple[int, ...]:
+    """All multiprocessors, and fewer, as if a collective held the others."""
+    (count,) = multiprocessors(device)
+    return (count, max(1, count - 16))
+
+
+CPU_TILES = (Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256))
+
+
 @dataclass(frozen=True)
 class TileWaveAxes(ProductAxes):
-    """What the probe varies, as it is for one row of tiles on a CPU: its few tiles are many waves of few workers.
+    """One tile along N in the quick profile; several tiles, dtypes and both directions in the others.
 
-    `schedule` is written without its workers, which are an axis of their own; `across` is how many tiles the dimension
-    holds that is not varied; `waves` is how many are crossed.
+    On a CPU there is one row of tiles: its few tiles are many waves of few workers. `schedule` is written without its
+    workers, which are an axis of their own; `across` is how many tiles the dimension holds that is not varied; `waves`
+    is how many are crossed.
     """
 
-    tile: tuple[Tile, ...] = (Tile(128, 128, 256),)
-    schedule: tuple[str, ...] = SCHEDULES
-    k: tuple[int, ...] = (1024,)
-    layout: tuple[str, ...] = ("NN",)
-    along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = ("n",)
-    across: Annotated[tuple[int, ...], Within(1, 10_000)] = (1,)
-    waves: Annotated[tuple[int, ...], Within(1, 1_000)] = (3,)
-    offset: tuple[int, ...] = (-1, 0, 1)
-
-
-def axes(profile: str, device: Device) -> TileWaveAxes:
-    """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
-    if device.kind != "cuda":
-        quick = TileWaveAxes((cpu.detect().usable_cores,), waves=(2,))
-        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), waves=(3,))
-        full = replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
-        return {"quick": quick, "standard": standard, "full": full}[profile]
-    own, shared = on_gpu(device)
-    (multiprocessors,) = shared["workers"]
-    k_step = families()[own.removeprefix("cuda_")].K_STEP
-    quick = TileWaveAxes(
-        **shared,
-        tile=(Tile(128, 128, k_step),),
-        schedule=("data_parallel", "stream_k"),
-        k=(2048,),
-        layout=("TN",),
-        # A single row of tiles would read its operands at the speed of memory and show that instead. So many rows as
-        # divide the multiprocessors, so that columns of tiles meet the edges of waves.
-        across=(max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if multiprocessors % rows == 0),),
-        waves=(2,),
-        offset=(0, TMA_STEP),
+    workers: Workers = by(all_cores, cuda=by(multiprocessors, full=all_and_fewer))
+    implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_and_triton))
+    dtype: Dtypes = by(("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16")))
+    tile: tuple[Tile, ...] = by(
+        CPU_TILES[1:2],
+        standard=CPU_TILES[:2],
+        full=CPU_TILES,
+        cuda=by(lambda gpu: gpu_tiles(gpu)[:1], full=gpu_tiles),
     )
-    standard = replace(
-        quick,
-        implementation=(own, "triton"),
-        schedule=SCHEDULES,
-        k=(4096,),
-        waves=(3,),
-        offset=(-TMA_STEP, 0, TMA_STEP),
+    schedule: tuple[str, ...] = by(SCHEDULES, cuda=by(("data_parallel", "stream_k"), standard=SCHEDULES))
+    k: tuple[int, ...] = by((1024,), cuda=by((2048,), standard=(4096,)))
+    layout: tuple[str, ...] = by(("NN",), cuda=("TN",))
+    along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(
+        ("n",), standard=("n", "m"), cuda=by(("n",), full=("n", "m"))
     )
-    full = replace(
-        standard,
-        tile=(*quick.tile, Tile(128, 256, k_step)),
-        # Fewer workers than multiprocessors, as if a collective held the others.
-        workers=(multiprocessors, max(1, multiprocessors - 16)),
-        along=("n", "m"),
-        dtype=("bfloat16", "float16"),
-    )
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    across: Annotated[tuple[int, ...], Within(1, 10_000)] = by((1,), cuda=rows_of_tiles)
+    waves: Annotated[tuple[int, ...], Within(1, 1_000)] = by((2,), standard=(3,))
+    offset: tuple[int, ...] = by((-1, 0, 1), cuda=by((0, TMA_STEP), standard=(-TMA_STEP, 0, TMA_STEP)))
 
 
 def sweep(axes: TileWaveAxes) -> Iterator[Case]:
@@ -353,7 +352,7 @@ PROBE = Probe(
     question="Where are this machine's tile and wave cliffs, what do they cost, and does the wave law explain them?",
     topic="products",
     title="Tile and wave quantization",
-    axes=axes,
+    axes=TileWaveAxes.of,
     sweep=sweep,
     order=lambda row: (row.implementation, row.dtype, str(row.tile), row.schedule.workers, row.k, row.schedule, row.m),
     analyse=analyse,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.findings.axes import Sizes, every_size, size_ticks, sizes
+from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, one_and_all_cores, size_ticks, sizes
 from pyperf_suite.findings.data import (
     TRANSFORMERS,
     Claim,
@@ -61,47 +61,37 @@ LAW_POINTS = 200
 MOST_TICKS = 8
 
 
+def powers_of_cores(_device: Device) -> tuple[int, ...]:
+    """Powers of two below the cores, and all of them."""
+    cores = cpu.detect().usable_cores
+    return (*(2**power for power in range(10) if 2**power < cores), cores)
+
+
 @dataclass(frozen=True)
-class TransferAxes:
-    """What the probe varies.
+class TransferAxes(AxisTable):
+    """From below the level-1 cache to beyond all caches; on a GPU both directions over its bus, and first.
 
     memcpy and the ways over a GPU's bus take each `size`, torch each `torch_size` on each number of `workers`, reads of
     a file each `disk_size`. `memory` is the host's end of a copy to or from a GPU. `folder` names the disk, "results"
-    for that of the results.
+    for that of the results. What is measured in host memory does not change with the GPU.
     """
 
-    way: Annotated[tuple[str, ...], OneOf(WAYS)] = ("memcpy", *ON_DISK)
-    size: tuple[Sizes, ...] = sizes("64KiB", "16MiB")
-    torch_size: tuple[Sizes, ...] = ()
-    disk_size: tuple[Sizes, ...] = sizes("1MiB")
-    workers: tuple[int, ...] = ()
-    memory: Annotated[tuple[str, ...], OneOf(MEMORY)] = ()
+    way: Annotated[tuple[str, ...], OneOf(WAYS)] = by(
+        ("memcpy", *ON_DISK),
+        standard=(*IN_HOST, *ON_DISK),
+        cuda=by(OVER_BUS, standard=(*OVER_BUS, *IN_HOST, *ON_DISK)),
+    )
+    size: tuple[Sizes, ...] = by(
+        sizes("64KiB", "16MiB"),
+        sizes("2KiB..64MiB:8"),
+        sizes("1KiB..256MiB:4"),
+        cuda=by(sizes("64MiB"), sizes("2KiB..64MiB:8"), sizes("1KiB..256MiB:4")),
+    )
+    torch_size: tuple[Sizes, ...] = by((), standard=sizes("16MiB"), full=sizes("1KiB..256MiB:4"))
+    disk_size: tuple[Sizes, ...] = by(sizes("1MiB"), sizes("4KiB..16MiB:64"), sizes("4KiB..64MiB:4"))
+    workers: tuple[int, ...] = by((), standard=one_and_all_cores, full=powers_of_cores)
+    memory: Annotated[tuple[str, ...], OneOf(MEMORY)] = by((), cuda=MEMORY)
     folder: tuple[str, ...] = (RESULTS,)
-
-
-def axes(profile: str, device: Device) -> TransferAxes:
-    """From below the level-1 cache to beyond all caches; on a GPU both directions over its bus, and first."""
-    quick, bus = TransferAxes(), OVER_BUS if device.kind == "cuda" else ()
-    if bus:
-        # What is measured in host memory does not change with the GPU.
-        quick = replace(quick, way=bus, size=sizes("64MiB"), memory=MEMORY)
-    cores = cpu.detect().usable_cores
-    standard = replace(
-        quick,
-        way=(*bus, *IN_HOST, *ON_DISK),
-        size=sizes("2KiB..64MiB:8"),
-        torch_size=sizes("16MiB"),
-        disk_size=sizes("4KiB..16MiB:64"),
-        workers=tuple(sorted({1, cores})),
-    )
-    full = replace(
-        standard,
-        size=sizes("1KiB..256MiB:4"),
-        torch_size=sizes("1KiB..256MiB:4"),
-        disk_size=sizes("4KiB..64MiB:4"),
-        workers=tuple(sorted({*(2**power for power in range(10) if 2**power < cores), cores})),
-    )
-    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: TransferAxes) -> Iterator[Case]:
@@ -274,7 +264,7 @@ PROBE = Probe(
     question="How fast do bytes get to where they are computed with, from memory, from a disk and over the bus?",
     topic="the machine",
     title="Transfers",
-    axes=axes,
+    axes=TransferAxes.of,
     sweep=sweep,
     order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
     computed={"way": name_of, "size": lambda row: Quantity(row.size_bytes, "size")},

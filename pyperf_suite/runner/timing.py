@@ -222,7 +222,8 @@ def sampled(
                     measurement: Measurement = end.value
                     break
             others_ran = yield
-    metrics = {"time": dataclasses.asdict(time_metric(measurement))}
+    drift = disturbances.drift() if disturbances else 0.0
+    metrics = {"time": dataclasses.asdict(time_metric(measurement, drift))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
         read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
@@ -239,14 +240,14 @@ def sampled(
     return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
 
 
-def time_metric(measurement: Measurement) -> Metric:
+def time_metric(measurement: Measurement, drift: float) -> Metric:
     """The samples of one measurement as a metric in seconds a launch.
 
     Its bounds are the interval of the median, or where the figure of another run lies.
     """
     low, high = measurement.interval[:2]
     if measurement.quantile != USUAL:
-        low, high = another_runs(measurement.value, MedianInterval(*measurement.interval, 0.0))
+        low, high = another_runs(measurement.value, MedianInterval(*measurement.interval, 0.0), drift)
     return Metric(
         unit="s",
         value=measurement.value,

@@ -31,6 +31,8 @@ Scalar = Union[bool, int, float, str]
 Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
+PROFILES = ("quick", "standard", "full")
+
 USUAL = "normal"
 CONSTANT_ROWS = "constant rows"
 INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)
@@ -38,9 +40,12 @@ INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)
 
 
 class DeclaredKernel:
-    """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`."""
+    """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`.
 
-    def __init__(self, builder: Callable[..., Launch], axes: Mapping[str, tuple[Scalar, ...]]) -> None:
+    `axes` are the values of each by profile; a profile that is not there has those of the one before it.
+    """
+
+    def __init__(self, builder: Callable[..., Launch], axes: Mapping[str, Mapping[str, tuple[Scalar, ...]]]) -> None:
         self.builder, self.axes = builder, dict(axes)
         self.name = builder.__name__
         self.file, self.line = _where(builder)
@@ -56,21 +61,22 @@ class DeclaredKernel:
         return launched
 
     def cases(self) -> Iterator[dict[str, Scalar]]:
-        """Every combination of the axes' values."""
-        for values in itertools.product(*self.axes.values()):
+        """Every combination of the axes' values in the profile quick."""
+        for values in itertools.product(*(each["quick"] for each in self.axes.values())):
             yield dict(zip(self.axes, values))
 
 
 def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], DeclaredKernel]:
     """Declare a kernel with a case for each combination: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
 
-    An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. The
-    function makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under
+    An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. Profiles
+    may have values of their own: `n=dict(quick=(1024,), standard=(1024, 4096))`, and full then has those of standard.
+    The function makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under
     secret seeds of `random`, numpy, torch and `randn`.
 
     Raises TypeError for an axis that is no argument of the function, and for a value that is not one of these.
     """
-    found = {name: _values(name, values) for name, values in axes.items()}
+    found = {name: _by_profile(name, values) for name, values in axes.items()}
     if "implementation" in found:
         raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
 
@@ -394,6 +400,16 @@ def _passed(argument: Any, size: int) -> Any:
 def _three(size: Any) -> tuple[int, int, int]:
     values = (size,) if isinstance(size, int) else tuple(size)
     return (*values, *(1,) * (3 - len(values)))
+
+
+def _by_profile(name: str, values: Any) -> dict[str, tuple[Scalar, ...]]:
+    by_profile = values if isinstance(values, Mapping) else {"quick": values}
+    if "quick" not in by_profile or not set(by_profile) <= set(PROFILES):
+        raise TypeError(
+            f"the axis {name} has values for {', '.join(map(str, by_profile)) or 'no profile'}: name "
+            f"{', '.join(PROFILES)}, of which quick has to be there"
+        )
+    return {profile: _values(name, each) for profile, each in by_profile.items()}
 
 
 def _values(name: str, values: Any) -> tuple[Scalar, ...]:

@@ -145,7 +145,7 @@ class UserFile:
             "file": self._shown(kernel.file),
             "line": kernel.line,
             "doc": kernel.doc,
-            "axes": {name: list(values) for name, values in kernel.axes.items()},
+            "axes": kernel.axes,
         }
         failed: dict[str, Any] = {}
         self._subject, self._shown_where = kernel.name, (kernel.file, kernel.line)

@@ -109,7 +109,7 @@ class Described:
     """A kernel as its file declares it: no value of it is imported."""
 
     name: str
-    axes: Mapping[str, Sequence[Scalar]]
+    axes: Mapping[str, Mapping[str, Sequence[Scalar]]]
     implementations: Sequence[str]
     baseline: str
     doc: str
@@ -139,7 +139,7 @@ def describe(target: str) -> tuple[Described, ...]:
     return tuple(
         Described(
             f"{source}:{each['name']}",
-            {name: tuple(values) for name, values in each["axes"].items()},
+            each["axes"],
             tuple(each["implementations"]),
             each["baseline"],
             each["doc"],

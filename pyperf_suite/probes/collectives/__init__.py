@@ -12,10 +12,11 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, UserError
-from pyperf_suite.findings.axes import NO, YES, Flag, Sizes, every_size, sizes
+from pyperf_suite.findings.axes import NO, YES, AxisTable, Flag, Sizes, a_rank_a_gpu, by, every_size, ranks_of, sizes
 from pyperf_suite.findings.data import Document, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
@@ -34,7 +35,7 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of, plain
-from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.ranks.launch import rank_environment, require_launched
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
@@ -258,49 +259,45 @@ LARGEST_BYTES = 8 * 2**30
 RANKS_PAIRED_ONE_BY_ONE = 8
 
 
+def up_to_memory(device: Device, most_bytes: int, factor: int) -> tuple[Sizes]:
+    """Sizes from 8 bytes up to that, or to what a GPU's memory holds of all buffers."""
+    return (Sizes(8, min(most_bytes, gpus()[device.index].memory_bytes // (2 * BUFFERS)), factor),)
+
+
 @dataclass(frozen=True)
-class CollectivesAxes:
-    """What the probe varies.
+class CollectivesAxes(AxisTable):
+    """On GPUs up to what their memory holds, by our path, torch's and graph replay; on a CPU both ends of the curve.
 
     Every `op` is measured at every `size`, both out of place and, where `in_place` has true and the operation can,
     in place. The variants of `peer_to_peer` and `registered` are of NCCL's implementations alone. `pairs` is none, all
     (every two ranks), bisection, or one pair as in 0-3; each is measured at every `pair_size` of the first dtype by
-    the first implementation. A size too small for one element a rank is left out.
+    the first implementation. A size too small for one element a rank is left out. The full profile has float32, as
+    nccl-tests has it, and then what is trained in. On a CPU a copy of more than 16 MiB through memory tells nothing
+    new.
     """
 
-    ranks: tuple[int, ...]
-    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = TRAINING
-    size: tuple[Sizes, ...] = sizes("16..16MiB:16")
-    dtype: tuple[str, ...] = ("float32",)
-    implementation: tuple[str, ...] = ("gloo",)
-    in_place: tuple[Flag, ...] = (NO,)
+    ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
+    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = by(TRAINING, standard=MORE, full=ALL)
+    size: tuple[Sizes, ...] = by(
+        sizes("16..16MiB:16"),
+        standard=sizes("64..16MiB:8"),
+        full=sizes("8..64MiB:4"),
+        cuda=by(
+            partial(up_to_memory, most_bytes=2**30, factor=16),
+            standard=partial(up_to_memory, most_bytes=LARGEST_BYTES, factor=4),
+        ),
+    )
+    dtype: tuple[str, ...] = by(("float32",), full=("float32", "bfloat16"))
+    implementation: tuple[str, ...] = by(
+        ("gloo",), cuda=by(("nccl", "c10d_nccl"), standard=("nccl", "nccl_graph", "c10d_nccl"))
+    )
+    in_place: tuple[Flag, ...] = by((NO,), full=(NO, YES))
     reduction: tuple[str, ...] = ("sum",)
     root: tuple[int, ...] = (0,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
     registered: tuple[Flag, ...] = (NO,)
-    pairs: tuple[str, ...] = ("none",)
-    pair_size: tuple[Sizes, ...] = sizes("4MiB")
-
-
-def axes(profile: str, device: Device) -> CollectivesAxes:
-    """On GPUs up to what their memory holds, by our path, torch's and graph replay.
-
-    On a CPU sizes by 16 show both ends of the curve; above 16 MiB a copy through memory tells nothing new.
-    """
-    if device.kind == "cpu":
-        quick = CollectivesAxes(ranks_here((2,)))
-        standard = replace(quick, op=MORE, size=sizes("64..16MiB:8"))
-        full = replace(standard, ranks=ranks_here((2, 4)), size=sizes("8..64MiB:4"), pairs=("all",))
-    else:
-        present = gpus()
-        largest = min(LARGEST_BYTES, present[device.index].memory_bytes // (2 * BUFFERS))
-        quick = CollectivesAxes(ranks_here((len(present),)), size=(Sizes(8, min(largest, 2**30), 16),))
-        quick = replace(quick, implementation=("nccl", "c10d_nccl"))
-        standard = replace(quick, op=MORE, size=(Sizes(8, largest, 4),), pairs=("all",), pair_size=sizes("64MiB"))
-        full = standard = replace(standard, implementation=("nccl", "nccl_graph", "c10d_nccl"))
-    # float32 as nccl-tests has it, then what is trained in.
-    full = replace(full, op=ALL, dtype=("float32", "bfloat16"), in_place=(NO, YES))
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    pairs: tuple[str, ...] = by(("none",), full=("all",), cuda=by(("none",), standard=("all",)))
+    pair_size: tuple[Sizes, ...] = by(sizes("4MiB"), cuda=by(sizes("4MiB"), standard=sizes("64MiB")))
 
 
 def sweep(axes: CollectivesAxes) -> list[Case]:
@@ -407,7 +404,7 @@ PROBE = Probe(
     name="collectives",
     question="How fast are the links between ranks, and is that enough to train in parallel?",
     topic="network",
-    axes=axes,
+    axes=CollectivesAxes.of,
     sweep=sweep,
     analyse=analyse,
     follow_up=cases_to_log,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,14 @@ def test_slices_of_the_same_rounds_are_pairs() -> None:
     # What the machine did hit both alike, and the pairs show none of it.
     assert paired.high / paired.low == pytest.approx(1.0)
     assert apart.high / apart.low > 1.5
+
+
+def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> None:
+    calm = slices_of([1.0] * 7)
+    drifting = replace(calm, quality={**calm.quality, "disturbances": {"drift": 0.1}})
+    elsewhere = replace(drifting, sampling={**drifting.sampling, "group": "another"})
+    [one], [same], [other] = readings([drifting]), readings([drifting]), readings([elsewhere])
+    assert speedup(one, same).high == pytest.approx(1.0)
+    # Of either side, half the interval of its own slices in 1.96 standard errors, and as many of the drift.
+    half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
+    assert speedup(one, other).high == pytest.approx(1 + half)

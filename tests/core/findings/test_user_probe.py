@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+import pyperf_suite.findings.user_probe as user_probe_module
 from pyperf_suite.findings.data import Findings, Quantity, Remark
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.findings.user_probe import user_probe
-from pyperf_suite.runner.record import Case
-from pyperf_suite.user_kernels.workload import parameters_of
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.record import MODES, Case
+from pyperf_suite.user_kernels.workload import Described, parameters_of
 from tests.records import a_record
 
+CPU = Device("cpu")
 NAME = "bench.py:kernel"
 CASE = Case(NAME, parameters_of(("n",))(n=8), "mine")
 
@@ -58,3 +64,25 @@ def test_a_rate_above_that_of_a_copy_is_a_caution_with_both() -> None:
 def test_a_release_that_takes_long_is_mentioned() -> None:
     assert found({"launches_checked": 4, "released_s": 5e-4}).remarks
     assert not found({"launches_checked": 4, "released_s": 5e-5}).remarks
+
+
+def test_a_kernel_has_modes_unless_one_of_its_axes_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def modes(*axes: str, **replaced: str) -> list[tuple[str, Any]]:
+        kernel = Described(NAME, {axis: {"quick": ("a", "b")} for axis in axes}, ("mine",), "mine", "", "bench.py", 1)
+        monkeypatch.setattr(user_probe_module, "described", lambda name: kernel)
+        return [(case.mode, vars(case.parameters)) for case in user_probe(NAME).cases("quick", CPU, replaced)]
+
+    assert [mode for mode, _ in modes("n", n="a")] == ["burst"]
+    assert [mode for mode, _ in modes("n", n="a", mode="burst,sustained")] == ["burst", "sustained"]
+    assert modes("mode") == [("burst", {"mode": "a"}), ("burst", {"mode": "b"})]
+
+
+def test_rows_of_several_modes_say_theirs_and_are_compared_within_each() -> None:
+    cases = [replace(CASE, implementation=who, mode=mode) for who in ("mine", "base") for mode in MODES]
+    kernel = {"details": {"baseline": "base"}}
+    times = (1e-3, 2e-3, 3e-3, 4e-3)
+    records = [a_record(case, seconds, kernel=kernel) for case, seconds in zip(cases, times, strict=True)]
+    findings = user_probe(NAME).analyse(rows_of(records))
+    assert "mode" in [column.name for column in findings.tables[0].columns]
+    gains = {remark.values["implementation"]: remark.values["faster"].value for remark in findings.remarks}
+    assert gains == {"mine": pytest.approx(3.0), "mine, sustained": pytest.approx(2.0)}

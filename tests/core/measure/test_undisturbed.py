@@ -74,6 +74,18 @@ def test_another_run_differs_by_both_runs_errors_and_by_what_runs_differ_by():
     assert low * high == pytest.approx(4.0)
     single = undisturbed_interval([2.0], [1], 0.9)
     assert another_runs(2.0, single) == (single.low, single.high)
+    # A machine that drifts by less than others do between runs is not known to be steadier.
+    assert another_runs(2.0, alone, drift=0.01) == (low, high)
+    assert np.log(another_runs(2.0, alone, drift=0.1)[1] / 2.0) == pytest.approx(1.645 * np.sqrt(2) * 0.1, rel=1e-3)
+
+
+def test_the_drift_is_what_medians_of_stretches_differ_by(monkeypatch):
+    loops = {4: [1e-3] * 9 + [5e-3] * 4, 5: [1.1e-3] * 8, 6: [0.9e-3] * 8, 7: [2e-3] * 7}  # the last one is short
+    monkeypatch.setattr(Disturbances, "_stretches", loops)
+    # Of the logarithms 0, 0.0953 and -0.1054.
+    assert Disturbances.drift() == pytest.approx(0.100, abs=1e-3)
+    del loops[6]
+    assert Disturbances.drift() == 0.0
 
 
 class Planned(Disturbances):

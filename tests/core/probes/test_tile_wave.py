@@ -170,7 +170,8 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
     profile: str, capability: tuple[int, int], multiprocessors: int, across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, multiprocessors, 80 << 30)
-    monkeypatch.setattr("pyperf_suite.probes.baseline.gpus", lambda: [gpu])
+    for module in ("probes.baseline", "findings.axes"):
+        monkeypatch.setattr(f"pyperf_suite.{module}.gpus", lambda: [gpu])
     own = "cuda_sm90" if capability == (9, 0) else "cuda_sm80"
     for name in ("tile_wave", "baseline"):
         cases = find_probe(name).cases(profile, Device("cuda"))

@@ -51,6 +51,9 @@ def test_a_kernel_has_a_case_for_each_combination_of_its_axes():
         ({"n": np.float32}, "holds"),
         ({"n": (np.dtype("float32"),)}, "numbers and words"),
         ({"n": ()}, "holds no value"),
+        ({"n": {"quick": (), "full": 1}}, "holds no value"),
+        ({"n": {"full": (1, 2)}}, "values for full: .* quick has to be there"),
+        ({"n": {"quick": 1, "thorough": 2}}, "quick, standard, full"),
         ({"implementation": 1}, "the suite's own axis"),
     ],
 )
