@@ -160,25 +160,6 @@ def test_weights_gradients_and_moments_of_float32_are_16_bytes_a_parameter_and_a
     assert need_bytes(small, "cpu") == pytest.approx(16 * small.dimensions.parameters, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({"zero_stage": 1}, {"zero_stage": 0}),
-        ({"zero_stage": 3}, {"zero_stage": 1}),
-        ({"zero_stage": 3}, {"zero_stage": 2}),
-        ({"batch": 1, "micro_batches": 16}, {"batch": 4}),
-        ({"checkpointing": Checkpointing("every")}, {}),
-        ({"attention": "sdpa"}, {"attention": "explicit"}),
-        ({"tensor": 2}, {"tensor": 1}),
-        ({"pipeline": 4}, {"pipeline": 1}),
-        ({"dtype": "bfloat16"}, {}),
-    ],
-)
-def test_each_way_to_save_memory_saves_some(less: dict[str, object], more: dict[str, object]) -> None:
-    sized = [need_bytes(ParallelStepParameters(**vars(LARGE) | each), "cuda") for each in (less, more)]
-    assert sized[0] < sized[1]
-
-
 def test_what_does_not_fit_says_by_how_many_bytes_and_what_does() -> None:
     room = MemoryBudget(0.9 * 80 * 2**30, "the 80 GiB of a GPU")
     reason = why_not(LARGE, "cuda", room)

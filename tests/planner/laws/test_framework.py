@@ -161,10 +161,3 @@ def test_a_rank_of_tp_may_have_experts_of_its_own():
     assert seconds(plan, model=experts) > 0
     with pytest.raises(UserError, match="spread over 64 of 16 ranks"):
         replace(plan, expert=64)
-
-
-def test_hiding_the_exchange_of_tp_and_computing_less_again_save_time():
-    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, tensor=8, sequence_parallel=True)
-    assert seconds(replace(plan, overlap_tensor=True)) < seconds(plan)
-    again = replace(plan, recompute="layers")
-    assert seconds(plan) < seconds(replace(again, recompute_share=0.5)) < seconds(again)
