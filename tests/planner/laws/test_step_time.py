@@ -69,16 +69,8 @@ def seconds(plan: ParallelPlan) -> float:
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
-    plan = ParallelPlan(
-        global_batch=64,
-        micro_batch=1,
-        seq=1024,
-        tensor=2,
-        data=2,
-        pipeline=4,
-        recompute="layers",
-        fused_attention=False,
-    )
+    cuts = {"tensor": 2, "data": 2, "pipeline": 4}
+    plan = replace(PLAN, micro_batch=1, recompute="layers", fused_attention=False, **cuts)
     found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert all(part >= 0 for part in found.parts.values())
