@@ -417,7 +417,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 @given(seed=SEEDS)
 @SOME
-def test_anything_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
+def test_any_spoiled_form_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
     def read_file(content: bytes) -> None:
         (place / reader.file).write_bytes(content)
         reader.read(place / reader.file)
