@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
-from pyperf_suite.node.probes.accept import (
-    analyse,
-    checks_of,
-    sweep,
-)
+from pyperf_suite.node.probes.accept import analyse, axes, checks_of, sweep
 from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
@@ -158,3 +155,9 @@ def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -
     assert first.values["ok"] == len(table.rows) - 1
     assert second.values["who"] == "cuda:1"
     assert second.values["below"].value == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_a_cpu_is_swept_on_one_core_and_on_all() -> None:
+    cases = list(sweep(axes("", Device("cpu"))))
+    assert {case.operator for case in cases} == {"matmul", "transfer", "collective", "topology"}
+    assert sum(case.mode == "sustained" for case in cases) == 1

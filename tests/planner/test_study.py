@@ -158,6 +158,8 @@ def test_weights_gradients_and_moments_of_float32_are_16_bytes_a_parameter_and_a
     assert need_bytes(replace(LARGE, batch=1, checkpointing=Checkpointing("every")), "cuda") > states
     small = ParallelStepParameters(hidden=512, heads=1, layers=1, seq=1, vocab=512, tied=False)
     assert need_bytes(small, "cpu") == pytest.approx(16 * small.dimensions.parameters, rel=0.02)
+    for case in cases_of(default_axes(CPU)):
+        assert need_bytes(case.parameters, "cpu") < 200e6, "no configuration of the default grid outgrows a laptop"
 
 
 def test_what_does_not_fit_says_by_how_many_bytes_and_what_does() -> None:
