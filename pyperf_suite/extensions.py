@@ -1,8 +1,8 @@
 """What the planner, the node package and other packages add to the core, found by their entry points.
 
-The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.probes`, `pyperf_suite.services` (one function a
-name, as `flop_per_token`), `pyperf_suite.records` (a `RecordKind` each) and `pyperf_suite.page`
-(sections of the page of a machine). An own part whose folder was deleted adds nothing, whatever was installed.
+The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.probes`, `pyperf_suite.workloads`,
+`pyperf_suite.services` (one function a name, as `flop_per_token`) and `pyperf_suite.records` (a `RecordKind` each). An
+own part whose folder was deleted adds nothing, whatever was installed.
 """
 
 from __future__ import annotations

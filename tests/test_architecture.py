@@ -78,7 +78,7 @@ ONLY_INSIDE_FUNCTIONS = {
 OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
     "pyperf_suite.workloads.training.held_bytes",
-    "pyperf_suite.workloads.training.cuts",
+    "pyperf_suite.planner.workloads.cuts",
 }
 
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "planner": {"calibrate", "explain", "layout", "size", "study"},
     "node": {"accept", "doctor", "watch"},
 }
-# Tests of what asks `pyperf_suite.extensions` for all of a group: commands, probes, records, sections of the page.
+# Tests of what asks `pyperf_suite.extensions` for all of a group: commands, probes and kinds of records.
 ENUMERATING = "test_discovery or test_cli or test_shipped_probes or test_report_command"
 
 
@@ -52,8 +52,8 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: t
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
     functions are test_architecture's, as no module of the core may name another part. And by entry points, which are
-    read in `pyperf_suite.extensions` alone: the tests of what enumerates those run. All others do in the copy what they
-    do in the checkout.
+    read in `pyperf_suite.extensions` alone: the tests of what enumerates those run. Workloads and services are found by
+    their names, which no test of the core says. All others do in the copy what they do in the checkout.
     """
     name, folder = part
     shown = run(folder, "-m", "pyperf_suite", "--help")
@@ -63,6 +63,7 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: t
     assert not COMMANDS[name] & commands
     first = run(folder, "-m", "pyperf_suite")
     assert not [command for command in COMMANDS[name] if f"pyperf-suite {command} " in first]
+    assert run(folder, "-m", "pyperf_suite", "run", "--list")
     run(
         *(folder, "-m", "pytest", "tests/core", "-q", "-p", "no:cacheprovider"),
         *("-m", "not slow and not gpu", "-k", ENUMERATING),  # which deselects the others after it has imported them

@@ -163,17 +163,7 @@ def _cell(value: Any, unit: str) -> Cell:
     return value if isinstance(value, int) else str(value)
 
 
-def counted(count: int, name: str) -> str:
-    """Things and their number in a sentence.
-
-    >>> counted(1, "tile"), counted(2, "tile")
-    ('1 tile', '2 tiles')
-    """
-    return f"{count} {name}{'' if count == 1 else 's'}"
-
-
 Outcome = Literal["holds", "does not hold here", "undecided"]
-OUTCOMES: tuple[Outcome, ...] = ("holds", "does not hold here", "undecided")
 
 ONE_PROCESS = "one process measured it"
 OPEN_INTERVAL = "the interval lies on both sides of the bound"
@@ -306,8 +296,7 @@ class Panel:
 class HeatMap:
     """Values over a grid of sizes: `values[row][column]` at `y[row]` and `x[column]`, NaN where there is no such case.
 
-    `here` is the row and column of what the others are compared with, marked as that. Values of 1 are as good as it:
-    above is drawn in one colour, below in the other, both darker the further away.
+    Values above 1 are drawn in one colour, below in the other, both darker the further away.
     """
 
     title: str
@@ -317,7 +306,6 @@ class HeatMap:
     x: tuple[int, ...]
     y: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
-    here: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -108,14 +108,6 @@ def find_gpu(name: str) -> GpuSpec:
     return found
 
 
-def gpu_of(identity: Mapping[str, Any]) -> GpuSpec | None:
-    """The GPU that records with such an identity were taken on; None for a CPU or a GPU that the catalogue lacks."""
-    try:
-        return find_gpu(str(identity.get("model", ""))) if identity.get("kind") == "cuda" else None
-    except UserError:
-        return None
-
-
 def capability_of(name: str) -> tuple[int, int] | None:
     """The compute capability of a GPU by its name, also of a variant that the catalogue lacks, as the H200 NVL.
 

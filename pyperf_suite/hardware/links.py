@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import architecture, capability_of
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
@@ -55,13 +54,6 @@ KINDS = {
 }
 # Where a device's driver leaves the names that people know it by.
 NAMES = ("infiniband", "net", "nvme")
-# A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
-FASTEST_GBPS = 1e6
-# InfiniBand Trade Association, roadmap of data rates.
-INFINIBAND = {
-    rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s)
-    for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
-}
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
 NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, 14.0625)
 _BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}
@@ -88,19 +80,6 @@ def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
     return _OLD_LANE_GB_PER_S[generation] * lanes if generation in _OLD_LANE_GB_PER_S else None
 
 
-def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -> int:
-    """How many NVLinks a GPU has whose links to others carry that together (GB/s, one direction); 0 where it has none.
-
-    What is no more than a PCIe slot carries is the slot.
-    """
-    nvlink = nvlink_of(compute_capability)
-    if nvlink is None or nvlink.per_link_gb_per_s is None:
-        return 0
-    if link_gb_per_s <= 1.05 * pcie_of(compute_capability).gb_per_s:
-        return 0
-    return round(link_gb_per_s / nvlink.per_link_gb_per_s)
-
-
 def peak_of(identity: Mapping[str, Any]) -> LinkPeak | None:
     """The peak of what joins each GPU of a machine to the others; None for CPUs, one GPU, and unknown links."""
     capability = capability_of(str(identity.get("model", "")))
@@ -116,21 +95,6 @@ def bonded(link: str, compute_capability: tuple[int, int]) -> LinkPeak | None:
     if nvlink is None or nvlink.per_link_gb_per_s is None or links is None:
         return None
     return LinkPeak(f"{links[1]} x {nvlink.name}", int(links[1]) * nvlink.per_link_gb_per_s)
-
-
-def network(rate: str) -> LinkPeak:
-    """A network's peak from what people call it: HDR, NDR, XDR, or a rate such as 400 Gbps.
-
-    Raises UserError for anything else.
-    """
-    text = rate.strip()
-    if text.upper() in INFINIBAND:
-        return INFINIBAND[text.upper()]
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text, re.IGNORECASE)
-    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
-        names = ", ".join(INFINIBAND)
-        raise UserError(f"{rate[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
-    return LinkPeak(f"{float(match[1]):g} Gbps", float(match[1]) / 8)
 
 
 @dataclass(frozen=True, order=True)

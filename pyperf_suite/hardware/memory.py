@@ -6,10 +6,8 @@ Both versions of control groups are read. Each group from this process's own up 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -28,7 +26,7 @@ def available_bytes(files: KernelFiles | None = None) -> int:
 
 
 def resident_peak_bytes() -> int:
-    """The most of this process's memory that was resident since it began, or `resident_peak_of` began anew.
+    """The most of this process's memory that was resident since it began, or `clear_refs` was written.
 
     Where the kernel keeps no maximum, what is resident now.
     """
@@ -36,22 +34,6 @@ def resident_peak_bytes() -> int:
         if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
             return int(found[1]) << 10
     return int(psutil.Process().memory_info().rss)
-
-
-def resident_peak_of(call: Callable[[], object]) -> int:
-    """The largest resident set of this process during `call()`; where the kernel keeps no maximum, that behind it.
-
-    What was freed before is first given back to the system, where the C library can.
-    """
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    has_maximum = False
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-        has_maximum = True
-    call()
-    return resident_peak_bytes() if has_maximum else int(psutil.Process().memory_info().rss)
 
 
 def cpu_quota_cores(files: KernelFiles) -> float | None:

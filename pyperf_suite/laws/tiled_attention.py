@@ -20,9 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div, nonnegative_fit, relative_error
 
-# dQ, dK, dV, and the scores and the gradient of the weights once more: five products where the forward has two.
-BACKWARD_FLOP_RATIO = 2.5
-
 _BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?")
 
 

@@ -1,19 +1,20 @@
-"""A transformer by its dimensions: its parameters, and its matrix products on one rank of a sharded model.
+"""A transformer by its dimensions: its parameters, its products and attention on one rank, and the FLOP of a step.
 
-What a model costs to train follows from these few numbers; no weights are needed. `ModelGrid` has many models at once,
-so that every formula is computed on whole arrays.
+What a model costs to train follows from these few numbers; no weights are needed. Sizes may be arrays, of many models
+at once. Model FLOP are what the mathematics asks for, hardware FLOP what is computed, recomputation included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiled_attention import visible_pairs
 
 # Far above any model there is; and even all of them together are fewer parameters than 64 bits can count.
 LARGEST = {
@@ -106,14 +107,6 @@ class ModelDimensions:
     def __str__(self) -> str:
         shown = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
         return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
-
-    def resized(self, **changes: int) -> ModelDimensions:
-        """The model with other dimensions; what followed from them before follows again.
-
-        As many key-value heads as heads, and a head_dim of hidden / heads, stay so unless they are named. Raises
-        UserError for dimensions that no model can have.
-        """
-        return ModelDimensions(**following(self, changes))
 
     @property
     def sparse_layers(self) -> int:
@@ -245,29 +238,6 @@ class ModelDimensions:
                 f"value_head_dim = {self.value_head_dim} with head_dim = {self.head_dim} is of latent attention: "
                 "give its latent_rank too."
             )
-
-
-def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
-    """All fields of the changed model, 0 where they follow from others as they did before.
-
-    Values may be arrays. Raises UserError for a name that is no dimension.
-    """
-    values = {field.name: getattr(model, field.name) for field in fields(model)}
-    if unknown := changes.keys() - values.keys():
-        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
-    if model.kv_heads == model.heads:
-        values["kv_heads"] = 0
-    if model.head_dim * model.heads == model.hidden:
-        values["head_dim"] = 0
-    if model.expert_ffn == model.ffn:
-        values["expert_ffn"] = 0
-    if not model.latent_rank:
-        values["value_head_dim"] = 0
-    if "layers" in changes and model.windowed_layers:
-        # They keep their share of all.
-        windowed = 2 * model.windowed_layers * changes["layers"] + model.layers
-        values["windowed_layers"] = windowed // (2 * model.layers)
-    return values | changes
 
 
 # One size, or one for each model of a grid.
@@ -458,57 +428,86 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
     return -(-tokens // sharding.tensor) if sharding.sequence_parallel else tokens
 
 
+# The name of attention over the whole sequence.
+WHOLE = "attention"
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The attention of one micro-batch on one rank, between its projections: `calls` of it, one a layer.
+
+    With a `window` a query sees so many keys, itself the last of them. Latent attention is
+    trained with keys and values of every head; then `head_dim` is of queries and keys, and `value_head_dim` differs.
+    """
+
+    batch: Sizes
+    seq: Sizes
+    heads: Sizes
+    kv_heads: Sizes
+    head_dim: Sizes
+    value_head_dim: Sizes
+    causal: bool
+    calls: Sizes
+    window: int = 0
+    name: str = WHOLE
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it sees a window or a chunk of the sequence."""
+        return self.name != WHOLE
+
+    def flop(self) -> Any:
+        """2·b·a·(d_qk + d_v)·Σᵢ visible(i) of the forward passes of all calls."""
+        pairs = visible_pairs(self.seq, self.seq, self.causal)
+        if self.window:
+            seen = np.minimum(self.window, self.seq)
+            hidden = seen * (seen - 1) // 2 if self.causal else 0
+            pairs = seen * np.asarray(self.seq) - hidden
+        return 2.0 * self.batch * self.heads * (self.head_dim + self.value_head_dim) * pairs * self.calls
+
+
+def attention_call(
+    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
+) -> AttentionCall:
+    """The attention of one micro-batch on one rank, over whole sequences, as if all layers had that.
+
+    Heads are cut over TP; with SP the sequence is whole here. `attention_calls` tells windowed layers apart.
+    """
+    ranks = (sharding or Sharding()).tensor
+    heads = model.heads // ranks
+    return AttentionCall(
+        batch=micro_batch,
+        seq=seq,
+        heads=heads,
+        kv_heads=heads if model.latent_rank else at_least_1(model.kv_heads // ranks),
+        head_dim=model.head_dim,
+        value_head_dim=model.value_head_dim,
+        causal=model.causal,
+        calls=model.layers,
+    )
+
+
+def attention_calls(
+    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
+) -> tuple[AttentionCall, ...]:
+    """The same by kinds of layers: those that see the whole sequence, those that see a window or a chunk of it.
+
+    Chunks of a sequence are shorter sequences of their own.
+    """
+    call = attention_call(model, micro_batch, seq, sharding)
+    if not model.window or not np.any(model.windowed_layers):
+        return (call,)
+    windowed = replace(call, calls=model.windowed_layers, window=model.window, name="windowed attention")
+    if model.chunked:
+        pieces = -(-np.asarray(seq) // model.window)
+        windowed = replace(windowed, batch=micro_batch * pieces, seq=-(-seq // pieces), window=0)
+    whole = replace(call, calls=model.layers - model.windowed_layers)
+    return (whole, windowed) if np.any(whole.calls) else (windowed,)
+
+
 def at_least_1(size: Sizes) -> Sizes:
     """The size, or 1 where it is less."""
     return max(size, 1) if isinstance(size, int) else np.maximum(size, 1)
-
-
-# A formula branches on these, so one grid has one of each.
-ONE_FOR_ALL = tuple(
-    field.name
-    for field in fields(ModelDimensions)
-    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window")
-)
-
-
-class ModelGrid(ModelDimensions):
-    """Models whose dimensions are integers or int64 arrays that broadcast together; made by `around`.
-
-    Every property of ModelDimensions is then an array of that shape. What only divides unevenly is not refused: `valid`
-    says which of them ModelDimensions would take.
-    """
-
-    _heads_fill_hidden: NDArray[np.bool_]
-
-    @classmethod
-    def around(cls, model: ModelDimensions, **changes: ArrayLike) -> ModelGrid:
-        """The model with some dimensions varied; what followed from them before follows again, as in `resized`.
-
-        Raises UserError for a name that is no dimension and for sizes below 1, ValueError for a dimension that all
-        models of a grid must share.
-        """
-        if shared := changes.keys() & set(ONE_FOR_ALL):
-            raise ValueError(f"{min(shared)} is one for all models of a grid")
-        varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
-        for name, sizes in varied.items():
-            if sizes.size and sizes.min() < 1:
-                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was requested.")
-        return cls(**following(model, varied))
-
-    def __post_init__(self) -> None:
-        head_dim_follows = isinstance(self.head_dim, int) and not self.head_dim
-        fill = self.hidden % self.heads == 0 if head_dim_follows else True
-        object.__setattr__(self, "_heads_fill_hidden", np.asarray(fill))
-        self._fill_in()
-
-    @property
-    def valid(self) -> NDArray[np.bool_]:
-        """Where the dimensions are those of a model: within bounds, and dividing as they must."""
-        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
-        valid = valid & (self.windowed_layers <= self.layers)
-        for name, most in LARGEST.items():
-            valid = valid & (getattr(self, name) <= most)
-        return np.asarray(valid)
 
 
 # What backward computes once more instead of keeping it: nothing, the attention between its projections
@@ -521,3 +520,35 @@ def check_recompute(recompute: str) -> None:
     """Raise UserError for anything but what can be recomputed."""
     if recompute not in RECOMPUTES:
         raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
+
+
+# Backward computes two gradients for each product of the forward pass.
+PASSES = 3
+
+
+def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
+    """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
+
+    Pairs that a causal mask hides do not count. In most published figures they do (Chowdhery et al. 2022, PaLM,
+    appendix B: 6·N + 12·L·H·Q·T a token): those are of the same model without `causal`.
+    """
+    inside, outside, attention = _forward(model, batch, seq)
+    return PASSES * (inside + outside + attention)
+
+
+def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
+    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
+
+    Raises UserError for another word.
+    """
+    check_recompute(recompute)
+    inside, outside, attention = _forward(model, batch, seq)
+    once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
+    return PASSES * (inside + outside + attention) + once_more
+
+
+def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes) -> tuple[Any, Any, Any]:
+    """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
+    found = products(model, batch * seq, phases=("fprop",))
+    inside, outside = (sum((each.flop for each in found if each.outside_layers == ends), 0.0) for ends in (False, True))
+    return inside, outside, sum((call.flop() for call in attention_calls(model, batch, seq)), 0.0)

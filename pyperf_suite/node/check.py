@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pyperf_suite.findings.data import Cell, Quantity, Remark, Table, remark
 from pyperf_suite.findings.rows import Column, grouped, table
-from pyperf_suite.render.text import quantity_text
+from pyperf_suite.render.text import as_data, quantity_text
 
 Verdict = Literal["ok", "caution", "failed", "unknown"]
 
@@ -158,6 +158,4 @@ def check_table(title: str, checks: Iterable[Check]) -> Table:
 
 def as_json(check: Check) -> dict[str, Any]:
     """The fields of a check as plain JSON, and how far off it is."""
-    from pyperf_suite.render.text import as_data
-
     return {**as_data(check), "off": check.off}

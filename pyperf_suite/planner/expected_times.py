@@ -11,7 +11,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.extensions import Expect, ExpectedTime
-from pyperf_suite.planner.calibrate_cpu import expected_of_cpu
+from pyperf_suite.planner.calibrate import expected_of_cpu
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.findings.data import Findings, Quantity, counted, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, findings, remark
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.planner.laws.explained import counted
 from pyperf_suite.planner.product_explained import TiledProduct
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import find_profile

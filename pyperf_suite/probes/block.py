@@ -15,8 +15,8 @@ from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.model_flop import hardware_flop, model_flop
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.transformer import hardware_flop, model_flop
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -29,9 +29,8 @@ from pyperf_suite.findings.data import (
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, all_observed, series_by, table
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.model_flop import hardware_flop, model_flop
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
-from pyperf_suite.laws.transformer import Recompute
+from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters

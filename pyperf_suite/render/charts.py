@@ -504,7 +504,7 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
 
 
 def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
-    """The cells, their numbers where they have room, a frame around `here` and the bar that explains the colours."""
+    """The cells, their numbers where they have room, and the bar that explains the colours."""
     spread = _spread_of(heat_map)
     look: dict[str, Any] = {"cmap": _MAP_COLOURS, "vmin": 1 - spread, "vmax": 1 + spread}
     image = axis.imshow(heat_map.values, origin="lower", aspect="auto", interpolation="nearest", **look)
@@ -518,14 +518,6 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
     for row, column, value in cells if len(cells) <= _MOST_NUMBERS else ():
         colour = "white" if abs(value - 1) > 0.65 * spread else "black"
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    best = max(cells, key=lambda cell: cell[2])[:2] if cells and heat_map.here else None
-    for place, colour, label in ((best, "tab:green", "best"), (heat_map.here, "black", "as requested")):
-        if place is None:
-            continue
-        row, column = place
-        across = [column + each for each in (-0.5, 0.5, 0.5, -0.5, -0.5)]
-        up = [row + each for each in (-0.5, -0.5, 0.5, 0.5, -0.5)]
-        axis.plot(across, up, color=colour, linewidth=2, label=label, clip_on=False)
     axis.set_xlabel(_plain(heat_map.x_label))
     axis.set_ylabel(_plain(heat_map.y_label))
     axis.figure.colorbar(image, ax=axis, label=_plain(heat_map.value_label))

@@ -23,7 +23,7 @@ from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, 
 from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_the_machine, failures_of, summary_of
-from pyperf_suite.regressions.stored.journals import label_of
+from pyperf_suite.regressions.stored.series import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
@@ -114,7 +114,7 @@ def _machine(
         "days": sorted(each.started_at[:10] for each in held),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
-        "others": [*_added(runs), *([history] if history else [])],
+        "others": [history] if history else [],
         "state": _state_of(runs) if runs else None,
     }
 
@@ -132,11 +132,6 @@ def _other(kind: str, record: OtherRecord) -> Section:
         command=record.command,
         place=f"{record.machine}/{record.path.name}",
     )
-
-
-def _added(runs: Sequence[ReadRun]) -> list[Section]:
-    """Sections that other parts add to a machine with runs."""
-    return [section(runs) for section in loaded("page").values()] if runs else []
 
 
 # Sections of probes.

@@ -8,10 +8,11 @@ import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.extensions import extensions, load
 from pyperf_suite.workloads.workload import Workload
 
 # The module and class of each, imported when it is requested. A module of the workload's own name needs no line here:
-# it has the workload as WORKLOAD.
+# it has the workload as WORKLOAD. Other parts and packages bring theirs by an entry point.
 WORKLOADS = {
     "matmul": "matmul.matmul:Matmul",
     "grouped_matmul": "matmul:GroupedMatmul",
@@ -24,7 +25,6 @@ WORKLOADS = {
     "checkpointed_step": "training.step_memory:CheckpointedStep",
     "training_memory": "training.step_memory:TrainingMemory",
     "data_parallel": "training.data_parallel:DataParallel",
-    "parallel_step": "training.parallel_step:ParallelStep",
     "overlap": "training.overlap:Overlap",
     "block_part": "training.layers:BlockPart",
     "layer_pass": "training.layers:LayerPass",
@@ -49,4 +49,8 @@ def find_workload(name: str) -> Workload[Any]:
         own: Workload[Any] | None = getattr(importlib.import_module(f"{__name__}.{name}"), "WORKLOAD", None)
         if own is not None:
             return own
-    raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(WORKLOADS))}.")
+    brought = extensions("workloads")
+    if name in brought:
+        theirs: Workload[Any] = load("workloads", name)
+        return theirs
+    raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted({*WORKLOADS, *brought}))}.")

@@ -26,7 +26,7 @@ from pyperf_suite.hardware.catalogue import capability_of, find_gpu
 from pyperf_suite.hardware.cpu import read_cpu, read_layout
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_cpu_list, parse_integer
-from pyperf_suite.hardware.links import PcieLink, network
+from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.kernels import disassembly
 from pyperf_suite.laws.tiled_attention import Blocks
@@ -34,6 +34,7 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.planner.commands.layout import _link
 from pyperf_suite.planner.laws.calibration import load_calibration, shipped_path
 from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.internode import network_of
 from pyperf_suite.planner.laws.prices import check_form
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.planner.model_config import _object_in, model_config, read_model_config
@@ -43,7 +44,7 @@ from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
-from pyperf_suite.regressions.stored.journals import summarise_journal
+from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
 from pyperf_suite.runner.record import Record
@@ -379,7 +380,7 @@ READERS = (
         ("layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,seq=1024,compute_ms=90",),
     ),
     Reader("pcie_link", PcieLink.parse, ("gen 4 x16",), (ValueError,)),
-    Reader("network", lambda text: network(text).gb_per_s * 1e9, ("400 Gbps", "HDR")),
+    Reader("network", network_of, ("400 Gbps", "HDR", "1GB:180GB/s")),
     Reader("link", _link, ("NVLink3", "300GB/s")),
     Reader("gpu_name", find_gpu, ("NVIDIA H100 80GB HBM3", "A100")),
     Reader("gpu_capability", capability_of, ("NVIDIA H100 80GB HBM3", "GeForce RTX 4090"), ()),

@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.node.probes.topology import PROBE
+from pyperf_suite.node.probes.topology import PROBE, nvlinks_per_gpu
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import TopologyParameters
 from tests.node.made_up import HOST, TWO_NODES, gpus_of, h200
@@ -204,3 +204,15 @@ def test_gpus_are_read_if_there_are_some_and_other_parts_are_refused():
     with pytest.raises(UserError, match="choose from host, gpus"):
         PROBE.cases("quick", Device("cpu"), {"part": "disks"})
     assert PROBE.findings([]) == Findings()
+
+
+@pytest.mark.parametrize(
+    ("gb_per_s", "capability", "nvlinks"),
+    [
+        *((450, (9, 0), 18), (300, (8, 0), 12), (900, (10, 0), 18), (56.25, (8, 6), 4), (200, (8, 0), 8)),
+        # What is no more than the slot: L40S, T4, RTX 5090, V100 for PCIe; and P100, older than what links know.
+        *((32, (8, 9), 0), (16, (7, 5), 0), (64, (12, 0), 0), (16, (7, 0), 0), (80, (6, 0), 0)),
+    ],
+)
+def test_a_gpu_has_as_many_nvlinks_as_its_data_sheet_adds_up_to(gb_per_s, capability, nvlinks):
+    assert nvlinks_per_gpu(gb_per_s, capability) == nvlinks

@@ -17,8 +17,8 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.planner import calibrate_laws
-from pyperf_suite.planner.calibrate_laws import (
+from pyperf_suite.planner import calibrate
+from pyperf_suite.planner.calibrate import (
     FILE,
     calibrated,
     corrections,
@@ -61,9 +61,7 @@ def machine(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> l
 
 @pytest.fixture(autouse=True)
 def made_up_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        calibrate_laws, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases])
-    )
+    monkeypatch.setattr(calibrate, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases]))
 
 
 def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -> None:
@@ -176,7 +174,7 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
     def pooled(spec: object, requested: Sequence[Case]) -> np.ndarray:
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in requested]) for size in "mnk"))
 
-    monkeypatch.setattr(calibrate_laws, "predicted_seconds", pooled)
+    monkeypatch.setattr(calibrate, "predicted_seconds", pooled)
     (found,) = corrections(table.gpu, [a_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")
     assert found.block is not None
     assert found.after.mape < found.before.mape

@@ -17,16 +17,24 @@ from hypothesis import strategies as st
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.training.memory import training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, held_to, layouts
-from pyperf_suite.planner.layout.plan import Planned, described_step, planned, rules
-from pyperf_suite.planner.layout.queries import KEYS, exactly, layout_of, smallest_network
+from pyperf_suite.planner.layout.plan import (
+    KEYS,
+    Planned,
+    described_step,
+    exactly,
+    layout_of,
+    planned,
+    rules,
+    smallest_network,
+)
 from pyperf_suite.planner.layout.report import findings_of_layouts, layout_answer
 from tests.records import printed_lines, printed_values
 

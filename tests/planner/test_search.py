@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.sizing.search import Bounds, costs_of, judged, neighbours, search
-from pyperf_suite.planner.sizing.step import Setting, parts_of, price, shapes_of
+from pyperf_suite.planner.sizing.step import Setting, parts_of, price, resized, shapes_of
 
 GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
@@ -23,7 +23,7 @@ MODELS = pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL, DEEPSEEK], ids=[
 
 
 def test_padding_the_vocabulary_is_found_with_its_gain(made_up):
-    present, padded = judged([Setting(GPT, 4096), Setting(GPT.resized(vocab=50304), 4096)], made_up)
+    present, padded = judged([Setting(GPT, 4096), Setting(resized(GPT, vocab=50304), 4096)], made_up)
     found = search(Setting(GPT, 4096), Bounds(vary=("vocab",)), made_up)
     assert set(found.alone) == {"vocab"}
     assert found.alone["vocab"].is_faster
@@ -47,7 +47,7 @@ def test_nothing_is_proposed_below_the_laws_error(made_up_with):
 
 
 def test_a_law_that_was_never_tested_is_trusted_less_than_a_tested_one(made_up_with):
-    settings = [Setting(GPT, 4096), Setting(GPT.resized(ffn=10496), 4096)]
+    settings = [Setting(GPT, 4096), Setting(resized(GPT, ffn=10496), 4096)]
     _, tested = judged(settings, made_up_with(error_percent=3.0))
     _, untested = judged(settings, made_up_with(error_percent=None))
     assert untested.high - untested.low > 3 * (tested.high - tested.low)
@@ -55,7 +55,7 @@ def test_a_law_that_was_never_tested_is_trusted_less_than_a_tested_one(made_up_w
 
 def test_parts_that_both_models_have_do_not_blur_their_difference(made_up):
     """Another vocabulary changes the logits alone; another hidden changes everything."""
-    settings = [GPT, GPT.resized(vocab=50304), GPT.resized(hidden=2496, heads=39)]
+    settings = [GPT, resized(GPT, vocab=50304), resized(GPT, hidden=2496, heads=39)]
     _, vocab, hidden = judged([Setting(model, 4096) for model in settings], made_up)
     assert (vocab.high - vocab.low) / vocab.speed < 0.2 * (hidden.high - hidden.low) / hidden.speed
 
@@ -97,7 +97,7 @@ def test_the_list_is_a_pareto_front(made_up):
 
 def test_half_a_million_candidates_ask_for_each_shape_once(made_up):
     bounds = Bounds(reach=0.3)
-    found = search(Setting(GPT.resized(hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)
+    found = search(Setting(resized(GPT, hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)
     assert found.priced > 500_000
     in_the_grid = made_up.requested[: len(set(made_up.requested))]
     assert len(set(in_the_grid)) == len(in_the_grid)

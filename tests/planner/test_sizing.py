@@ -26,10 +26,9 @@ from pyperf_suite.planner.product_explained import (
     explain_product,
     findings_of_product,
 )
-from pyperf_suite.planner.sizing.details import checks, saved, spent_by
-from pyperf_suite.planner.sizing.report import change_of, findings_of_sizing, sizing
+from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, saved, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds, judged
-from pyperf_suite.planner.sizing.step import Setting
+from pyperf_suite.planner.sizing.step import Setting, resized
 from tests.records import printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
@@ -124,7 +123,7 @@ def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are
 
 
 def test_a_saving_has_its_cause(made_up):
-    here, padded = Setting(GPT, 2048), Setting(GPT.resized(vocab=50304), 2048)
+    here, padded = Setting(GPT, 2048), Setting(resized(GPT, vocab=50304), 2048)
     present, other = spent_by([here, padded], made_up)
     _, candidate = judged([here, padded], made_up)
     cause, share = saved(present, other, candidate, here)

@@ -17,7 +17,7 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.planner.calibrate_cpu import CpuLaws, calibrated_cpu, laws_of, predicted_step
+from pyperf_suite.planner.calibrate import CpuLaws, calibrated_cpu, laws_of, predicted_step
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration, shipped_calibration
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
@@ -39,10 +39,10 @@ from pyperf_suite.planner.study.planning import (
     room_of,
     why_not,
 )
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.layers import work
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from tests.records import a_journal
 from tests.records import records as made_up_records
 

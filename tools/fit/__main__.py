@@ -13,7 +13,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.calibrate_laws import described
+from pyperf_suite.planner.calibrate import described
 from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.calibration import (
     LIBRARIES,

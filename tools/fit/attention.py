@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.tiling import nonnegative_fit
-from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.calibrate import cross_predicted, site_numbers, summary
 from pyperf_suite.planner.laws.attention import PLAIN, WINDOWED
 from pyperf_suite.planner.laws.attention_kernels import (
     AttentionCosts,

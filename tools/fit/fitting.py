@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
-from pyperf_suite.planner.calibrate_laws import folds
+from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
 from pyperf_suite.planner.laws.grouped_gemm import ExpertCosts

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.calibrate_laws import error_percent, folds, site_numbers, summary
+from pyperf_suite.planner.calibrate import error_percent, folds, site_numbers, summary
 from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import SIMILAR_GPU, MenuCoefficients, Rates, menu_seconds
 from tools.fit.fitting import (

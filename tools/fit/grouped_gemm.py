@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.calibrate import cross_predicted, site_numbers, summary
 from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.gemm import Rates
 from pyperf_suite.planner.laws.grouped_gemm import (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.calibrate_laws import cross_predicted, folds, site_numbers
+from pyperf_suite.planner.calibrate import cross_predicted, folds, site_numbers
 from pyperf_suite.planner.laws import latent_attention as latent
 from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.latent_attention import GRIDS, LAW, SummedLaw

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.calibrate import cross_predicted, site_numbers, summary
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock
 from pyperf_suite.planner.laws.roofline import BLOCK, MemoryLaw, transferred_law, unpack_law
 from pyperf_suite.planner.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS

@@ -8,7 +8,7 @@ the one before it is through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,23 +58,6 @@ def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any = 0.0) -> Any:
     """What sending during a computation of `during_s` costs: what is longer, and the share it takes of the rest."""
     longer = np.maximum(0.0, sent_s - during_s)
     return longer + taken * (sent_s - longer)
-
-
-def exposed_exchange_s(
-    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0
-) -> dict[tuple[Kind, bool], Any]:
-    """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
-
-    `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
-    all may be arrays.
-    """
-    left = dict(during_s)
-    exposed: dict[tuple[Kind, bool], Any] = {}
-    for each in SENT_BY_STAGE[stage]:
-        seconds, key = sent_s[each.operation], (each.what, each.each)
-        exposed[key] = exposed.get(key, 0.0) + exposed_comm_s(seconds, left[each.behind], taken)
-        left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
-    return exposed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
-from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
@@ -116,6 +116,19 @@ def link_check(
     if card is None and slot is None:
         return Check(who, "PCIe link", str(now), None, UNKNOWN, rate=rate)
     return Check(who, "PCIe link", str(now), str(could), *message, rate, best_rate)
+
+
+def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -> int:
+    """How many NVLinks a GPU has whose links to others carry that together (GB/s, one direction); 0 where it has none.
+
+    What is no more than a PCIe slot carries is the slot.
+    """
+    nvlink = nvlink_of(compute_capability)
+    if nvlink is None or nvlink.per_link_gb_per_s is None:
+        return 0
+    if link_gb_per_s <= 1.05 * pcie_of(compute_capability).gb_per_s:
+        return 0
+    return round(link_gb_per_s / nvlink.per_link_gb_per_s)
 
 
 def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.calibrate_laws import Corrected
+    from pyperf_suite.planner.calibrate import Corrected
     from pyperf_suite.planner.laws.calibration import Calibration
     from pyperf_suite.runner.results import RunFolder
 
@@ -50,7 +50,7 @@ def calibrate(
 
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate_laws import FILE, newest_run
+    from pyperf_suite.planner.calibrate import FILE, newest_run
     from pyperf_suite.runner.results import open_run
 
     if runs is not None:
@@ -100,7 +100,7 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
 
 
 def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]:
-    from pyperf_suite.planner.calibrate_laws import calibrated, corrections, origin_of
+    from pyperf_suite.planner.calibrate import calibrated, corrections, origin_of
 
     spec = _gpu_of(folder, gpu)
     found = corrections(spec, folder.records(), origin_of(folder))
@@ -108,8 +108,7 @@ def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]
 
 
 def _of_cpu(folder: RunFolder) -> tuple[Calibration, list[str]]:
-    from pyperf_suite.planner.calibrate_cpu import calibrated_cpu
-    from pyperf_suite.planner.calibrate_laws import described, origin_of
+    from pyperf_suite.planner.calibrate import calibrated_cpu, described, origin_of
 
     identity = folder.manifest["identity"]
     calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
@@ -136,7 +135,7 @@ def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
 
 
 def _sentence(corrected: Corrected) -> str:
-    from pyperf_suite.planner.calibrate_laws import described
+    from pyperf_suite.planner.calibrate import described
 
     after = described(corrected.after.to_json())
     if corrected.block is None:

@@ -12,6 +12,7 @@ import click
 from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
+    answer,
     count_options,
     gpu_options,
     model_options,
@@ -21,7 +22,6 @@ from pyperf_suite.planner.commands.model_options import (
 )
 
 if TYPE_CHECKING:
-    from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.planner.laws.internode import Network
 
@@ -30,18 +30,8 @@ USUAL_NODE = 8
 RACK, RACK_USED = 72, 64
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
-# Options that hold an axis to one value, and the field of a `ParallelPlan` that each is.
-AXES = {
-    "dp": "data",
-    "tp": "tensor",
-    "pp": "pipeline",
-    "virtual_pp": "chunks",
-    "cp": "context",
-    "ep": "expert",
-    "zero": "zero_stage",
-    "micro_batch": "micro_batch",
-    "recompute": "recompute",
-}
+# Options that are called otherwise than in a layout as it is written.
+OPTIONS = {"vp": "virtual_pp", "mb": "micro_batch"}
 SIZES = {
     "gpus": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
     "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
@@ -169,18 +159,10 @@ def layout(
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.training.offload import usual_host
-    from pyperf_suite.planner.layout import queries as requested
-    from pyperf_suite.planner.layout import report as report
+    from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import Cluster, Training
-    from pyperf_suite.planner.layout.plan import planned
-    from pyperf_suite.render import text
-    from pyperf_suite.render.terminal import console_for, print_findings
-
-    def answer(found: Findings) -> None:
-        if as_json:
-            click.echo(text.answer({"layout": found}), nl=False)
-        else:
-            print_findings(console_for(wide), {"layout": found}, [])
+    from pyperf_suite.planner.layout.plan import Budget, layout_of, planned, ranks_of
+    from pyperf_suite.planner.layout.plan import exactly as priced_exactly
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
@@ -197,7 +179,7 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
     model, length, notes = requested_model(config, seq, named)
-    budget = requested.Budget(tokens, price)
+    budget = Budget(tokens, price)
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
@@ -217,12 +199,13 @@ def layout(
                        _network(network), host)  # fmt: skip
 
     if exactly or compare:
-        layouts = [requested.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        exact = [requested.exactly(training, cluster(requested.ranks_of(each)), laws, each) for each in layouts]
-        answer(report.findings_of_given(exact, budget, notes))
+        layouts = [layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
+        exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
+        found = report.findings_of_given(exact, budget, notes)
     else:
         ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
-        answer(report.findings_of_layouts(ranked, budget))
+        found = report.findings_of_layouts(ranked, budget)
+    answer("layout", found, as_json, wide)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:
@@ -235,10 +218,12 @@ def _usual_node(spec: GpuSpec, gpus: int) -> int:
 def _fixed(named: dict[str, Any]) -> dict[str, int]:
     """Take the axes with one value out of the options."""
     from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+    from pyperf_suite.planner.layout.plan import KEYS
 
     found = {}
-    for option, axis in AXES.items():
-        value = named.pop(option)
+    for key, axis in KEYS.items():
+        option = OPTIONS.get(key, key)
+        value = named.pop(option, None)
         if value is None:
             continue
         if axis == "recompute":

@@ -12,6 +12,7 @@ from pyperf_suite.cli.options import options, path_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.transformer import ModelDimensions
     from pyperf_suite.planner.laws.calibration import Calibration
@@ -113,6 +114,7 @@ def requested_model(
     """
     from pyperf_suite.laws.transformer import ModelDimensions
     from pyperf_suite.planner.model_config import read_model_config
+    from pyperf_suite.planner.sizing.step import resized
 
     dimensions = {name: value for name, value in given.items() if value is not None}
     for name, value in dimensions.items():
@@ -120,7 +122,7 @@ def requested_model(
             raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was requested.")
     if config is not None:
         read = read_model_config(config)
-        model = read.dimensions.resized(**dimensions) if dimensions else read.dimensions
+        model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
         notes, longest = read.notes, read.longest_seq
         length = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
         if length > longest > 0:
@@ -135,9 +137,20 @@ def requested_model(
     return ModelDimensions(**{"gated": True, **dimensions}), seq if seq is not None else DEFAULT_SEQ, ()
 
 
+def answer(command: str, found: Findings, as_json: bool, wide: bool) -> None:
+    """Print what a command found."""
+    from pyperf_suite.render import text
+    from pyperf_suite.render.terminal import console_for, print_findings
+
+    if as_json:
+        click.echo(text.answer({command: found}), nl=False)
+    else:
+        print_findings(console_for(wide), {command: found}, [])
+
+
 def flop_per_token(config: Path, seq: int | None) -> float:
     """FLOP of a training step for each token of the model in that file; a service that `watch` asks for."""
-    from pyperf_suite.laws.model_flop import model_flop
+    from pyperf_suite.laws.transformer import model_flop
 
     model, length, _ = requested_model(config, seq, {})
     return float(model_flop(model, 1, length)) / length

@@ -11,6 +11,7 @@ import click
 from pyperf_suite.cli.options import Percent, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
+    answer,
     gpu_options,
     model_options,
     requested_gpu,
@@ -19,7 +20,6 @@ from pyperf_suite.planner.commands.model_options import (
 )
 
 if TYPE_CHECKING:
-    from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.planner.laws.calibration import Calibration
     from pyperf_suite.planner.laws.explained import KernelPrices
@@ -87,7 +87,7 @@ def size(
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
       pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.laws.training.memory import USABLE_SHARE
+    from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
     from pyperf_suite.planner.sizing.report import findings_of_sizing, sizing
     from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting
@@ -103,17 +103,7 @@ def size(
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
     found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
-    _answer({"size": findings_of_sizing(found)}, as_json, wide)
-
-
-def _answer(findings: dict[str, Findings], as_json: bool, wide: bool) -> None:
-    from pyperf_suite.render.terminal import console_for, print_findings
-    from pyperf_suite.render.text import answer
-
-    if as_json:
-        click.echo(answer(findings), nl=False)
-    else:
-        print_findings(console_for(wide), findings, [])
+    answer("size", findings_of_sizing(found), as_json, wide)
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> KernelPrices:
@@ -188,7 +178,7 @@ def explain(
         from pyperf_suite.planner import product_on_cpu
 
         measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
-        return _answer({"explain": product_on_cpu.findings_of_product(measured)}, as_json, wide)
+        return answer("explain", product_on_cpu.findings_of_product(measured), as_json, wide)
     if isa or workers:
         raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
     spec, laws = requested_gpu(gpu, calibration)
@@ -196,4 +186,4 @@ def explain(
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)
     product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
-    _answer({"explain": product_explained.findings_of_product(product)}, as_json, wide)
+    answer("explain", product_explained.findings_of_product(product), as_json, wide)

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 from pyperf_suite.planner.laws.attention_kernels import (
     SUBJECT,
     Array,
@@ -44,6 +43,8 @@ from pyperf_suite.planner.laws.transfers import find_law
 PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
 # Widths that kernels are built for; a head in between is padded to the next (FlashAttention-3 hopper/tile_size.h).
 WIDTHS = (64, 96, 128, 192, 256, 512)
+# dQ, dK, dV, and the scores and the gradient of the weights once more: five products where the forward has two.
+BACKWARD_FLOP_RATIO = 2.5
 # The backward's FLOP rate over the forward's in long sequences, and the queries at which it is half of that. From the
 # FlashAttention-3 paper (arXiv:2407.08608, figures 5 and 6: FlashAttention-2, -3 and cuDNN on an H100, 512 to 16k
 # queries); cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv) and FlashAttention-2 on an RTX A5000

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.hardware.links import INFINIBAND, pcie_of
+from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 from pyperf_suite.planner.laws.calibration import (
@@ -31,6 +31,7 @@ from pyperf_suite.planner.laws.explained import Causes, Explained
 from pyperf_suite.planner.laws.internode import (
     BETWEEN_NODES,
     BETWEEN_PERCENT,
+    INFINIBAND,
     THROUGH_PERCENT,
     THROUGH_POINTS,
     UNRELAYED,
@@ -182,7 +183,7 @@ def collective_time(
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
-    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec) -> float:
@@ -379,3 +380,6 @@ def _interval(
     if not np.any(inside > 1):
         return np.exp(low), np.exp(high), None
     return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)
+
+
+Floats = NDArray[np.float64]

@@ -143,3 +143,12 @@ def legend(causes: Iterable[str]) -> str:
     """A sentence that says what each of the causes is, in the order of `MEANINGS`."""
     requested = set(causes)
     return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in requested)}."
+
+
+def counted(count: int, name: str) -> str:
+    """Things and their number in a sentence.
+
+    >>> counted(1, "tile"), counted(2, "tile")
+    ('1 tile', '2 tiles')
+    """
+    return f"{count} {name}{'' if count == 1 else 's'}"

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.planner.laws.alignment import SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
     Band,

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.links import network as named_network
 from pyperf_suite.planner.laws.calibration import Band
 
 Floats = NDArray[np.float64]
+# InfiniBand Trade Association, roadmap of data rates: GB/s (1e9) of four lanes.
+INFINIBAND = {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}
 # Every rank's blocks go to every other, so no rank relays what another sends over the network.
 UNRELAYED = ("all_to_all", "all_to_all_v")
 
@@ -66,6 +67,8 @@ Network = float | tuple[Point, ...]
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SIZES = {**_UNITS, **{f"{unit}i": 1024.0**power for power, unit in enumerate("kmgt", 1)}}
+# A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
+FASTEST_GBPS = 1e6
 _POINT = re.compile(r"(\d+(?:\.\d+)?)([kmgt]i?)?b?:(\d+(?:\.\d+)?)([kmgt]?)b/s", re.IGNORECASE)
 
 
@@ -75,7 +78,7 @@ def network_of(text: str) -> Network:
     Raises UserError for anything else.
     """
     if ":" not in text:
-        return named_network(text).gb_per_s * 1e9
+        return _named_rate(text)
     points = []
     for part in text.split(","):
         match = _POINT.fullmatch(re.sub(r"\s", "", part))
@@ -84,6 +87,16 @@ def network_of(text: str) -> Network:
         size, unit, rate, rate_unit = (group or "" for group in match.groups())
         points.append(Point(float(size) * _SIZES[unit.lower()], float(rate) * _UNITS[rate_unit.lower()]))
     return checked_network(points)
+
+
+def _named_rate(text: str) -> float:
+    name, match = text.strip().upper(), re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text.strip(), re.IGNORECASE)
+    if name in INFINIBAND:
+        return INFINIBAND[name] * 1e9
+    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
+        names = ", ".join(INFINIBAND)
+        raise UserError(f"{text[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
+    return float(match[1]) / 8 * 1e9
 
 
 def checked_network(network: float | str | Iterable[Point]) -> Network:

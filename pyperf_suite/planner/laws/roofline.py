@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.transformer import Sizes
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.transfers import (
@@ -108,3 +110,16 @@ def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
         transferred=True,
         band=MEMORY_OF_SAME_KERNELS if same else MEMORY_OF_OTHER_KERNELS,
     )
+
+
+def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> Any:
+    """The share of the GPUs' peak that a step made use of: MFU from `model_flop`, HFU from `hardware_flop`.
+
+    Raises UserError where time, GPUs or peak are not above 0.
+    """
+    if not (step_s > 0 and gpus > 0 and peak_flop_per_s > 0):
+        raise UserError(
+            f"A step of {step_s} s on {gpus} GPUs with a peak of {peak_flop_per_s} FLOP/s makes no share of it: "
+            "all three have to be above 0."
+        )
+    return flop / (step_s * gpus * peak_flop_per_s)

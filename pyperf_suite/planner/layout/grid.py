@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.memory import LAST_STAGE, OFFLOADS, USABLE_SHARE, Offload
+from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 from pyperf_suite.planner.laws.training.step import UNITS_OF

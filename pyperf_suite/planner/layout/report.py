@@ -9,23 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, counted, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
+from pyperf_suite.planner.laws.explained import counted
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
+    DAY_S,
+    ENOUGH,
     VERDICTS,
+    Budget,
     LayoutRule,
     Planned,
     PredictedLayout,
     described_step,
+    ends_of,
     rules,
+    smallest_network,
+    surely_faster,
 )
-from pyperf_suite.planner.layout.queries import DAY_S, ENOUGH, Budget, ends_of, smallest_network, surely_faster
 
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, rem
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, table
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.catalogue import GpuSpec, gpu_of
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import Schedule
@@ -184,6 +184,14 @@ class CalibrationAxes:
     attention_implementation: tuple[str, ...] = ("sdpa_default",)
     layout: tuple[str, ...] = ("TN",)
     mode: tuple[str, ...] = ("burst",)
+
+
+def gpu_of(identity: Mapping[str, Any]) -> GpuSpec | None:
+    """The GPU that records with such an identity were taken on; None for a CPU or a GPU that the catalogue lacks."""
+    try:
+        return find_gpu(str(identity.get("model", ""))) if identity.get("kind") == "cuda" else None
+    except UserError:
+        return None
 
 
 def axes(profile: str, device: Device) -> CalibrationAxes:

@@ -1,6 +1,6 @@
 """The short run that predictions of training steps on a CPU are made from: kernels, collectives, and small steps.
 
-`pyperf-suite calibrate` fits prices and constants to its records (planner/calibrate_cpu.py); its models are others
+`pyperf-suite calibrate` fits prices and constants to its records (planner/calibrate.py); its models are others
 than those of a study, so that a study's times stay unseen.
 """
 
@@ -18,13 +18,13 @@ from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.planner.probes.calibration import AttentionSizes, Extent, spread_products
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
 from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)

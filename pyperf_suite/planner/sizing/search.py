@@ -17,13 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
-from pyperf_suite.laws.training.memory import LAST_STAGE, training_memory
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.training.layer_work import KernelCall
-from pyperf_suite.planner.sizing.step import Setting, Shapes, parts_of, plan_of, price, shapes_of, width_of_mlp
+from pyperf_suite.planner.laws.training.memory import training_memory
+from pyperf_suite.planner.sizing.step import (
+    ModelGrid,
+    Setting,
+    Shapes,
+    parts_of,
+    plan_of,
+    price,
+    resized,
+    shapes_of,
+    width_of_mlp,
+)
 
 Floats = NDArray[np.float64]
 
@@ -117,7 +127,7 @@ class Candidates:
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
         # All sizes are named, for what follows from a changed one may not follow as it did before.
         same = all(getattr(self.setting.model, name) == size for name, size in sizes.items())
-        model = self.setting.model if same else self.setting.model.resized(**sizes)
+        model = self.setting.model if same else resized(self.setting.model, **sizes)
         return replace(self.setting, model=model, micro_batch=micro_batch, tp=tp)
 
 

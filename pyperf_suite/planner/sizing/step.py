@@ -7,16 +7,16 @@ arrays that broadcast over a grid of models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.prices import ChangedPrices
 from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
@@ -34,7 +34,7 @@ Sizes = NDArray[np.int64]
 # The cause of what a kernel takes longer within a step than alone.
 IN_STEP = "slower within a step"
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
-LARGEST = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}
+LARGEST_SETTING = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}
 MOST_TOKENS = 1 << 26
 # A law that was compared with no measurement is trusted this far, in %: the error on a GPU that was left out whole.
 UNTESTED_ERROR_PERCENT = 15.0
@@ -42,6 +42,86 @@ UNTESTED_ERROR_PERCENT = 15.0
 DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
 # Nine in ten: the interval given with each gain.
 NORMAL_QUANTILE = 1.645
+
+
+def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
+    """All fields of the changed model, 0 where they follow from others as they did before.
+
+    Values may be arrays. Raises UserError for a name that is no dimension.
+    """
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
+    if unknown := changes.keys() - values.keys():
+        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
+    if model.kv_heads == model.heads:
+        values["kv_heads"] = 0
+    if model.head_dim * model.heads == model.hidden:
+        values["head_dim"] = 0
+    if model.expert_ffn == model.ffn:
+        values["expert_ffn"] = 0
+    if not model.latent_rank:
+        values["value_head_dim"] = 0
+    if "layers" in changes and model.windowed_layers:
+        # They keep their share of all.
+        windowed = 2 * model.windowed_layers * changes["layers"] + model.layers
+        values["windowed_layers"] = windowed // (2 * model.layers)
+    return values | changes
+
+
+def resized(model: ModelDimensions, **changes: int) -> ModelDimensions:
+    """The model with other dimensions; what followed from them before follows again.
+
+    As many key-value heads as heads, and a head_dim of hidden / heads, stay so unless they are named. Raises
+    UserError for dimensions that no model can have.
+    """
+    return ModelDimensions(**following(model, changes))
+
+
+# A formula branches on these, so one grid has one of each.
+ONE_FOR_ALL = tuple(
+    field.name
+    for field in fields(ModelDimensions)
+    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window")
+)
+
+
+class ModelGrid(ModelDimensions):
+    """Models whose dimensions are integers or int64 arrays that broadcast together; made by `around`.
+
+    Every property of ModelDimensions is then an array of that shape. What only divides unevenly is not refused: `valid`
+    says which of them ModelDimensions would take.
+    """
+
+    _heads_fill_hidden: NDArray[np.bool_]
+
+    @classmethod
+    def around(cls, model: ModelDimensions, **changes: ArrayLike) -> ModelGrid:
+        """The model with some dimensions varied; what followed from them before follows again, as in `resized`.
+
+        Raises UserError for a name that is no dimension and for sizes below 1, ValueError for a dimension that all
+        models of a grid must share.
+        """
+        if shared := changes.keys() & set(ONE_FOR_ALL):
+            raise ValueError(f"{min(shared)} is one for all models of a grid")
+        varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
+        for name, sizes in varied.items():
+            if sizes.size and sizes.min() < 1:
+                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was requested.")
+        return cls(**following(model, varied))
+
+    def __post_init__(self) -> None:
+        head_dim_follows = isinstance(self.head_dim, int) and not self.head_dim
+        fill = self.hidden % self.heads == 0 if head_dim_follows else True
+        object.__setattr__(self, "_heads_fill_hidden", np.asarray(fill))
+        self._fill_in()
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Where the dimensions are those of a model: within bounds, and dividing as they must."""
+        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
+        valid = valid & (self.windowed_layers <= self.layers)
+        for name, most in LARGEST.items():
+            valid = valid & (getattr(self, name) <= most)
+        return np.asarray(valid)
 
 
 @dataclass(frozen=True)
@@ -60,7 +140,7 @@ class Setting:
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        for name, most in LARGEST.items():
+        for name, most in LARGEST_SETTING.items():
             if not 1 <= getattr(self, name) <= most:
                 raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was requested.")
         if self.tokens > MOST_TOKENS:

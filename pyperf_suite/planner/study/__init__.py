@@ -24,7 +24,8 @@ from pyperf_suite.findings.data import (
 )
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, mean_speedup, misses, table
-from pyperf_suite.laws.training.memory import NEAR_LIMIT, largest_batch
+from pyperf_suite.laws.training.memory import NEAR_LIMIT
+from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
 from pyperf_suite.planner.study.results import (
     PARTS,
@@ -37,9 +38,9 @@ from pyperf_suite.planner.study.results import (
     results_of,
     search_steps,
 )
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 from pyperf_suite.errors import UserError, Within
 from pyperf_suite.findings.axes import NO, Flag, check_axes, read_axes
 from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000

@@ -6,7 +6,6 @@ Memory is known before anything is started, so that hours of a grid are not spen
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
@@ -20,37 +19,39 @@ from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import Flag, read_axes
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.training.activations import ActivationPolicy, interleaved, saved_bytes, working_bytes
-from pyperf_suite.laws.training.memory import (
-    BFLOAT16,
-    FLOAT32,
-    LAST_STAGE,
-    USABLE_SHARE,
-    Engine,
-    MemoryNeed,
-    Storage,
-    Weight,
-    held_by_rank,
-    rank_weights,
+from pyperf_suite.laws.training.memory import LAST_STAGE, ActivationPolicy, Storage, Weight
+from pyperf_suite.planner.calibrate import (
+    FILE,
+    PROBE,
+    calibrated_cpu,
+    laws_of,
+    origin_of,
+    predicted_step,
+    runs_of,
+    step_plan,
 )
-from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
-from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.engine_step import fsdp_units
+from pyperf_suite.planner.laws.training.held_by_rank import (
+    BFLOAT16,
+    FLOAT32,
+    Engine,
+    held_by_rank,
+    interleaved,
+    rank_weights,
+    saved_bytes,
+    working_bytes,
+)
+from pyperf_suite.planner.laws.training.memory import USABLE_SHARE, MemoryNeed
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.planner.study.results import NO_ROOM, Predictor, StudyPrediction
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # A study is a few numbers; a longer file is another one.
 LARGEST_BYTES = 1 << 20
@@ -106,7 +107,7 @@ def read_study(path: Path) -> StudyFile:
     except OSError as error:
         raise UserError(f"The study {path} cannot be read: {error.strerror}.") from None
     try:
-        read = tomllib.loads(content.decode("utf-8"))
+        read = files.parse_toml(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"The study {path} is not TOML: {error}.") from None
     try:

@@ -13,10 +13,10 @@ import numpy as np
 
 from pyperf_suite.findings.data import Quantity
 from pyperf_suite.findings.rows import Reading, readings
-from pyperf_suite.hardware.catalogue import gpu_of
-from pyperf_suite.laws.model_flop import model_flop, utilization
+from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.measure.estimates import median_interval
-from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW
+from pyperf_suite.planner.laws.roofline import utilization
+from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, gpu_of
 from pyperf_suite.planner.study.grid import OPERATOR
 from pyperf_suite.runner.record import Case, Record
 

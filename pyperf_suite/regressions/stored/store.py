@@ -17,8 +17,14 @@ from pathlib import Path
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
-from pyperf_suite.regressions.stored.journals import RECORDS, RunSummary, summarise_journal
-from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import (
+    RECORDS,
+    TIME,
+    BenchmarkSeries,
+    Measured,
+    RunSummary,
+    summarise_journal,
+)
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.workloads.backends import kept_folder
 

@@ -109,10 +109,6 @@
       x: i, y: j, text: value.toFixed(2), showarrow: false,
       font: { size: 10, color: colour(Math.abs(value - 1) / data.spread > 0.55 ? "on-dark" : "in-cell") },
     }]));
-    const shapes = data.here === null ? [] : [{
-      type: "rect", x0: data.here[1] - 0.5, x1: data.here[1] + 0.5, y0: data.here[0] - 0.5, y1: data.here[0] + 0.5,
-      line: { color: colour("ink"), width: 2.5 },
-    }];
     const places = (names, most) => {
       const every = Math.max(1, Math.ceil(names.length / most));
       const chosen = names.map((_, i) => i).filter((i) => i % every === 0);
@@ -120,7 +116,7 @@
     };
     return [[trace], layout({
       xaxis: axis({ title: titled(data.x_label), ...places(data.x, 24) }),
-      yaxis: axis({ title: titled(data.y_label), ...places(data.y, 30) }), annotations, shapes, plot_bgcolor: colour("none"),
+      yaxis: axis({ title: titled(data.y_label), ...places(data.y, 30) }), annotations, plot_bgcolor: colour("none"),
     })];
   }
 

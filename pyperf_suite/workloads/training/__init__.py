@@ -13,8 +13,6 @@ What each workload's check sees, element by element, what with, and whether also
   timed, as a step goes on from the last.
 - data_parallel: all gradients, and that ranks hold the same bits; a single process, limits by the roundings of sums;
   while timed.
-- parallel_step: all gradients of a rank's parts, and that ranks hold the same weights; a single process in float64,
-  limits by random rounding; not while timed, as a step goes on from the last.
 - overlap: the product, a large one on a CPU by Freivalds' check; the mean of the ranks; while timed, where it is exact.
 - transfer: every byte, of a file 32 pieces; what was sent; while timed.
 - input_pipeline: every sample of an epoch, pictures to the pixel; what was written; while timed, a step's last batch.
@@ -30,9 +28,8 @@ from typing import Annotated, Literal
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
-from pyperf_suite.laws.model_flop import PASSES, model_flop
-from pyperf_suite.laws.training.activations import FLOAT, ActivationPolicy, kept_bytes
-from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
+from pyperf_suite.laws.transformer import PASSES, ModelDimensions, model_flop
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
 # knows of what each keeps: torch itself chooses a fused kernel.

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes
+from pyperf_suite.laws.training.memory import ActivationPolicy, kept_bytes
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     MOST_RANKS,

@@ -6,10 +6,8 @@ counts peaks for itself. Imported where a case is prepared and nowhere else, for
 
 from __future__ import annotations
 
-import functools
 import gc
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +41,8 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
     lives on where checkpointing hides it. What `call` returns counts only where backward needs it. Not for compiled
     models, which run as written while they are watched.
     """
-    weights = _addresses([*model.parameters(), *model.buffers()])
-    watch = _Watch(weights)
+    weights = addresses([*model.parameters(), *model.buffers()])
+    watch = Watch(weights)
     saved: set[int] = set()
 
     def save(tensor: Tensor) -> Tensor:
@@ -60,7 +58,7 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
         gc.collect()
     finally:
         gc.unfreeze()
-    not_kept = weights | (_addresses(result) - saved)
+    not_kept = weights | (addresses(result) - saved)
     sizes = {address: size for address, size in watch.living().items() if address not in not_kept}
     copies = sum(size for address, size in sizes.items() if address in watch.casts)
     return Kept(sum(sizes.values()) - copies, copies)
@@ -68,7 +66,7 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
 
 def casts(model: nn.Module, call: Callable[[], Any]) -> list[int]:
     """Bytes of each cast of one of the model's weights during `call()`."""
-    with _Watch(_addresses(list(model.parameters()))) as watch:
+    with Watch(addresses(list(model.parameters()))) as watch:
         call()
     return watch.cast_bytes
 
@@ -93,24 +91,6 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
     return watch.most
 
 
-def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
-    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
-
-    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
-    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
-    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
-    """
-    watch = _SavedInForward()
-    for part in parts:
-        watch.over(part)
-    try:
-        iteration()
-    finally:
-        for hook in watch.hooks:
-            hook.remove()
-    return watch.most
-
-
 def bytes_of(values: Any) -> int:
     """Bytes that the tensors anywhere in `values` keep alive: each storage once and whole, a view's included."""
     return sum({storage._cdata: storage.nbytes() for storage in storages(values)}.values())
@@ -132,7 +112,7 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
     return [plain for each in inner if isinstance(each, Tensor) for plain in plain_tensors(each)]
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Remembers, without holding it, every storage that is made while it is entered, and which are casts of weights."""
 
     def __init__(self, weights: Set[int] = frozenset()) -> None:
@@ -144,9 +124,9 @@ class _Watch(TorchDispatchMode):
         self.cast_bytes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = _addresses((args, kwargs))
+        given = addresses((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        made = self.remember([each for each in tree_leaves(result) if not _addresses(each) & given])
+        made = self.remember([each for each in tree_leaves(result) if not addresses(each) & given])
         if func is torch.ops.aten._to_copy.default and given & self._weights:
             self.casts.update(made)
             self.cast_bytes.append(result.nbytes)
@@ -167,7 +147,7 @@ class _Watch(TorchDispatchMode):
         return sizes
 
 
-class _Peak(_Watch):
+class _Peak(Watch):
     """Knows the most bytes that storages made while it is entered have held together."""
 
     most = 0
@@ -179,73 +159,6 @@ class _Peak(_Watch):
         return made
 
 
-class _SavedInForward(_Watch):
-    """Knows the most bytes that were saved or made, and live, at the end of a forward pass of one of several parts."""
-
-    most = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks: list[Any] = []
-        self._held: Counter[int] = Counter()
-        self._made: set[int] = set()
-        self._entered: list[Any] = []
-
-    def over(self, part: Any) -> None:
-        self.hooks += [part.register_forward_pre_hook(self._begin), part.register_forward_hook(self._end)]
-        # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
-        self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]
-
-    def remember(self, tensors: Any) -> list[int]:
-        found = super().remember(tensors)
-        # FSDP gathers without autograd.
-        if torch.is_grad_enabled():
-            self._made.update(found)
-        return found
-
-    def _begin(self, _part: Any, inputs: Any) -> None:
-        # What another stage sent is kept by the first group of blocks, where they are checkpointed, until its gradient
-        # is there; the schedule has buffers for it all the time.
-        for each in inputs:
-            if each.requires_grad:
-                keys = set(super().remember(each))
-                self._made |= keys
-                self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
-        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, lambda held: held.tensor), self]
-        for each in self._entered:
-            each.__enter__()
-
-    def _end(self, _part: Any, _inputs: Any, result: Any) -> None:
-        for each in reversed(self._entered):
-            each.__exit__(None, None, None)
-        # A schedule holds what is returned until its backward.
-        self._made -= _addresses(result)
-        sizes = self.living()
-        self._made &= sizes.keys()
-        kept = {key for key in sizes if key in self._made or self._held[key] > 0} - self._weights
-        self.most = max(self.most, sum(sizes[key] for key in kept))
-
-    def _forget(self, keys: set[int], _gradient: Tensor) -> None:
-        self._made -= keys
-
-    def _note_weights(self, module: Any, _inputs: Any) -> None:
-        self._weights |= _addresses([*module.parameters(recurse=False), *module.buffers(recurse=False)])
-
-    def _save(self, tensor: Tensor) -> _Held:
-        super().remember(tensor)
-        return _Held(tensor, self._held)
-
-
-class _Held:
-    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
-
-    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
-        self.tensor, self._counts, self._keys = tensor, held, _addresses(tensor)
-        held.update(self._keys)
-
-    def __del__(self) -> None:
-        self._counts.subtract(self._keys)
-
-
-def _addresses(values: Any) -> set[int]:
+def addresses(values: Any) -> set[int]:
+    """Keys of the storages of all tensors in `values`."""
     return {storage._cdata for storage in storages(values)}

@@ -20,7 +20,7 @@ from pyperf_suite.errors import Failed, Unsupported, UserError, Within, out_of_m
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
-from pyperf_suite.laws.model_flop import PASSES
+from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing, TrainedShape

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
-from pyperf_suite.laws.model_flop import PASSES
+from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.measure.tolerance import computed_anew
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.backends import (

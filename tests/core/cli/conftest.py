@@ -15,7 +15,6 @@ from pyperf_suite.runner.workers import Answers, WorkerPool
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 
-FIGURES = ("value", "low", "high", "q20", "q80")
 Answer = Callable[[Case], dict[str, Any]]
 
 

@@ -59,20 +59,6 @@ def test_another_suffix_and_no_pyarrow_are_each_one_sentence(records, monkeypatc
         table_of(records, ".csv")
 
 
-def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "history.csv"
-    path.write_bytes(b"older")
-
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
-    with pytest.raises(UserError, match=r"No space left on device.*unchanged"):
-        write_for_user(path, b"newer")
-    assert path.read_bytes() == b"older"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):
     (tmp_path / "there").write_bytes(b"older")
     (tmp_path / "link").symlink_to("there")

@@ -10,9 +10,8 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.pytest_plugin import Call
-from pyperf_suite.pytest_plugin.launches import CallStopwatch, FunctionLaunches, answer, device_of, effort_of
-from pyperf_suite.runner.profiles import QUICK, Effort
+from pyperf_suite.pytest_plugin.launches import FunctionLaunches, answer, device_of
+from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import api
 from pyperf_suite.workloads import find_workload
@@ -137,15 +136,6 @@ def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock() -> None:
     assert found["outcome"] == "ok", found["reason"]
     assert "cuda" in found["sampling"]["stopwatch"]
     assert found["metrics"]["time"]["value"] > x.nbytes / 20e12  # no memory is as fast
-
-
-def test_rounds_that_a_test_asks_for_are_made_exactly() -> None:
-    made, cleaned = [], []
-    call = Call(made.append, setup=lambda: ((len(made),), {}), teardown=cleaned.append, rounds=5)
-    stopwatch, effort = CallStopwatch(call), effort_of(call, QUICK.effort)
-    stopwatch.time(lambda _: None, 0, effort.warm_up.launches, 1)  # none was asked for
-    assert len(stopwatch.time(lambda _: None, 1, effort.stop.max_samples, 1)) == 5
-    assert made == cleaned == [0, 1, 2, 3, 4]
 
 
 def test_a_tests_records_are_read_without_the_test() -> None:

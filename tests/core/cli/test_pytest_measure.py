@@ -248,7 +248,7 @@ def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> N
 
 
 @pytest.mark.slow
-def test_each_process_measures_every_parametrisation_and_the_journal_keeps_it(drop_in: Run) -> None:
+def test_each_process_measures_every_parametrisation_and_all_samples_are_exported(drop_in: Run) -> None:
     records = drop_in.of("test_sorted")
     cases = {(record.case["parameters"]["key"], record.case["parameters"]["reverse"]) for record in records}
     assert cases == {("abs", False), ("abs", True), ("None", False), ("None", True)}
@@ -257,34 +257,29 @@ def test_each_process_measures_every_parametrisation_and_the_journal_keeps_it(dr
     assert all(
         record.sampling["warmup_launches"] > 0 and "load_average" in record.quality["before"] for record in records
     )
-
-
-@pytest.mark.slow
-def test_the_samples_of_all_processes_are_what_pytest_benchmark_exports(drop_in: Run) -> None:
     exported = drop_in.exported["test_sorted[abs-False]"]
-    records = [each for each in drop_in.of("test_sorted") if each.case_id == exported["extra_info"]["case_id"]]
-    assert exported["stats"]["data"] == [sample for record in records for sample in record.kept_seconds]
+    its_own = [each for each in records if each.case_id == exported["extra_info"]["case_id"]]
+    assert exported["stats"]["data"] == [sample for record in its_own for sample in record.kept_seconds]
     assert exported["extra_info"]["processes"] == 2
 
 
 @pytest.mark.slow
-def test_group_and_extra_info_of_a_test_stay(drop_in: Run) -> None:
+def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in: Run) -> None:
     exported = drop_in.exported["test_method"]
     assert (exported["group"], exported["extra_info"]["own"]) == ("of a class", "kept")
     assert drop_in.of("TestClass::test_method")[0].outcome == "ok"
+    assert not drop_in.of("test_own_clock")
+    assert "process_time" in drop_in.exported["test_own_clock"]["options"]["timer"]
+    assert {record.outcome for record in drop_in.of("test_judges_its_time")} == {"ok"}
 
 
 @pytest.mark.slow
-def test_pedantic_makes_its_rounds_and_no_others(drop_in: Run) -> None:
+def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_each_process(drop_in: Run) -> None:
     calls = (drop_in.folder / "pedantic").read_text().split()
     assert sorted(calls.count(process) for process in set(calls)) == [1, 6, 6]  # one in the session itself
     assert [len(record.metrics["time"].samples) for record in drop_in.of("test_pedantic")] == [4, 4]
     assert {record.sampling["launches_per_sample"] for record in drop_in.of("test_iterations")} == {5}
     assert drop_in.exported["test_iterations"]["stats"]["rounds"] == 6
-
-
-@pytest.mark.slow
-def test_a_fixture_of_a_module_is_made_once_in_each_process(drop_in: Run) -> None:
     made = (drop_in.folder / "fixture").read_text().split()
     assert len(made) == len(set(made)) == 3
 
@@ -307,17 +302,6 @@ def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_i
     assert re.search(
         r"passes here, but it failed in process 1 of the 2 that measured it: test_theirs.py", drop_in.output
     )
-
-
-@pytest.mark.slow
-def test_what_a_test_says_of_its_time_is_for_all_processes_together(drop_in: Run) -> None:
-    assert {record.outcome for record in drop_in.of("test_judges_its_time")} == {"ok"}
-
-
-@pytest.mark.slow
-def test_a_test_with_a_clock_of_its_own_is_left_to_pytest_benchmark(drop_in: Run) -> None:
-    assert not drop_in.of("test_own_clock")
-    assert "process_time" in drop_in.exported["test_own_clock"]["options"]["timer"]
 
 
 @pytest.mark.slow
@@ -411,22 +395,14 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -
     ]  # fmt: skip
     assert all(record.verification["passed"] and record.verification["launches_checked"] > 0 for record in records)
     assert all(record.work["bytes"] == 2 * 4 * 32 * record.case["parameters"]["n"] for record in records)
-
-
-@pytest.mark.slow
-def test_a_wrong_result_fails_the_test_with_a_sentence_and_is_recorded(with_fixture: Run) -> None:
-    (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
-    assert "out[0] is 2.71828, where 3.71828 is right" in sentence
-    assert sentence in with_fixture.output
-
-
-@pytest.mark.slow
-def test_an_assertion_on_time_is_judged_by_the_session_and_not_by_a_process(with_fixture: Run) -> None:
     assert {record.outcome for record in with_fixture.of("test_slow")} == {"ok"}
 
 
 @pytest.mark.slow
-def test_what_raises_is_told_with_the_line_of_the_test(with_fixture: Run) -> None:
+def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture: Run) -> None:
+    (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
+    assert "out[0] is 2.71828, where 3.71828 is right" in sentence
+    assert sentence in with_fixture.output
     line = SUITE.splitlines().index('        raise RuntimeError("oops")') + 1
     assert {record.reason for record in with_fixture.of("test_raises")} == {
         f"test_theirs.py:{line}: RuntimeError: oops"

@@ -14,7 +14,6 @@ from _pytest.pytester import SysModulesSnapshot
 
 import pyperf_suite.render.run_report
 import pyperf_suite.runner.session  # noqa: F401
-from pyperf_suite.pytest_plugin.fixtures import ReplayClock
 from pyperf_suite.pytest_plugin.plugin import BENCHMARKS
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import read_journal
@@ -272,14 +271,3 @@ def test_with_xdist_installed_a_serial_run_measures_and_a_parallel_one_verifies(
     )
     assert result.parseoutcomes()["passed"] == 2
     assert not (suite.path / "parallel").exists()
-
-
-def test_the_replay_clock_tells_each_sample_as_the_difference_of_a_pair() -> None:
-    clock = ReplayClock()
-    samples = [0.1, 1e-9, 3.0000000000000004]
-    clock.load(samples)
-    message = []
-    for _ in samples:
-        begin = clock()
-        message.append(clock() - begin)
-    assert message == samples

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from pyperf_suite import extensions
 from pyperf_suite.cli.main import main
@@ -54,20 +53,13 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return bring
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-
-
-def test_every_module_of_the_probes_folder_is_a_probe_of_that_name() -> None:
+def test_every_module_of_the_probes_folder_is_a_probe_of_that_name_and_is_listed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = all_probes()
     assert sorted(probe.name for probe in found) == sorted(probe_names())
     assert {"optimizer", "block", "backward", "input_pipeline", "static_kernels"} <= set(probe_names())
-
-
-def test_what_is_listed_is_what_the_probes_say() -> None:
-    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in all_probes()]
+    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in found]
 
 
 def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:
@@ -101,7 +93,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "why"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_plugin_is_named_and_passed_over(bring: Callable[..., None], source: str, why: str) -> None:
+def test_a_broken_plugin_is_named_and_passed_over_and_only_who_asks_for_it_is_refused(
+    bring: Callable[..., None], source: str, why: str
+) -> None:
     bring(broken=source)
     with pytest.warns(UserWarning, match="The probe broken") as sentence:
         found = all_probes()
@@ -109,34 +103,10 @@ def test_a_broken_plugin_is_named_and_passed_over(bring: Callable[..., None], so
     assert why in str(sentence[0].message)
     assert "\n" not in str(sentence[0].message)
     assert {probe.name for probe in found} == set(probe_names()) - {"broken"}
-
-
-@pytest.mark.parametrize(("source", "why"), BROKEN.values(), ids=BROKEN)
-def test_only_who_asks_for_a_broken_plugin_is_refused(bring: Callable[..., None], source: str, why: str) -> None:
-    bring(broken=source)
     with pytest.raises(UserError, match="The probe broken") as refused:
         find_probe("broken")
     assert why in str(refused.value)
     assert find_probe("optimizer").name == "optimizer"
-
-
-def test_a_command_ends_with_2_only_where_the_broken_one_was_asked_for(bring: Callable[..., None]) -> None:
-    bring(broken="raise RuntimeError('no such card')")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        listed = invoke("run", "--list")
-    assert listed.exit_code == 0
-    assert "no such card" in listed.output
-    assert "optimizer" in listed.output
-    requested = invoke("run", "broken", "--profile", "quick")
-    assert requested.exit_code == 2
-    assert "The probe broken of plugin_broken:PROBE cannot be imported" in requested.output
-    assert "Traceback" not in requested.output
-
-
-def test_an_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"Unknown probe 'optimiser': .*optimizer"):
-        find_probe("optimiser")
 
 
 def test_a_probe_can_be_replaced_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

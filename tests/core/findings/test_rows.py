@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Claim, Heading, Quantity
-from pyperf_suite.findings.rows import Column, Row, Rows, readings, rows_of, series, series_by, speedup, table
+from pyperf_suite.findings.data import Claim, Quantity
+from pyperf_suite.findings.rows import Column, Row, Rows, readings, rows_of, series, speedup
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
@@ -56,14 +56,6 @@ def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) 
     assert rows.where(implementation="torch").against(implementation="torch") is None
 
 
-def test_a_series_for_each_value_has_its_rows_as_points(rows: Rows) -> None:
-    drawn = series_by("implementation", rows.where(k=8), "n", "seconds")
-    assert [(each.label, each.x, each.y) for each in drawn] == [
-        ("torch", [16, 32], [4.0, 8.0]),
-        ("numpy", [16, 32], [2.0, 4.0]),
-    ]
-
-
 def test_a_row_has_the_names_of_what_was_observed_and_of_what_is_computed(product: Any) -> None:
     records = product(16).records(4.0, passing=3.0, seconds=9.0)
     (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.passing})
@@ -92,17 +84,13 @@ def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows:
     assert torch.like(implementation="triton") is None
     assert torch.like(k=4) is rows[-1]
     assert rows[-1].like(n=32) is None
-
-
-def test_rows_that_differ_at_most_in_the_named_parameters_are_alike(rows: Rows) -> None:
-    torch = of(rows, 16)
     assert rows.same_except(torch) == [torch]
     assert rows.same_except(torch, "implementation") == [torch, of(rows, 16, "numpy")]
     assert rows.same_except(torch, "n", "implementation") == rows[:4]
     assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
 
 
-def test_a_row_is_so_many_times_as_fast_as_its_like_within_each_process(rows: Rows) -> None:
+def test_a_row_is_so_many_times_as_fast_as_its_like_within_the_processes_that_measured_both(rows: Rows) -> None:
     faster = of(rows, 16, "numpy").against(implementation="torch")
     assert faster is not None
     # 4.4 s and 2.2 s are of one process: the ratio knows no spread.
@@ -111,22 +99,10 @@ def test_a_row_is_so_many_times_as_fast_as_its_like_within_each_process(rows: Ro
     slower = of(rows, 16).against(implementation="numpy")
     assert slower is not None
     assert slower.value == pytest.approx(0.5)
-
-
-def test_nothing_is_compared_with_itself_or_with_what_no_common_process_measured(rows: Rows) -> None:
     assert of(rows, 16).against(implementation="torch") is None
     assert of(rows, 16).against(implementation="triton") is None
     assert of(rows, 32).like(implementation="numpy") is not None
     assert of(rows, 32).against(implementation="numpy") is None
-
-
-def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
-    # Without a value, or with one as text, a column has an attribute of the item.
-    columns = (Column("name", str), Column("real", unit="ms", priority=2), Column("again", "numerator"))
-    found = table("Some", columns, [1, 2])
-    assert found.columns == (Heading("name"), Heading("real", "ms", 2), Heading("again"))
-    assert [(row[0], row[1].value, row[2]) for row in found.rows] == [("1", 1.0, 1), ("2", 2.0, 2)]
-    assert table("None", columns, []).rows == ()
 
 
 def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:

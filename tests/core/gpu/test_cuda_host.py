@@ -229,13 +229,7 @@ def test_the_clock_read_with_a_sample_is_one_a_gpu_can_have(device):
     pytest.fail(f"the clock never settled: the last 20 readings are {min(clocks):g} to {max(clocks):g} Hz")
 
 
-def test_many_launches_of_a_sample_are_queued_in_parts(device):
-    stopwatch = device.stopwatch()
-    [seconds] = stopwatch.time(spinning(device, stopwatch.stream, 10_000), 0, 1, 2000)
-    assert 2000 * 9e-6 < seconds < 2000 * 30e-6
-
-
-@pytest.mark.parametrize("kernels", [4, 12, 100])
+@pytest.mark.parametrize("kernels", [4, 12, 100, 1])
 def test_launches_of_many_kernels_are_counted_and_held_back_by_fewer(device, kernels):
     stopwatch = device.stopwatch(hold_limit_s=0.5)
     spin = spinning(device, stopwatch.stream, 10_000)

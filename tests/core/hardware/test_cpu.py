@@ -158,16 +158,15 @@ def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
     assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
 
 
-def test_an_empty_machine_is_described_without_raising(machine):
+def test_an_empty_machine_or_one_of_bytes_that_are_no_text_is_described_without_raising(machine):
     found = cpu.read_cpu(machine({}), affinity=None)
     assert found.model
     assert found.usable_cores >= 1
     assert found.l2_bytes > 0
-
-
-def test_bytes_that_are_no_text_do_not_stop_the_description(machine):
     files = machine({"proc/cpuinfo": "model name\t: \udcff\udcfe CPU\n", f"{SYSTEM}/online": "\udc80"})
     assert "CPU" in cpu.read_cpu(files, affinity=None).model
+    layout = read_layout(machine({}))
+    assert (layout.sockets, layout.cores, layout.nodes, layout.allowed_cpus) == (0, 0, (), frozenset())
 
 
 @pytest.mark.parametrize(
@@ -226,18 +225,10 @@ def test_the_nodes_of_a_process_are_those_of_its_cpus(machine, allowed, nodes):
     assert layout.allowed_nodes == {1}
 
 
-def test_cpus_that_are_allowed_but_not_there_do_not_count(machine):
+def test_cpus_that_are_allowed_but_not_there_and_a_node_with_neither_cpus_nor_memory_do_not_count(machine):
     assert read_layout(machine(two_sockets("0-1023"))).allowed_cpus == frozenset(range(8))
-
-
-def test_a_node_with_neither_cpus_nor_memory_is_none(machine):
     absent = {f"{NODES}/node2/cpulist": "", f"{NODES}/node2/meminfo": "Node 2 MemTotal: 0 kB"}
     assert len(read_layout(machine(two_sockets() | absent)).nodes) == 2
-
-
-def test_a_machine_without_these_files_tells_nothing(machine):
-    layout = read_layout(machine({}))
-    assert (layout.sockets, layout.cores, layout.nodes, layout.allowed_cpus) == (0, 0, (), frozenset())
 
 
 VENDOR, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"

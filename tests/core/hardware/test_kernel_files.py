@@ -5,31 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list, parse_integer
+from pyperf_suite.hardware.kernel_files import cpu_list, parse_bytes, parse_cpu_list
 
 
-def test_a_file_that_is_absent_empty_or_a_folder_reads_as_none(machine):
+def test_files_are_read_stripped_and_what_is_absent_empty_or_a_folder_reads_as_none(machine):
     files = machine({"sys/empty": "\n", "sys/folder/file": "1"})
     assert [files.text(path) for path in ("sys/none", "sys/empty", "sys/folder")] == [None, None, None]
-
-
-def test_text_is_stripped_of_line_ends_and_of_a_device_trees_nul(machine):
     files = machine({"proc/device-tree/model": "Raspberry Pi 5 Model B\0", "sys/level": "2\n"})
     assert files.text("proc/device-tree/model") == "Raspberry Pi 5 Model B"
     assert files.integer("sys/level") == 2
-
-
-def test_matching_paths_are_sorted_and_can_be_read_back(machine):
     files = machine({"sys/cpu1/size": "1", "sys/cpu0/size": "0", "sys/other": "x"})
     assert [files.integer(path) for path in files.matching("sys/cpu[0-9]*/size")] == [0, 1]
 
 
-def test_sizes_are_read_in_the_kernels_and_in_cpuinfos_spelling():
+def test_sizes_are_read_in_the_kernels_and_in_cpuinfos_spelling_and_what_is_none_is_none():
     sizes = [parse_bytes(text) for text in ("48K", "491520 KB", "2M", "1G", "4096", "32KiB")]
     assert sizes == [49152, 491520 * 1024, 2 << 20, 1 << 30, 4096, 32768]
-
-
-def test_what_is_no_size_is_none():
     assert [parse_bytes(text) for text in (None, "", "K", "-1K", "1.5M", "many")] == [None] * 6
 
 
@@ -42,17 +33,3 @@ def test_cpu_lists_are_read_as_the_kernel_writes_them():
 def test_every_cpu_list_is_read_back_whole(cpus):
     assert parse_cpu_list(cpu_list(cpus)) == parse_cpu_list(",".join(map(str, sorted(cpus)))) == cpus
     assert cpu_list({3, 1, 2, 8}) == "1-3,8"
-
-
-@given(st.text())
-def test_no_text_makes_a_parser_raise(text):
-    assert isinstance(parse_cpu_list(text), frozenset)
-    assert parse_integer(text) in (
-        None,
-        *(int(word) for word in [text] if word.strip().lstrip("+-").isdecimal()),
-    )
-    assert (parse_bytes(text) or 0) >= 0
-
-
-def test_the_real_root_is_read_without_raising():
-    assert KernelFiles().text("proc/surely-not-there") is None

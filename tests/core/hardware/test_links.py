@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.hardware import links as module
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, nvlinks_per_gpu, pcie_lanes_gb_per_s
+from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, pcie_lanes_gb_per_s
 from pyperf_suite.hardware.nvml import Nvml
 
 CARD = "0000:17:00.0"
@@ -82,18 +82,6 @@ def test_lanes_carry_what_a_slot_of_sixteen_does_and_an_unknown_generation_nothi
     assert pcie_lanes_gb_per_s(9, 16) is None
     with pytest.raises(ValueError, match="no PCIe link"):
         PcieLink.parse("gen x16")
-
-
-@pytest.mark.parametrize(
-    ("gb_per_s", "capability", "nvlinks"),
-    [
-        *((450, (9, 0), 18), (300, (8, 0), 12), (900, (10, 0), 18), (56.25, (8, 6), 4), (200, (8, 0), 8)),
-        # What is no more than the slot: L40S, T4, RTX 5090, V100 for PCIe; and P100, older than what links know.
-        *((32, (8, 9), 0), (16, (7, 5), 0), (64, (12, 0), 0), (16, (7, 0), 0), (80, (6, 0), 0)),
-    ],
-)
-def test_a_gpu_has_as_many_nvlinks_as_its_data_sheet_adds_up_to(gb_per_s, capability, nvlinks):
-    assert nvlinks_per_gpu(gb_per_s, capability) == nvlinks
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import platform
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from hypothesis import strategies as st
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware import machine as module
-from pyperf_suite.hardware.catalogue import gpu_of
+from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, gpus, resolve
 from pyperf_suite.hardware.machine import identity, source_of, state
 from pyperf_suite.hardware.nvml import Nvml
+from tests.core.repository import Repository
 
 
 def test_a_cpus_identity_is_model_and_cores():
@@ -139,44 +139,44 @@ def test_the_compiler_is_read_from_the_note_it_leaves_in_a_binary(tmp_path):
     assert module.compiler_note(tmp_path / "none.so") is None
 
 
-def test_a_gpus_state_has_its_unit_driver_and_settings(monkeypatch, fake_cuda, fake_nvml):
+@pytest.mark.parametrize(
+    ("has_nvml", "settings"),
+    [
+        (True, {"cuda": "13.1", "driver": "580.82.07", "power_limit_w": 700.0, "unavailable": None}),
+        (False, {"cuda": "13.1", "unavailable": "libnvidia-ml.so.1 cannot be opened"}),
+    ],
+)
+def test_a_gpus_state_has_its_unit_driver_and_settings_and_without_nvml_what_is_left(
+    monkeypatch, fake_cuda, fake_nvml, has_nvml, settings
+):
+    manager = Nvml(fake_nvml()) if has_nvml else Unavailable("libnvidia-ml.so.1 cannot be opened")
     monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
-    monkeypatch.setattr(module, "nvml", lambda: Nvml(fake_nvml()))
+    monkeypatch.setattr(module, "nvml", lambda: manager)
     found = module.state(Device("cuda", 0))["gpu"]
     assert found["uuid"].startswith("GPU-")
-    assert (found["cuda"], found["driver"], found["power_limit_w"]) == ("13.1", "580.82.07", 700.0)
-    assert "unavailable" not in found
-
-
-def test_a_gpus_state_without_nvml_says_so_and_keeps_the_rest(monkeypatch, fake_cuda):
-    monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
-    monkeypatch.setattr(module, "nvml", lambda: Unavailable("libnvidia-ml.so.1 cannot be opened"))
-    found = module.gpu_state(0)
-    assert found["uuid"].startswith("GPU-")
-    assert found["unavailable"] == "libnvidia-ml.so.1 cannot be opened"
-
-
-def git(folder, *arguments):
-    """Run git there, as somebody, and return what it prints."""
-    named = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *named, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    assert {name: found.get(name) for name in settings} == settings
 
 
 @pytest.fixture
-def package(tmp_path):
-    """A package in a checkout of its own, committed once."""
-    folder = tmp_path / "checkout" / "package"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "Begin")
-    return folder
+def repository(tmp_path):
+    """A checkout of its own that holds one package, committed once."""
+    made = Repository(tmp_path / "checkout")
+    made.commit("begin", **{"package/__init__.py": ""})
+    return made
 
 
-def test_a_checkout_names_its_commit(package):
-    assert source_of(package) == {"commit": git(package, "rev-parse", "HEAD"), "dirty": False}
+@pytest.fixture
+def package(repository):
+    return repository.root / "package"
+
+
+def test_a_checkout_names_its_commit_and_another_that_the_environment_points_to_is_ignored(
+    repository, package, tmp_path, monkeypatch
+):
+    commit = repository.git("rev-parse", "HEAD")
+    assert source_of(package) == {"commit": commit, "dirty": False}
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert source_of(package)["commit"] == commit
 
 
 def test_changed_files_make_it_dirty_and_new_ones_do_not(package):
@@ -193,11 +193,8 @@ def test_a_package_installed_inside_another_projects_checkout_has_no_commit(pack
     assert source_of(installed) == {}
 
 
-def test_where_there_is_no_checkout_there_is_no_commit(tmp_path):
+def test_where_there_is_no_checkout_or_no_git_there_is_no_commit(tmp_path, package, monkeypatch):
     assert source_of(tmp_path) == {}
-
-
-def test_where_there_is_no_git_there_is_no_commit(package, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert source_of(package) == {}
 
@@ -211,27 +208,12 @@ def test_a_git_that_hangs_is_not_waited_for(package, tmp_path, monkeypatch):
     assert source_of(package) == {}
 
 
-def test_another_repository_that_the_environment_points_to_is_ignored(package, tmp_path, monkeypatch):
-    commit = git(package, "rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert source_of(package)["commit"] == commit
-
-
-@pytest.mark.gpu
-def test_the_first_gpu_is_described_by_the_driver():
-    first = gpus()[0]
-    assert first.name
-    assert first.uuid.startswith(("GPU-", "MIG-"))
-    assert first.multiprocessors > 0
-    assert first.memory_bytes > 1 << 30
-
-
 @pytest.mark.gpu
 def test_the_first_gpu_is_in_the_catalogue_and_as_the_driver_describes_it():
-    first, spec = gpus()[0], gpu_of({"kind": "cuda", "model": gpus()[0].name})
+    first = gpus()[0]
     if first.name.startswith("Fake"):
         pytest.skip("the double of libcuda stands in for a GPU here")
-    assert spec is not None
+    spec = find_gpu(first.name)
     assert spec.compute_capability == first.compute_capability
     assert spec.sms == first.multiprocessors
     assert first.memory_bytes < 1.01 * spec.memory_bytes

@@ -75,18 +75,12 @@ def test_older_versions_are_read_by_number_and_fit_any_operation():
     assert log.choice("all_gather", 512, 8) == Choice(None, 512, "TREE", "LL128")
 
 
-def test_the_last_choice_for_a_size_is_the_one_in_use():
+def test_the_last_choice_stands_lines_that_ran_together_are_both_read_and_unknown_names_are_kept():
     line = "NCCL INFO AllReduce: 64 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..0}}\n"
     log = parse(line.format("TREE") + line.format("RING"))
     assert log.choice("all_reduce", 64, 2) == Choice("all_reduce", 64, "RING", "LL", 1)
-
-
-def test_lines_that_ran_together_are_both_read():
     half = "AllReduce: 8 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}"
     assert len(parse(f"a:1:1 [0] NCCL INFO {half}b:2:2 [0] NCCL INFO {half}").choices) == 2
-
-
-def test_what_nccl_has_not_named_yet_is_kept_as_it_is():
     [choice] = parse("NCCL INFO AllGatherV: 8 Bytes -> Algo 9 proto 7 time 1.0").choices
     assert (choice.operation, choice.algorithm, choice.protocol) == ("AllGatherV", "9", "7")
 

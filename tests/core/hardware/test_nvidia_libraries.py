@@ -18,9 +18,6 @@ def test_a_gpu_is_described_without_a_context(fake_cuda):
     assert driver.version() == "13.1"
     assert (gpu.name, gpu.uuid, gpu.compute_capability) == ("NVIDIA H200", UUID, (9, 0))
     assert (gpu.multiprocessors, gpu.memory_bytes) == (132, 150_110_011_392)
-
-
-def test_a_slice_of_a_gpu_has_a_slices_uuid(fake_cuda):
     assert CudaDriver(fake_cuda(["NVIDIA H200 MIG 1g.18gb"])).gpu(0).uuid.startswith("MIG-0001")
 
 

@@ -11,16 +11,25 @@ from hypothesis import strategies as st
 
 from pyperf_suite.kernels import gemm_sm90, nvrtc
 from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
-from pyperf_suite.kernels.gemm_sm90 import Specialisation, default_set, in_layout, specialise
-from pyperf_suite.kernels.static import StaticMetrics, of_cuda
+from pyperf_suite.kernels.gemm_sm90 import default_set, in_layout, specialise
+from pyperf_suite.kernels.static import of_cuda
 
 LARGEST = [one for one in default_set() if one.m * one.n == max(other.m * other.n for other in default_set())]
-VARIANTS = {
-    "streamed": lambda one: replace(one, shared_tiles=True),
-    "fp32 results": lambda one: replace(one, out_type="fp32"),
-    "NT": lambda one: in_layout(one, "NT"),
-    "TT, streamed": lambda one: replace(in_layout(one, "TT"), shared_tiles=True),
-}
+
+PAIRS = ({"cluster_m": 2}, {"cluster_n": 2})
+COMPILED = [
+    *default_set(),
+    # Variants of the largest tiles.
+    *(replace(one, shared_tiles=True) for one in LARGEST),
+    *(replace(one, out_type="fp32") for one in LARGEST),
+    *(in_layout(one, "NT") for one in LARGEST),
+    *(replace(in_layout(one, "TT"), shared_tiles=True) for one in LARGEST),
+    # Other types, any width of a wgmma, and pairs of e4m3 and of odd N-major widths.
+    *(specialise(128, 256, cluster_m=2, in_type=in_type) for in_type in ("fp16", "e4m3")),
+    *(specialise(64, n, stages=2) for n in (16, 40, 96, 136, 248)),
+    specialise(128, 256, in_type="e4m3", cluster_n=2),
+    *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 72, 136, 200) for pair in PAIRS),
+]
 
 
 @pytest.fixture
@@ -33,13 +42,11 @@ def tools() -> None:
         pytest.skip(str(missing))
 
 
-def metrics_of(specialisation: Specialisation) -> StaticMetrics:
-    return of_cuda(specialisation.name, specialisation, gemm_sm90.sources(), gemm_sm90.ARCHITECTURE)
-
-
-def check_machine_code(specialisation: Specialisation) -> None:
-    """One wgmma a block and step of K, copies by TMA both ways, and nothing in local memory."""
-    metrics = metrics_of(specialisation)
+@pytest.mark.slow
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("specialisation", COMPILED, ids=lambda one: one.name)
+def test_hopper_kernels_have_one_wgmma_a_block_and_step_of_k_use_tma_both_ways_and_do_not_spill(specialisation):
+    metrics = of_cuda(specialisation.name, specialisation, gemm_sm90.sources(), gemm_sm90.ARCHITECTURE)
     blocks = specialisation.m // 64 // specialisation.consumers
     steps = specialisation.k * specialisation.in_bytes // 32
     assert metrics.instructions["QGMMA" if specialisation.in_type == "e4m3" else "HGMMA"] == blocks * steps
@@ -51,44 +58,6 @@ def check_machine_code(specialisation: Specialisation) -> None:
     assert metrics.stack_bytes == 0
     assert metrics.registers <= specialisation.register_bound
     assert metrics.occupancy.blocks >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
-def test_default_hopper_kernels_use_wgmma_and_tma_and_do_not_spill(specialisation):
-    check_machine_code(specialisation)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("specialisation", LARGEST, ids=lambda one: one.name)
-def test_no_variant_of_the_largest_tiles_spills(specialisation, variant):
-    check_machine_code(VARIANTS[variant](specialisation))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("in_type", ["fp16", "e4m3"])
-def test_other_types_have_their_own_wgmma(in_type):
-    check_machine_code(specialise(128, 256, cluster_m=2, in_type=in_type))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("n", [16, 40, 96, 136, 248])
-def test_wgmma_of_any_width_compiles_without_local_memory(n):
-    check_machine_code(specialise(64, n, stages=2))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("pair", [{"cluster_m": 2}, {"cluster_n": 2}], ids=["pair along M", "pair along N"])
-def test_pairs_of_e4m3_and_of_odd_n_major_widths_compile_without_local_memory(pair):
-    check_machine_code(specialise(128, 256, in_type="e4m3", **pair))
-    for n in (24, 72, 136, 200):
-        check_machine_code(specialise(64, n, stages=2, b_transposed=False, **pair))
 
 
 @pytest.mark.usefixtures("tools")

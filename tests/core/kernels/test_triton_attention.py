@@ -18,8 +18,6 @@ from pyperf_suite.kernels.attention_defaults import default_configuration, defau
 from pyperf_suite.kernels.attention_schedule import key_steps, place, query_steps
 from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
 
-# seq_q × seq_k around blocks of 16 × 32: decode, a single key, one less and one more than a block, several blocks.
-SEQUENCES = [(1, 1), (1, 37), (15, 31), (16, 32), (17, 33), (33, 97)]
 # Errors in units of rounding of what an element is summed from, absolute values taken. Weights, their gradients and
 # results are rounded once each; in float32 what exponentials make of their arguments' errors counts instead.
 LIMITS = {"float32": 32, "float16": 4, "bfloat16": 4}
@@ -38,70 +36,56 @@ def interpreted(interpreter) -> Callable[..., dict]:
     return run
 
 
-def assert_right(outcome: dict, dtype: str = "float16") -> None:
-    """Every element of every output within its limit, and the same bits from a second launch."""
+# Each is run forward and backward, causal unless it says otherwise.
+INTERPRETED = {
+    # seq_q x seq_k around blocks of 16 x 32: decode, a single key, one less and one more than a block, several blocks.
+    "sequences that break things": [
+        {"seq_q": seq_q, "seq_k": seq_k, "causal": causal}
+        for seq_q, seq_k in ((1, 1), (1, 37), (15, 31), (16, 32), (17, 33), (33, 97))
+        for causal in (False, True)
+    ],
+    "more queries than keys": [{"seq_q": 37, "seq_k": 21, "causal": False}],
+    "a head_dim that is padded unseen": [
+        {"seq_q": 19, "seq_k": 41, "head_dim": head_dim, "operands": operands}
+        for head_dim in (40, 72, 80)
+        for operands in ("addresses", "descriptors")
+    ],
+    "a head_dim that TMA cannot take": [
+        {"seq_q": 19, "seq_k": 41, "head_dim": head_dim, "causal": False} for head_dim in (1, 7, 33)
+    ],
+    "grouped heads": [{"seq_q": 18, "seq_k": 35, "heads": 4, "kv_heads": each, "batch": 2} for each in (1, 2)],
+    "dtypes": [
+        {"seq_q": 33, "seq_k": 53, "head_dim": 24, "dtype": dtype, "operands": operands}
+        for dtype in LIMITS
+        for operands in ("addresses", "descriptors")
+    ],
+    "heads visited together": [
+        {"seq_q": 20, "seq_k": 20, "heads": 4, "kv_heads": 2, "together": together} for together in (3, 100)
+    ],
+    "blocks of any proportion": [
+        {"seq_q": 50, "seq_k": 75, "block_m": m, "block_n": n} for m, n in ((64, 16), (16, 16), (32, 64))
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{what}-{'-'.join(map(str, case.values()))}")
+        for what, cases in INTERPRETED.items()
+        for case in cases
+    ],
+)
+def test_every_element_of_every_output_is_within_its_limit_and_a_second_launch_has_the_same_bits(
+    interpreted, case, backward
+):
+    outcome = interpreted(**{"causal": True, **case}, backward=backward)
     assert "failed" not in outcome, outcome["failed"]
-    limits = dict.fromkeys(outcome["errors"], LIMITS[dtype]) | {"lse": LIMITS["float32"]}
+    limits = dict.fromkeys(outcome["errors"], LIMITS[case.get("dtype", "float16")]) | {"lse": LIMITS["float32"]}
     assert {name: error for name, error in outcome["errors"].items() if not error <= limits[name]} == {}
     assert outcome["same_again"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("sequences", SEQUENCES, ids=lambda each: "x".join(map(str, each)))
-def test_sequences_that_break_things_come_out_right(interpreted, sequences, causal, backward):
-    assert_right(interpreted(*sequences, causal=causal, backward=backward))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_more_queries_than_keys_come_out_right_without_a_mask(interpreted, backward):
-    assert_right(interpreted(37, 21, backward=backward))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
-@pytest.mark.parametrize("head_dim", [40, 72, 80])
-def test_a_head_dim_that_is_no_power_of_two_is_padded_unseen(interpreted, head_dim, operands, backward):
-    assert_right(interpreted(19, 41, head_dim=head_dim, operands=operands, causal=True, backward=backward))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [1, 7, 33])
-def test_a_head_dim_that_tma_cannot_take_comes_out_right_by_addresses(interpreted, head_dim):
-    assert_right(interpreted(19, 41, head_dim=head_dim))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_grouped_heads_read_their_own_key_head_and_sum_its_gradients(interpreted, kv_heads, backward):
-    assert_right(interpreted(18, 35, heads=4, kv_heads=kv_heads, batch=2, causal=True, backward=backward))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_all_dtypes_come_out_right(interpreted, dtype, operands, backward):
-    outcome = interpreted(33, 53, head_dim=24, dtype=dtype, operands=operands, causal=True, backward=backward)
-    assert_right(outcome, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("together", [3, 100])
-def test_how_many_heads_are_visited_together_changes_nothing(interpreted, together, backward):
-    assert_right(interpreted(20, 20, heads=4, kv_heads=2, together=together, causal=True, backward=backward))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [(64, 16), (16, 16), (32, 64)], ids=lambda blocks: "x".join(map(str, blocks)))
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_blocks_of_any_proportion_come_out_right(interpreted, blocks, backward):
-    assert_right(interpreted(50, 75, block_m=blocks[0], block_n=blocks[1], causal=True, backward=backward))
 
 
 SIZES = st.integers(1, 70)
@@ -187,16 +171,12 @@ def test_a_shape_that_cannot_be_is_refused_in_one_sentence(sizes, words):
     assert ". " not in str(refusal.value)
 
 
-def test_causal_with_more_queries_than_keys_is_refused_with_how_many_would_see_nothing():
+def test_causal_with_more_queries_than_keys_and_gradients_of_a_forward_configuration_are_refused():
     pytest.importorskip("torch")
     for kind, backward in ((Attention, False), (Gradients, True)):
         configuration = Configuration(16, 16, 16, causal=True, backward=backward)
         with pytest.raises(ValueError, match="leaves the first 3 without a key"):
             kind(configuration, Shape(1, 1, 1, 8, 5), "cpu")
-
-
-def test_gradients_of_a_forward_configuration_are_refused():
-    pytest.importorskip("torch")
     with pytest.raises(ValueError, match="set backward"):
         Gradients(Configuration(16, 16, 16), Shape(1, 1, 1, 8, 8), "cpu")
 
@@ -287,9 +267,3 @@ def test_there_is_a_default_configuration_for_every_head_dim_and_dtype(target, h
 def test_few_queries_take_a_block_no_taller_than_a_tensor_core():
     assert default_configuration("sm_90", 64, "bfloat16", seq_q=1).block_m == 16
     assert default_configuration("sm_90", 64, "bfloat16", seq_q=40).block_m == 64
-
-
-@pytest.mark.parametrize("target", ["90", "sm_", "gfx942", "sm_9x"])
-def test_what_is_not_a_target_is_refused(target):
-    with pytest.raises(ValueError, match="is not a target"):
-        default_set(target)

@@ -23,7 +23,6 @@ from pyperf_suite.kernels.matmul import (
 pytestmark = pytest.mark.slow
 
 TILE = (16, 32, 32)
-SHAPES = [(1, 1, 1), (1, 67, 33), (37, 1, 64), (16, 32, 32), (17, 33, 33), (37, 67, 99)]
 SCHEDULES = [
     {"policy": "data_parallel"},
     {"policy": "persistent", "workers": 3},
@@ -52,64 +51,58 @@ def interpreted(interpreter) -> Callable[..., dict]:
     return run
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
-@pytest.mark.parametrize("shape", SHAPES, ids=named)
-def test_shapes_that_break_things_come_out_right_under_each_schedule(interpreted, shape, schedule):
-    k_tiles = -(-shape[2] // TILE[2])
-    outcome = interpreted(shape, **{**schedule, "splits": min(schedule.get("splits", 1), k_tiles)})
+BY = ("addresses", "descriptors")
+INTERPRETED = {
+    "shapes that break things": [
+        ((m, n, k), {**schedule, "splits": min(schedule.get("splits", 1), -(-k // TILE[2]))})
+        for m, n, k in ((1, 1, 1), (1, 67, 33), (37, 1, 64), (16, 32, 32), (17, 33, 33), (37, 67, 99))
+        for schedule in SCHEDULES
+    ],
+    "layouts": [
+        ((49, 65, 130), {"layout": layout, "operands": operands, "policy": "stream_k", "workers": 5, "group": 2})
+        for layout in ("NN", "TN", "NT", "TT")
+        for operands in BY
+    ],
+    # A wide tile leaves in halves: the second half lies within C, and beyond it.
+    "wide tiles": [
+        (shape, {"tile": (16, 128, 32), "operands": "descriptors", **schedule})
+        for shape in ((33, 193, 131), (16, 63, 100))
+        for schedule in SCHEDULES
+    ],
+    "dtypes": [
+        ((37, 53, 71), {"dtype": dtype, "operands": operands})
+        for dtype in ("float16", "bfloat16", "float32", "tfloat32", "float8_e4m3fn")
+        for operands in BY
+    ],
+    "int8, summed exactly also between units": [
+        ((37, 53, 131), {"dtype": "int8", "out_dtype": "int32", "operands": operands, **schedule})
+        for operands in BY
+        for schedule in SCHEDULES
+    ],
+    "float16 results": [((37, 53, 71), {"out_dtype": "float16"})],
+    "strides other than one": [((37, 53, 71), {"spread": 3})],
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "requested"),
+    [
+        pytest.param(*case, id=f"{what}-{named(case[0])}-{named(case[1])}")
+        for what, cases in INTERPRETED.items()
+        for case in cases
+    ],
+)
+def test_a_product_is_right_keeps_to_its_rows_and_has_the_same_bits_in_a_second_launch(interpreted, shape, requested):
+    outcome = interpreted(shape, **requested)
     assert outcome["message"] == ""
     assert outcome["padding_untouched"]
-
-
-@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
-@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
-def test_all_layouts_come_out_right_through_addresses_and_descriptors(interpreted, layout, operands):
-    outcome = interpreted((49, 65, 130), layout=layout, operands=operands, policy="stream_k", workers=5, group=2)
-    assert outcome["message"] == ""
-    assert outcome["padding_untouched"]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
-def test_a_wide_tile_that_leaves_in_halves_comes_out_right(interpreted, schedule):
-    requested = {"tile": (16, 128, 32), "operands": "descriptors", **schedule}
-    for shape in ((33, 193, 131), (16, 63, 100)):  # the second half within C, and beyond it
-        outcome = interpreted(shape, **requested)
-        assert outcome["message"] == ""
-        assert outcome["padding_untouched"]
-
-
-@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tfloat32", "float8_e4m3fn"])
-def test_all_dtypes_come_out_right(interpreted, dtype, operands):
-    assert interpreted((37, 53, 71), dtype=dtype, operands=operands)["message"] == ""
-
-
-@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
-def test_int8_is_summed_exactly_in_int32_also_between_units(interpreted, schedule, operands):
-    outcome = interpreted((37, 53, 131), dtype="int8", out_dtype="int32", operands=operands, **schedule)
-    assert outcome["message"] == ""
     assert outcome["same_again"]
-    assert outcome["padding_untouched"]
-
-
-def test_float16_results_are_rounded_to_nearest(interpreted):
-    assert interpreted((37, 53, 71), out_dtype="float16")["message"] == ""
 
 
 def test_bfloat16_results_keep_eight_bits(interpreted):
     """The interpreter cuts bf16 off where the device rounds, so that a result may be off by a whole last place."""
     outcome = interpreted((37, 53, 71), dtype="bfloat16", out_dtype="bfloat16")
     assert 2.0**-9 < outcome["worst_relative"] <= 2.0**-7 * 1.001
-
-
-def test_addresses_take_strides_other_than_one(interpreted):
-    assert interpreted((37, 53, 71), spread=3)["message"] == ""
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
-def test_a_second_launch_gives_the_same_bits_and_needs_no_cleaning_between(interpreted, schedule):
-    assert interpreted((37, 67, 99), **schedule)["same_again"]
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -134,18 +127,6 @@ def test_split_k_sums_its_slices_in_ascending_k(interpreted, splits):
         ({"operands": "textures"}, "descriptors"),
         ({"stages": 0}, "at least 1 stage"),
         ({"warps": 6}, "power of two"),
-    ],
-    ids=named,
-)
-def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(change, words):
-    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
-        Configuration(**{"tile": (128, 128, 32), **change})
-    assert ". " not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
         ({"policy": "split_k", "splits": 5}, "between 1 and 4"),
         ({"policy": "persistent", "splits": 2}, "only split_k"),
         ({"policy": "persistent", "workers": 0}, "at least 1 of each"),
@@ -153,9 +134,9 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(change, words
     ],
     ids=named,
 )
-def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(change, words):
+def test_a_configuration_or_schedule_that_cannot_be_is_refused_in_one_sentence(change, words):
     with pytest.raises(ValueError, match=re.escape(words)) as refusal:
-        Configuration((128, 128, 32), **change).schedule(256, 256, 128)
+        Configuration(**{"tile": (128, 128, 32), **change}).schedule(256, 256, 128)
     assert ". " not in str(refusal.value)
 
 

@@ -8,17 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.activations import (
-    ActivationPolicy,
-    interleaved,
-    kept_bytes,
-    one_forward_one_backward,
-    saved_bytes,
-    working_bytes,
-)
-from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.training.memory import ActivationPolicy, activation_bytes, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.workloads.training import Checkpointing, TransformerShape
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)
@@ -103,64 +95,7 @@ def test_full_recomputation_keeps_a_layers_input_as_the_formula_says():
     assert kept.total == GPT.layers * 2 * 64 * 2 * GPT.hidden
 
 
-def test_what_backward_works_on_is_one_group_without_what_was_kept_of_it():
-    plain = ActivationPolicy(ends=False)
-    layer = kept_bytes(replace(GPT, layers=1), 2, 64, plain).total
-    assert working_bytes(GPT, 2, 64, plain) == 0
-    assert working_bytes(GPT, 2, 64, replace(plain, checkpointing="every", every=2)) == 2 * layer
-    assert working_bytes(GPT, 2, 64, replace(plain, checkpointing="every", every=100)) == 6 * layer
-    assert 0 < working_bytes(GPT, 2, 64, replace(plain, checkpointing="selective")) < layer
-
-
 @pytest.mark.parametrize("change", [{"checkpointing": "some"}, {"checkpointing": "every", "every": 0}])
 def test_unknown_checkpointing_names_what_there_is(change):
     with pytest.raises(UserError, match="choose from none, every, selective"):
         ActivationPolicy(**change)
-
-
-MODEL = TransformerShape(hidden=128, heads=4, layers=4, seq=128, vocab=512, tied=False).dimensions
-KEEPINGS = [
-    ActivationPolicy(),
-    ActivationPolicy(attention="math"),
-    ActivationPolicy(checkpointing="every"),
-    ActivationPolicy(checkpointing="every", every=2),
-    ActivationPolicy(checkpointing="selective"),
-]
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("keeping", KEEPINGS, ids=str)
-def test_one_rank_keeps_what_one_process_keeps(keeping, gated):
-    model = replace(MODEL, gated=gated, bias=not gated)
-    assert saved_bytes(model, 2, 128, keeping) == pytest.approx(kept_bytes(model, 2, 128, keeping).total)
-
-
-def test_tensor_parallel_ranks_keep_what_torch_was_seen_to_keep():
-    # One rank of tp2 in a study of this model, batch 2: every storage that autograd held, counted.
-    assert saved_bytes(MODEL, 2, 128, ActivationPolicy(), tensor=2) == 5_198_852
-
-
-def test_stages_in_front_keep_more_micro_batches_than_stages_behind():
-    def kept(stage, micro_batches=4):
-        order = one_forward_one_backward(stage, 2, micro_batches)
-        return saved_bytes(
-            MODEL, 2, 128, ActivationPolicy(), chunk_layers=2, last_chunk=1, order=order, micro_batches=micro_batches
-        )
-
-    whole = kept_bytes(MODEL, 2, 128, ActivationPolicy()).total
-    assert kept(0) > 0.9 * whole
-    assert kept(1) < whole
-    tokens = 8 * 2 * 128
-    assert kept(0, 8) - kept(0, 4) == 4 * tokens
-    assert kept(1, 8) - kept(1, 4) == 4 * tokens
-
-
-def test_interleaved_stages_keep_more_than_1f1b():
-    def kept(order, layers, last):
-        return saved_bytes(
-            MODEL, 2, 128, ActivationPolicy(), chunk_layers=layers, last_chunk=last, order=order, micro_batches=4
-        )
-
-    plain = kept(one_forward_one_backward(0, 2, 4), 2, 1)
-    cut = kept(interleaved(0, 2, 2, 4), 1, 3)
-    assert plain < cut < 2 * plain

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.layer_kinds import attention_calls, expert_block, is_deepseeks_latent
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
-from pyperf_suite.laws.training.memory import activation_bytes, training_memory
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, linears, products
+from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
 
 LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
 GEMMA = replace(LLAMA, window=256, windowed_layers=10)
@@ -59,38 +56,10 @@ def test_a_window_costs_no_parameters_and_saves_attention_alone() -> None:
     assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(LLAMA, 1, 8192)
 
 
-def test_experts_are_one_block_of_the_flop_of_their_products() -> None:
-    block = expert_block(SPARSE, 4096, Sharding(2, expert=4))
-    assert block is not None
-    assert block.sizes == (4 * 4096, 1024, 512, 16, 2, 4, 2)
-    assert (block.gated, block.calls) == (True, 10)
-    routed = sum(each.flop for each in products(SPARSE, 4096, Sharding(2, expert=4), phases=("fprop",)) if each.routed)
-    assert routed == 2 * 3 * (4 * 4096 * 2 / 4) * 1024 * (512 / 2) * 10
-    assert expert_block(LLAMA, 4096) is None
-
-
-@each_kind
-def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention(model: ModelDimensions) -> None:
-    batch, seq = 2, 8192
-    multiplied = sum(
-        each.outputs * each.inputs * each.calls for each in linears(model, 1) if "expert " not in each.part
-    )
-    if block := expert_block(model, 1):
-        multiplied += 3 * block.top_k * block.hidden * block.width * block.calls
-    if model.shared_ffn:
-        multiplied += 3 * model.hidden * model.shared_ffn * model.sparse_layers
-    attention = sum(call.flop() for call in attention_calls(model, batch, seq))
-    expected = 6 * multiplied * batch * seq + 3 * attention
-    assert model_flop(model, batch, seq) == pytest.approx(expected, rel=1e-9)
-    assert multiplied == pytest.approx(model.active_parameters - model.hidden * model.vocab, rel=0.02)
-
-
 @each_kind
 def test_matrices_are_all_parameters_but_embeddings_and_what_is_small(model: ModelDimensions) -> None:
     matrices = sum(each.outputs * each.inputs * each.calls for each in linears(model, 1))
     assert matrices + model.vocab * model.hidden == pytest.approx(model.parameters, rel=0.002)
-    need = training_memory(model, 1, 4096)
-    assert need.weights == 2 * model.parameters
 
 
 @each_kind
@@ -101,38 +70,10 @@ def test_tensor_parallel_ranks_share_the_layers_of_each_kind(model: ModelDimensi
 
 
 @each_kind
-def test_a_grid_over_layers_keeps_the_shares_of_each_kind_and_counts_every_model_as_alone(
-    model: ModelDimensions,
-) -> None:
-    layers = np.array([model.layers // 2, model.layers, model.layers + 2, 4 * model.layers])
-    grid = ModelGrid.around(model, layers=layers)
-    assert grid.valid.all()
-    for place, count in enumerate(layers.tolist()):
-        alone = model.resized(layers=count)
-        assert alone.windowed_layers == pytest.approx(model.windowed_layers * count / model.layers, abs=1)
-        assert grid.parameters[place] == alone.parameters
-        assert np.broadcast_to(model_flop(grid, 1, 4096), 4)[place] == pytest.approx(model_flop(alone, 1, 4096))
-        assert np.broadcast_to(activation_bytes(grid, 1, 4096), 4)[place] == pytest.approx(
-            activation_bytes(alone, 1, 4096)
-        )
-    assert model.resized(layers=model.layers) == model
-
-
-@each_kind
 def test_zero_3_gathers_all_parameters_of_layers_of_all_kinds(model: ModelDimensions) -> None:
     gathered = [t for t in data_parallel(3, model, TrainingWorkload(seq=4096), 8).transfers if "forward" in t.purpose]
     sent = sum(transfer.calls * transfer.size_bytes for transfer in gathered)
     assert sent == pytest.approx(2 * model.parameters, rel=1e-3)
-
-
-def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:
-    deepseek = ModelDimensions(
-        4, 2048, 8192, 16, 1000, head_dim=192, query_rank=512, latent_rank=512, rope_head_dim=64, value_head_dim=128
-    )
-    assert is_deepseeks_latent(deepseek)
-    assert is_deepseeks_latent(ModelGrid.around(deepseek, heads=[16, 32]))
-    assert not is_deepseeks_latent(replace(deepseek, head_dim=160, rope_head_dim=32))
-    assert not is_deepseeks_latent(LLAMA)
 
 
 @pytest.mark.parametrize(

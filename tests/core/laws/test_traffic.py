@@ -31,7 +31,6 @@ from pyperf_suite.laws.traffic import (
     tensor_parallel,
     verdict,
 )
-from pyperf_suite.laws.training.data_parallel import exposed_exchange_s
 from pyperf_suite.laws.transformer import ModelDimensions
 from tools.fit.published import SAMPLE
 
@@ -50,7 +49,6 @@ MODELS = {
 LLAMA = MODELS["llama-2-7b"]
 WORK = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4)
 ACTIVATION_BYTES = 2 * 4096 * 4096 * 2
-
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 works = st.builds(
     TrainingWorkload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16)
@@ -202,22 +200,6 @@ def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
     assert judged.communication_s == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_a_verdict_exposes_what_the_law_of_the_exchange_says(stage: int) -> None:
-    # 4 micro-batches: what is sent once has one pass of them, and what is sent in each has each.
-    traffic, compute_s, link = list(PARALLELISMS.values())[stage](LLAMA, WORK, 64), 2.0, over_a_link(20)
-    sent_s: dict[str, float] = {}
-    for each in traffic.transfers:
-        if each.behind == "backward" or each.operation != "all_gather" or stage < 3:
-            times = 4 if each.share == 1 else 1
-            sent_s[each.operation] = sent_s.get(each.operation, 0.0) + each.seconds(link) / times
-    passes_s = {"forward": compute_s / 3 / 4, "backward": compute_s * 2 / 3 / 4}
-    exposed = exposed_exchange_s(stage, sent_s, passes_s)
-    due = sum(seconds * (4 if each else 1) for (_, each), seconds in exposed.items())
-    assert verdict(traffic, compute_s, link).exposed_s == pytest.approx(due)
-    assert due > 0
-
-
 @given(models, works, ranks_of_data, st.floats(0, 10), st.floats(1, 1000), st.floats(1, 10))
 def test_a_faster_network_or_more_computing_never_exposes_more(
     model: ModelDimensions, work: TrainingWorkload, ranks: int, compute_s: float, gb_per_s: float, times: float
@@ -257,7 +239,6 @@ NCCL_TESTS_NAMES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-
 operations = st.sampled_from(OPERATIONS)
 rank_counts = st.integers(1, 100_000)
 

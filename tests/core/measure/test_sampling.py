@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +8,6 @@ from scipy import signal
 
 from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, measure, warm_up
-from pyperf_suite.measure.stopwatch import CpuStopwatch
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)
 WANDERING = signal.lfilter([np.sqrt(1 - 0.99**2)], [1, -0.99], NOISE)
@@ -148,27 +145,6 @@ def test_a_watch_that_lets_one_block_pass_keeps_that_block_alone(replay):
     assert found.kept_despite == ()
 
 
-def test_what_a_launch_raises_is_passed_on(replay):
-    def fail(index: int) -> None:
-        if index > 30:
-            raise OSError("device lost")
-
-    with pytest.raises(OSError, match="device lost"):
-        measure(fail, replay(lambda index: 1e-3))
-
-
-def test_the_same_samples_give_the_same_measurement(replay):
-    first, again = (replay(noisy(1e-3, 0.05)) for _ in range(2))
-    assert measure(ignore, first, clock=first.clock) == measure(ignore, again, clock=again.clock)
-
-
-def test_a_real_sleep_is_measured_by_the_cpu_stopwatch():
-    rule = StopRule(time_cap_s=0.3, relative_half_width=0.05)
-    found = measure(lambda index: time.sleep(0.002), CpuStopwatch(), rule)
-    assert found.value >= 0.002
-    assert found.launches_per_sample == 1
-
-
 @pytest.mark.parametrize(
     ("seconds", "tolerance", "steady"),
     [
@@ -185,11 +161,6 @@ def test_times_are_steady_where_they_have_no_trend_after_the_start(seconds, tole
 @given(st.lists(st.floats(0.1, 10), max_size=3))
 def test_fewer_than_four_samples_are_never_steady(samples):
     assert not is_steady(samples, 0.5)
-
-
-@given(st.floats(1e-7, 10), st.integers(4, 100))
-def test_equal_times_are_steady(seconds, count):
-    assert is_steady([seconds] * count, 0.02)
 
 
 def test_warm_up_ends_after_the_clock_has_risen(replay):
@@ -288,13 +259,6 @@ def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rh
         interval = median_interval(samples[:count], rule.confidence)
         hits += interval.low <= 1 <= interval.high
     assert hits / 400 >= at_least
-
-
-@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=100), st.floats(0, 10))
-def test_the_same_samples_and_time_lead_to_the_same_decision(samples, elapsed_s):
-    rule = StopRule(relative_half_width=0.1)
-    first, again = (rule.decide(list(samples), len(samples), elapsed_s) for _ in range(2))
-    assert first == again
 
 
 @given(st.integers(0, 1999))

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.hardware.devices import Unavailable
 from pyperf_suite.measure import telemetry
-from pyperf_suite.measure.sampling import SteadyRule, StopRule, measure
-from pyperf_suite.measure.stopwatch import CpuStopwatch
 from pyperf_suite.measure.telemetry import DISCARD_REASONS, AroundGpu, EnergyMeter, GpuEnergy, PackageEnergy, step_of
 
 
@@ -46,14 +44,11 @@ def test_stolen_time_is_a_share_of_the_time_wanted(elsewhere):
     assert report["cpu_busy_s"] == pytest.approx(2 * report["cpu_steal_s"])
 
 
-def test_clocks_are_those_of_the_cores_this_process_may_use(elsewhere, monkeypatch):
+def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_it_has_them(elsewhere, monkeypatch):
     monkeypatch.setattr(telemetry, "_usable_cores", lambda: {0, 2})
     text = "".join(f"processor\t: {core}\ncpu MHz\t\t: {1000.5 + core}\n\n" for core in range(4))
     (elsewhere / "proc" / "cpuinfo").write_text(text)
     assert telemetry.snapshot()["cpu_mhz"] == {"low": 1000.5, "median": 1001.5, "high": 1002.5}
-
-
-def test_the_governors_clock_is_preferred(elsewhere, monkeypatch):
     monkeypatch.setattr(telemetry, "_usable_cores", lambda: {1})
     folder = elsewhere / "sys/devices/system/cpu/cpu1/cpufreq"
     folder.mkdir(parents=True)
@@ -162,16 +157,6 @@ def test_a_gpu_without_readings_discards_nothing():
     assert gpu.report["before"] == {}
 
 
-def test_samples_of_a_hot_block_are_kept_apart_with_their_reason():
-    hot = ["thermal slowdown by hardware"]
-    gpu = AroundGpu(FakeManager(hot, []), "GPU-1")
-    steady = SteadyRule(min_time_s=0.0, time_cap_s=0.01)
-    found = measure(lambda _: None, CpuStopwatch(), StopRule(time_cap_s=0.05), steady, gpu.why_discard)
-    assert found.discarded
-    assert {reason for _, reason in found.discarded} == set(hot)
-    assert len(found.kept) == len(found.seconds) - len(found.discarded)
-
-
 WATTS = 250.0
 
 
@@ -209,11 +194,6 @@ def test_a_launch_costs_power_times_time_however_coarse_the_counter_is(step_s: f
     assert found.joules / found.launches == pytest.approx(WATTS * launch_s, rel=0.15)
     assert found.error <= 0.11
     assert machine.launched == list(range(7, 7 + found.launches)), "operands rotate on from where sampling ended"
-
-
-def test_a_counters_steps_are_measured() -> None:
-    machine = Machine(0.02)
-    assert step_of(machine, machine.clock) == pytest.approx(0.02, rel=0.01)
 
 
 def test_a_counter_that_stands_still_is_none() -> None:
@@ -280,12 +260,3 @@ def test_a_gpus_counter_is_its_own_or_none() -> None:
     for uuid, why in (("MIG-1", "slice"), ("GPU-2", "no energy counter")):
         with pytest.raises(Unavailable, match=why):
             GpuEnergy(Manager(), uuid)
-
-
-def test_a_device_without_a_counter_says_so_once_for_all_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(telemetry.PackageEnergy.__init__, "__defaults__", (tmp_path,))
-    telemetry.energy_meter.cache_clear()
-    try:
-        assert isinstance(telemetry.energy_meter(Device("cpu")), Unavailable)
-    finally:
-        telemetry.energy_meter.cache_clear()

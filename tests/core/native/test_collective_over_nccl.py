@@ -54,14 +54,6 @@ def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: Wo
                 assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
 
 
-@pytest.mark.parametrize("reduction", ["prod", "max", "min", "avg"])
-def test_every_reduction_is_exact(double, pool: WorkerPool, reduction: str) -> None:
-    for dtype in ("bfloat16", "int32"):
-        parameters = CollectiveParameters("reduce_scatter", 4096, 3, dtype, reduction=reduction)
-        answer = pool.measure(0, Case("collective", parameters, "nccl"), None)
-        assert answer["outcome"] == "ok", answer
-
-
 @pytest.mark.parametrize("name", ["nccl", "nccl_graph"])
 def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
     pool: WorkerPool, double: Path, name: str

@@ -69,10 +69,6 @@ def test_the_stopwatch_reports_seconds_a_sample_its_clock_and_how_gaps_were_hidd
     assert all("cuda events" in stopwatch.name for stopwatch in watches)
 
 
-def test_the_resolution_is_what_an_empty_sample_costs(device):
-    assert device.stopwatch().resolution_s == pytest.approx(EVENT_S, rel=1e-6)
-
-
 class ManyKernels(Work):
     """Launches of so many kernels each; with `waits` each also waits for the device."""
 
@@ -198,10 +194,6 @@ def test_an_architecture_that_nvrtc_does_not_know_makes_the_case_unsupported(dev
     fake.set(major=99)
     with pytest.raises(Unsupported, match="does not know sm_990a"):
         CudaDevice(0).compile("work.cu", WORK, {})
-
-
-def test_a_device_is_made_ready_once_in_a_process(device, uncached):
-    assert cuda_device(0) is cuda_device(0)
 
 
 @pytest.mark.parametrize(

@@ -91,17 +91,12 @@ def test_a_gpu_without_the_kernel_that_compares_says_so(nccl, communicator):
         nccl.Buffer(communicator, 4).outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 1)
 
 
-def test_each_iteration_stands_between_two_events(nccl, communicator, fake):
+def test_each_iteration_stands_between_two_events_and_a_graph_is_captured_once(nccl, communicator, fake):
     rests = nccl.Collective(communicator, "bisection", 1, "float32")
     fake.log()
     seconds, _, _ = rests.time(3, 20)
     assert fake.log() == ["event", "event"] * 3
     assert seconds.tolist() == pytest.approx([EVENT_S] * 3, rel=1e-3)
-
-
-def test_a_graph_is_captured_once_and_launched_between_the_events(nccl, communicator, fake):
-    rests = nccl.Collective(communicator, "bisection", 1, "float32")
-    fake.log()
     rests.time(2, 20, graph_calls=1)
     assert fake.log() == ["capture", *["event", "graph", "event"] * 2]
     rests.time(1, 20, graph_calls=1)

@@ -246,18 +246,6 @@ def test_timed_runs_are_counted_ordered_and_leave_the_right_data(nccl, ranks, gr
     assert ranks.results(2, program) == [(True,) * 6] * 2
 
 
-def test_a_graph_is_replayed_as_often_as_it_is_asked_for(nccl, ranks):
-    def program(communicator: Any) -> float:
-        buffer = nccl.Buffer(communicator, 8)
-        buffer.write(np.ones(1))
-        collective = nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True)
-        collective.time(4, DEADLINE_S, graph_calls=1)
-        collective.time(5, DEADLINE_S, graph_calls=1)
-        return float(np.frombuffer(buffer.read())[0])
-
-    assert ranks.results(2, program) == [2.0**10] * 2  # once to set up connections, never while it was captured
-
-
 def test_buffers_are_registered_where_the_library_can_and_say_whether_they_were(nccl, ranks, fake_libnccl, monkeypatch):
     def program(communicator: Any) -> tuple[bool, bool, float]:
         plain, registered = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8, registered=True)

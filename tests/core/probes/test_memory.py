@@ -8,8 +8,7 @@ import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Quantity
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.activations import kept_bytes
-from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.training.memory import activation_bytes, kept_bytes
 from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case, Record

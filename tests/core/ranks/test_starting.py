@@ -25,6 +25,7 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.core.ranks.processes import wait_for_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -78,24 +79,6 @@ def end_all(launcher: int) -> None:
                 each.kill()
 
 
-def ranks_of(launcher: int, count: int) -> list[psutil.Process]:
-    """The launcher's rank processes by rank, as soon as all of them are there."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        found: dict[int, psutil.Process] = {}
-        for child in psutil.Process(launcher).children():
-            try:
-                environ = child.environ()
-            except psutil.Error:
-                continue
-            if "LOCAL_RANK" in environ:
-                found[int(environ["RANK"])] = child
-        if len(found) == count:
-            return [found[rank] for rank in range(count)]
-        time.sleep(0.005)
-    raise AssertionError("the ranks did not start")
-
-
 def wait_until_all_stand_by(ranks: list[psutil.Process]) -> None:
     """Until every rank has taken SIGTERM over, as the system shows."""
     for rank in ranks:
@@ -122,7 +105,7 @@ def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed: str
     assert launcher.stdin is not None
     launcher.stdin.write(REQUEST + "\n")
     launcher.stdin.flush()
-    ranks, victim = ranks_of(launcher.pid, 3), chance.randrange(3)
+    ranks, victim = wait_for_ranks(launcher.pid, 3), chance.randrange(3)
     # The very first moments, when no Python has begun, are the hardest.
     moment_s = chance.choice([0.0, chance.uniform(0, 0.1), chance.uniform(0, 2), chance.uniform(0, 6)])
     time.sleep(moment_s)
@@ -144,7 +127,7 @@ def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed: str
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_rank_of_the_command_line_that_dies_while_torch_is_imported_is_named(launch: Launch, tmp_path: Any) -> None:
     launcher = launch([*COMMAND_LINE, str(tmp_path)])
-    ranks = ranks_of(launcher.pid, 2)
+    ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
     ranks[1].kill()
     output, _ = launcher.communicate(timeout=60)
@@ -155,7 +138,7 @@ def test_a_rank_of_the_command_line_that_dies_while_torch_is_imported_is_named(l
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Launch, tmp_path: Any) -> None:
     launcher = launch([*COMMAND_LINE, str(tmp_path), "--deadline", "4"])
-    ranks = ranks_of(launcher.pid, 2)
+    ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
     ranks[1].suspend()
     late = threading.Timer(30, end_all, [launcher.pid])  # ends what is read below
@@ -173,7 +156,7 @@ def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Laun
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch: Launch) -> None:
     launcher = launch(workers(2))
-    ranks = ranks_of(launcher.pid, 2)
+    ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
     for rank in ranks:
         rank.terminate()

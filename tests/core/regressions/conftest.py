@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record, metric
+
 MACHINE = "cpu-made-up-2c"
 STATE = {
     "python": "CPython 3.11.7",
@@ -24,36 +29,29 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "history"
 
 
+CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("data_parallel", 1)), "native")
+
+
 @pytest.fixture
 def make_record():
     """Makes one record as plain JSON: `seconds` of None failed; `exact` figures make a static kernel's."""
 
     def make(run_id="20260101T000000Z-0001", seconds=1e-3, exact=None, metrics=None, **fields):
-        parameters = {"m": 64, "n": 64, "k": 64, "schedule": "data_parallel@1"}
-        case = {"operator": "matmul", "parameters": parameters, "implementation": "native"}
-        if exact is not None:
-            figures = {name: _metric("bytes", value, [value]) for name, value in exact.items()}
-        else:
-            figures = {"time": _metric("s", seconds, [seconds] * 4)} if seconds is not None else {}
-        return {
+        usual = {
             "run_id": run_id,
             "kind": "timing" if exact is None else "static",
-            "case": case,
             "case_id": "0123456789abcdef",
-            "process": 0,
-            "position": 0,
             "started_at": datetime.datetime.strptime(run_id[:16], "%Y%m%dT%H%M%S%z").isoformat(timespec="milliseconds"),
             "outcome": "failed" if seconds is None else "ok",
-            "reason": "a made-up reason" if seconds is None else "",
             "probe": "tile_wave",
             "profile": "quick",
-            "metrics": figures | (metrics or {}),
-            "work": {"flop": 2 * 64**3},
             "quality": {"converged": True, "discarded": [], "steal_share": 0.25},
             "identity": {"kind": "cpu", "slug": MACHINE},
             "state": STATE,
-            "schema_version": 1,
-        } | fields
+        }
+        figures = {name: metric(value, "bytes") for name, value in (exact or {}).items()}
+        made = a_record(CASE, seconds if exact is None else None, metrics=figures, **usual).to_json()
+        return made | {"metrics": made["metrics"] | (metrics or {})} | fields
 
     return make
 
@@ -84,7 +82,3 @@ def write_run(results, make_record):
         return path
 
     return write
-
-
-def _metric(unit, value, samples):
-    return {"unit": unit, **dict.fromkeys(("value", "low", "high", "q20", "q80"), value), "samples": samples}

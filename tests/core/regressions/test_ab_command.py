@@ -139,20 +139,15 @@ def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
         ((*VARIANTS, "baseline", "--budget", "nan"), "--budget"),
         ((*VARIANTS, "baseline", "--margin", "-1"), "--margin"),
         ((*VARIANTS, "baseline", "--device", "cuda:99"), "cuda:99"),
+        ((*VARIANTS, "baseline", "--results", "file/below"), "cannot be written"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(run, arguments, words):
+def test_what_cannot_be_compared_is_one_sentence(run, tmp_path, arguments, words):
+    (tmp_path / "file").write_text("")
     ended = run("--device", "cpu", *arguments)
     assert ended.exit_code == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.output
-
-
-def test_a_results_folder_that_cannot_be_written_is_one_sentence(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    ended = run(*VARIANTS, "baseline", "--results", "file/below")
-    assert ended.exit_code == 2
-    assert "cannot be written" in ended.stderr
 
 
 def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):

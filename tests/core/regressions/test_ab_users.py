@@ -19,6 +19,7 @@ from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pa
 from pyperf_suite.regressions.pairs.user_arms import present_arm
 from pyperf_suite.regressions.verdict import SequentialRule
 from pyperf_suite.user_kernels.workload import describe
+from tests.core.repository import Repository
 from tools.selfcheck import selfcheck
 
 pytestmark = pytest.mark.slow
@@ -43,28 +44,16 @@ def squares(values):
 """
 
 
-def git(folder, *arguments):
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, check=True)
-
-
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository of somebody's with two versions of a package, the bench file in the second alone; stood in."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    root = tmp_path / "repository"
-    root.mkdir()
-    git(root, "init", "-q", "-b", "main")
-    for version in ("1", "2"):
-        (root / "made_up.py").write_text(MADE_UP.replace("VERSION", version))
-        if version == "2":
-            (root / "bench.py").write_text(BENCH)
-        git(root, "add", ".")
-        git(root, "commit", "-qm", version)
-        git(root, "tag", f"v{version}")
-    monkeypatch.chdir(root)
-    return root
+    made = Repository(tmp_path / "repository")
+    made.commit("v1", **{"made_up.py": MADE_UP.replace("VERSION", "1")})
+    made.commit("v2", **{"made_up.py": MADE_UP.replace("VERSION", "2"), "bench.py": BENCH})
+    monkeypatch.chdir(made.root)
+    return made.root
 
 
 @pytest.fixture

@@ -16,50 +16,43 @@ from pyperf_suite.regressions.pairs.builds import (
     interpreter_arm,
     revision_arm,
 )
+from tests.core.repository import Repository
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
 
 
-def git(folder, *arguments):
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with three commits: version 1, version 2, which is checked out, and one that does not build."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    made = Repository(tmp_path / "checkout")
+    made.write(**{".gitignore": "build\n"})
+    for version in ("1", "2"):
+        made.commit(f"v{version}", **{"setup.py": SETUP, "pyperf_suite/__init__.py": f"__version__ = '{version}'\n"})
+    made.commit(
+        "broken",
+        **{"setup.py": "print('compiling', flush=True)\nraise SystemExit('gemm.cpp:7: error: no semicolon')\n"},
+    )
+    made.git("checkout", "-q", "v2")
+    return made
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A checkout with three commits: version 1, version 2, and one that does not build."""
-    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
-    root = tmp_path / "checkout"
-    (root / "pyperf_suite").mkdir(parents=True)
-    git(root, "init", "-q", "-b", "main")
-    (root / ".gitignore").write_text("build\n")
-    for version in ("1", "2"):
-        (root / "setup.py").write_text(SETUP)
-        (root / "pyperf_suite" / "__init__.py").write_text(f"__version__ = '{version}'\n")
-        git(root, "add", ".")
-        git(root, "commit", "-qm", version)
-        git(root, "tag", f"v{version}")
-    (root / "setup.py").write_text(
-        "print('compiling', flush=True)\nraise SystemExit('gemm.cpp:7: error: no semicolon')\n"
-    )
-    git(root, "commit", "-qam", "broken")
-    git(root, "tag", "broken")
-    git(root, "checkout", "-q", "v2")
-    return Checkout(root)
+def checkout(repository):
+    return Checkout(repository.root)
 
 
 def source_of(arm):
     return (arm.build / "pyperf_suite" / "__init__.py").read_text()
 
 
-def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_was(checkout):
+def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_was(repository, checkout):
     arm = revision_arm(checkout, "v1")
     assert (arm.failure, source_of(arm)) == ("", "__version__ = '1'\n")
-    assert arm.commit == git(checkout.root, "rev-parse", "v1")
+    assert arm.commit == repository.git("rev-parse", "v1")
     assert arm.name == f"v1 ({arm.commit[:10]})"
-    assert len(git(checkout.root, "worktree", "list").splitlines()) == 1
-    assert git(checkout.root, "status", "--porcelain") == ""
+    assert len(repository.git("worktree", "list").splitlines()) == 1
+    assert repository.git("status", "--porcelain") == ""
 
 
 def test_a_build_is_kept_by_commit(checkout, monkeypatch):
@@ -76,12 +69,12 @@ def test_a_build_that_was_cut_off_is_made_anew(checkout):
     assert source_of(revision_arm(checkout, "v1")) == "__version__ = '1'\n"
 
 
-def test_a_revision_that_does_not_build_names_the_error_and_keeps_its_log(checkout):
+def test_a_revision_that_does_not_build_names_the_error_and_keeps_its_log(repository, checkout):
     arm = revision_arm(checkout, "broken")
     assert "gemm.cpp:7: error: no semicolon" in arm.failure
     assert str(arm.log) in arm.failure
     assert "compiling" in arm.log.read_text()
-    assert len(git(checkout.root, "worktree", "list").splitlines()) == 1
+    assert len(repository.git("worktree", "list").splitlines()) == 1
 
 
 def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_ones(checkout):

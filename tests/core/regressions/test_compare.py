@@ -17,6 +17,7 @@ from pyperf_suite.regressions.compare import (
 )
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Side, Store
+from tests.core.series import a_series
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
 LOUD = RunNoise(0.05, 8.0, "12 runs of its own")
@@ -68,11 +69,16 @@ def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, loo
     assert finding.details["p_value"] is None
 
 
-def test_no_paired_run_is_advised_for_the_same_commit():
+def test_a_paired_run_is_advised_for_other_commits_and_with_the_benchmarks_of_the_profile():
     same = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40), LOUD)
     changed = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40, dirty=True), LOUD)
     assert "ab --old" not in same.sentence
     assert "ab --old" in changed.sentence
+    commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
+    old, new = (timed([seconds], **message) for seconds, message in zip((1.0, 1.1), commits, strict=True))
+    assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
+    quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
+    assert all("--profile" not in judged(old, each).sentence for each in quick)
 
 
 def test_a_slower_clock_is_told_from_slower_code():
@@ -104,23 +110,15 @@ def test_the_sentinel_is_told_once_and_is_no_benchmark():
     assert sentinel_sentence(sides[0], sides[0]) == ""
 
 
-def test_a_changed_driver_or_library_is_named():
+def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_records_have_medians():
     old, new = (timed([1.0] * 3, state={"packages": {"torch": version}}) for version in ("2.9", "2.10"))
     finding = judged(old, new)
     assert "Between the runs changed: torch 2.9 -> 2.10." in finding.sentence
     assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
-
-
-def test_a_time_that_is_another_quantile_of_its_samples_is_named_and_old_records_have_medians():
     old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
     change = "reported time median of samples -> 10% quantile of samples"
     assert judged(old, new).details["changes"] == [change]
     assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
-
-
-def test_different_machines_are_refused():
-    with pytest.raises(UserError, match="different machines"):
-        compared(side(timed([1.0])), side(timed([1.0]), machine="gpu"))
 
 
 def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
@@ -200,32 +198,17 @@ def test_identical_code_in_two_runs_is_called_slower_or_faster_in_no_more_than_o
     assert alarms <= 10
 
 
-def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
-    commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
-    old, new = (timed([seconds], **message) for seconds, message in zip((1.0, 1.1), commits, strict=True))
-    assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
-    quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
-    assert all("--profile" not in judged(old, each).sentence for each in quick)
-
-
-def series(logs, breaks=(), unit=lambda index: "") -> BenchmarkSeries:
-    points = []
-    for index, log in enumerate(logs):
-        state = {"gpu": {"uuid": unit(index), "driver": str(sum(each <= index for each in breaks))}}
-        names = ("machine", f"run-{index}", "probe", "case", "label")
-        points.append(Measured(*names, medians=(math.exp(log),), state=state))
-    return BenchmarkSeries("machine", "probe", "case", "label", "s", tuple(points))
+def series(logs, breaks=(), unit=lambda index: "a") -> BenchmarkSeries:
+    drivers = [str(sum(each <= index for each in breaks)) for index in range(len(logs))]
+    return a_series(np.exp(logs), drivers=drivers, units="".join(map(unit, range(len(logs)))))
 
 
 def noise(count: int, deviation: float = 0.03) -> np.ndarray:
     return np.random.default_rng(0).normal(0, deviation, count)
 
 
-def test_the_noise_is_the_standard_deviation_of_runs():
+def test_the_noise_is_the_standard_deviation_of_runs_without_a_slow_drift():
     assert run_noise(series(noise(400))).deviation == pytest.approx(0.03, rel=0.1)
-
-
-def test_a_slow_drift_of_the_machine_is_not_taken_for_noise():
     drifting = run_noise(series(noise(400) + np.linspace(0, 1, 400)))
     assert drifting.deviation == pytest.approx(run_noise(series(noise(400))).deviation, rel=0.05)
 
@@ -241,12 +224,12 @@ def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
 
 def test_the_runs_that_are_compared_do_not_tell_their_own_noise():
     logs = [*noise(6), 0.4]
-    assert run_noise(series(logs), without=["run-6"]).deviation < 0.04 < run_noise(series(logs)).deviation
+    assert run_noise(series(logs), without=["run6"]).deviation < 0.04 < run_noise(series(logs)).deviation
 
 
 def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():
     assert run_noise(series(noise(4))) is None
-    assert run_noise(series(noise(6)), without=["run-1", "run-3"]) is None
+    assert run_noise(series(noise(6)), without=["run1", "run3"]) is None
     assert run_noise(series(noise(8), breaks=[2, 3, 5, 6, 7])) is None
     assert run_noise(series(noise(5))).freedom < 3 < run_noise(series(noise(9))).freedom
 

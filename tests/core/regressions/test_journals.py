@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
-from pyperf_suite.regressions.stored import journals
+from pyperf_suite.regressions.stored import series as journals
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
 from pyperf_suite.runner.record import Record
@@ -159,13 +159,6 @@ def test_what_is_no_side_is_refused_in_one_sentence(tmp_path, write_run, make_re
     ):
         with pytest.raises(UserError, match=why):
             read_side(path)
-
-
-def test_a_point_is_the_median_of_its_processes_and_their_range(write_run, only_series):
-    write_run(seconds=[1e-3, 3e-3, 2e-3])
-    (only,) = only_series().points
-    assert (only.value, only.low, only.high) == (2e-3, 1e-3, 3e-3)
-    assert (only.ok, only.medians) == (3, (1e-3, 3e-3, 2e-3))
 
 
 def test_one_process_gives_its_own_interval(write_run, make_record, only_series):

@@ -10,17 +10,15 @@ import textwrap
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import SMALL
 
 CPU = Device("cpu")
 SHORT = Pace(slice_s=0.002, total_s=0.02)
-SMALL = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), Tile(32, 32, 32))
-CASE = PairedCase.same("baseline", Case("matmul", SMALL, "native"))
+CASE = PairedCase.same("baseline", SMALL)
 THIS = this_code("this")
 
 

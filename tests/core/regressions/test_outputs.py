@@ -83,10 +83,6 @@ def test_a_change_reads_as_a_percentage_and_a_large_one_as_a_factor(ratio, text)
     assert in_words(change(ratio)) == text
 
 
-def test_what_was_not_measured_has_no_change():
-    assert change(None) is None
-
-
 def shown(findings, notes=(), width=100):
     console = Console(file=io.StringIO(), width=width)
     print_comparisons(console, "ab main HEAD", findings, notes, exit_code(findings), "undecided")
@@ -107,14 +103,6 @@ def test_a_label_is_whole_and_not_taken_for_markup_in_a_narrow_terminal():
     text = shown([finding("slower", label)], width=60)
     assert max(map(len, text.splitlines())) <= 60
     assert label in "".join(text.split())
-
-
-def test_a_sentence_that_names_no_benchmark_is_given_its_name():
-    text = shown(
-        [finding("slower", "m[1]", sentence="Two pairs."), finding("slower", "m[2]", sentence="m[2] is slow.")]
-    )
-    assert "m[1]: Two pairs." in text
-    assert "m[2]: m[2]" not in text
 
 
 def test_what_a_terminal_would_obey_is_not_sent_to_it():
@@ -171,9 +159,6 @@ def test_junit_fails_a_regression_and_skips_what_stayed_open():
         "name": "ab", "tests": "5", "failures": "1", "errors": "1", "skipped": "1", "time": "",
     }  # fmt: skip
     assert [test[0].tag for test in suite] == ["system-out", "system-out", "skipped", "error", "failure"]
-
-
-def test_junit_has_no_failure_where_none_is_minded():
     suite = ElementTree.fromstring(junit_xml("ab", ALL, "never"))
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,16 +11,24 @@ from click.testing import CliRunner
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
 from pyperf_suite.regressions.verdict import Judgement
+from pyperf_suite.render import text
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import Journal
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record, metric
 from tools import selfcheck as tool
+from tools.repeats import ALL, findings_of_repeats, measure_again, records_of, spreads
 from tools.selfcheck import (
     change_at,
     findings_of_selfcheck,
     make_comparisons,
     planned,
     resumable,
+    selfcheck,
     selfcheck_cases,
     start,
 )
@@ -112,16 +121,6 @@ def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(t
     assert whole.comparisons[:6] == cut.comparisons
 
 
-def test_more_comparisons_of_more_shifts_can_be_added_to_those_there_are(tmp_path):
-    made(tmp_path, {0.0: 4})
-    found = make_comparisons(resumable(tmp_path, "cpu-x", SETTINGS), planned({0.0: 6, 0.05: 2}, CASES, 0), verdict_of)
-    assert (found.false_alarms.tries, found.detected(0.05).tries) == (6, 2)
-
-
-def test_no_comparison_begins_after_the_time_limit(tmp_path):
-    assert made(tmp_path, {0.0: 4}, time_limit_s=0.0).comparisons == ()
-
-
 def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
     found = made(tmp_path, {0.0: 2}, failing)
     assert (len(found.comparisons), found.false_alarms.tries) == (2, 0)
@@ -143,23 +142,19 @@ def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_aw
 
 @pytest.mark.parametrize(
     "line",
-    ["[]", "{}", "[" * 100_000, "\x00", '{"shift": 0}', "null"],
-    ids=["list", "empty", "deep", "binary", "partial", "null"],
+    [
+        *("[]", "{}", "[" * 100_000, "\x00", '{"shift": 0}', "null"),
+        *({"shift": float("nan")}, {"verdict": "great"}, {"seconds": "1"}, {"ratio": [1]}),
+    ],
+    ids=lambda line: str(line)[:20],
 )
-def test_a_line_that_is_no_comparison_is_left_out(tmp_path, line):
+def test_a_line_that_is_no_comparison_or_has_figures_that_are_none_is_left_out(tmp_path, line):
     found = made(tmp_path, {0.0: 1})
+    if isinstance(line, dict):
+        line = json.dumps(found.comparisons[0].to_json() | {"number": 1} | line)
     with (found.path / COMPARISONS).open("a") as file:
         file.write(line + "\n")
     assert open_selfcheck(found.path).comparisons == found.comparisons
-
-
-@pytest.mark.parametrize("change", [{"shift": float("nan")}, {"verdict": "great"}, {"seconds": "1"}, {"ratio": [1]}])
-def test_a_comparison_with_figures_that_are_none_is_left_out(tmp_path, change):
-    found = made(tmp_path, {0.0: 1})
-    line = {**found.comparisons[0].to_json(), "number": 1, **change}
-    with (found.path / COMPARISONS).open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert len(open_selfcheck(found.path).comparisons) == 1
 
 
 def test_two_selfchecks_never_write_the_same_file(tmp_path):
@@ -222,23 +217,19 @@ def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tm
     assert latest_selfcheck(tmp_path / "bench_results", identity(CPU).slug).false_alarms.tries == 12
 
 
-def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke):
-    cut = invoke("--shifts", "0:4,5:4", "--time-limit", "1e-9")
-    assert cut.exit_code == 3
-    assert "8 of 8 comparisons are left" in cut.stderr
-    whole = invoke("--shifts", "0:4,5:4", "--resume")
-    assert whole.exit_code == 0
-    assert "5.0 %      4  100 % [40, 100]" in whole.stdout
-
-
-def test_an_interrupted_selfcheck_says_what_is_left_and_exits_as_shells_expect(invoke, monkeypatch):
+def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tool, "_comparing", lambda *_: interrupted)
-    cut = invoke("--shifts", "0:4,5:4")
-    assert cut.exit_code == 130
-    assert "8 of 8 comparisons are left" in cut.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(tool, "_comparing", lambda *_: interrupted)
+        stopped = invoke("--shifts", "0:4,5:4")
+    for cut, code in ((stopped, 130), (invoke("--shifts", "0:4,5:4", "--time-limit", "1e-9"), 3)):
+        assert cut.exit_code == code
+        assert "8 of 8 comparisons are left" in cut.stderr
+    whole = invoke("--shifts", "0:4,5:4", "--resume")
+    assert whole.exit_code == 0
+    assert "5.0 %      4  100 % [40, 100]" in whole.stdout
 
 
 @pytest.mark.parametrize(
@@ -259,3 +250,61 @@ def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, a
     done = invoke("--shifts", "0:1", *arguments)
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
+
+
+REPEATED = [Case("matmul", MatmulParameters(n, n, n, Schedule("library", 1)), "torch") for n in (16, 32)]
+
+
+def journal(folder: Path, *times: float, probe: str = "baseline", spread: float = 0.05) -> Path:
+    """A run of one benchmark for each time."""
+    path = folder / "records.jsonl"
+    folder.mkdir()
+    with Journal(path) as written:
+        for case, seconds in zip(REPEATED, times, strict=False):
+            quality = {"converged": True, "disturbances": {"clean_share": 0.5}}
+            bounds = metric(seconds, low=seconds * (1 - spread), high=seconds * (1 + spread))
+            written.append(a_record(case, bounds, probe=probe, quality=quality))
+    return path
+
+
+def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -> None:
+    runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.1, 2.0), journal(tmp_path / "3", 1.0, 2.0)]
+    cases = records_of(runs)
+    found = spreads(cases)
+    assert [each.probe for each in found] == ["baseline", ALL]
+    whole = found[-1]
+    assert (whole.cases, len(whole.distances), whole.clean) == (2, 6, 0.5)
+    assert whole.at(1.0) == pytest.approx(0.1)
+    assert whole.at(0.5) == pytest.approx(0.0)
+    # The first benchmark's second run is not held by the others, nor holds them: 4 of 12 ordered pairs.
+    assert whole.holds == pytest.approx(8 / 12)
+    reported = findings_of_repeats(cases)
+    assert [table.title for table in reported.tables] == [
+        "How well figures come back",
+        "Other figures of the same samples",
+    ]
+    said = [text.sentence(each) for each in reported.remarks]
+    assert any("Figures of two of 3 runs differ by" in each for each in said)
+
+
+def test_only_what_every_run_measured_is_compared(tmp_path: Path) -> None:
+    runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.0)]
+    assert [(each.probe, each.cases) for each in spreads(records_of(runs))] == [("baseline", 1), (ALL, 1)]
+    assert records_of([runs[0], journal(tmp_path / "other", 1.0, probe="alignment")]) == []
+
+
+@pytest.mark.parametrize("option", [["--resume"], ["--markdown", "x.md"]], ids=str)
+def test_options_of_comparisons_are_refused(option: list[str]) -> None:
+    refused = CliRunner().invoke(selfcheck, ["--repeat", "2", *option])
+    assert refused.exit_code == 2
+    assert "leave out" in refused.output
+
+
+@pytest.mark.slow
+def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path: Path) -> None:
+    journals = measure_again(2, ["transfer", "--device", "cpu"], tmp_path)
+    assert len(journals) == 2
+    rows = findings_of_repeats(records_of(journals)).tables[0].rows
+    assert [row[0] for row in rows] == ["transfer", ALL]
+    apart = [[each.value for each in (worst, most, median)] for _, _, median, most, worst, *_ in rows]
+    assert all(values == sorted(values, reverse=True) and values[-1] >= 0 for values in apart)

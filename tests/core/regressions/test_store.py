@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
-from pyperf_suite.regressions.stored.journals import MOST_NOTES
+from pyperf_suite.regressions.stored.series import MOST_NOTES
 from pyperf_suite.regressions.stored.store import Store
 
 
@@ -169,26 +169,6 @@ def test_a_cache_folder_that_cannot_be_made_is_reported_and_the_records_are_read
     store = Store(results)
     assert len(store.notes) == 1
     assert store.series()[0].values == [1e-3]
-
-
-def test_a_cache_that_the_disk_refuses_is_reported_once_and_used_as_far_as_it_goes(
-    results, write_run, monkeypatch, read, cache
-):
-    write_run(run_id(1), [1e-3])
-    assert points(results) == [1e-3]
-    write_run(run_id(2), [2e-3])
-    write_run(run_id(3), [3e-3])
-    read.clear()
-
-    def full(descriptor, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pyperf_suite.files.write_all", full)
-    store = Store(results)
-    assert store.series()[0].values == [1e-3, 2e-3, 3e-3]
-    assert ["No space left" in note for note in store.notes] == [True]
-    assert len(read) == 2
-    assert len(list(cache.iterdir())) == 1
 
 
 def test_a_folder_that_is_not_there_holds_nothing_and_is_not_made(tmp_path):

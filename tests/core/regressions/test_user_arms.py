@@ -13,8 +13,8 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.pairs import builds, user_arms
 from pyperf_suite.regressions.pairs.arms import parse_requirements
-from pyperf_suite.regressions.pairs.builds import find_repository
 from pyperf_suite.regressions.pairs.user_arms import notes_on, side_of
+from tests.core.repository import Repository
 
 EXTENSION = """
 #include <Python.h>
@@ -53,30 +53,8 @@ version = "1"
 """
 
 
-class Repository:
-    """A git repository in which files are written and committed under a tag."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir()
-        self.git("init", "-q", "-b", "main")
-
-    def git(self, *arguments: str) -> str:
-        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", *identity, *arguments], cwd=self.root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    def write(self, **files: str) -> None:
-        for name, text in files.items():
-            path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    def commit(self, tag: str, **files: str) -> None:
-        self.write(**files)
-        self.git("add", ".")
-        self.git("commit", "-qm", tag)
-        self.git("tag", tag)
+class Bench(Repository):
+    """A repository of somebody's, of which arms are made."""
 
     def arm(self, requested: str, *benches: str):
         return side_of(requested, self.root, benches)()
@@ -87,7 +65,7 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(user_arms.shutil, "which", lambda _: None)  # pip, wherever this test runs
-    return Repository(tmp_path / "repository")
+    return Bench(tmp_path / "repository")
 
 
 def make_wheel(folder, version):
@@ -255,13 +233,6 @@ def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository)
     assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
 
 
-@pytest.mark.slow
-def test_bench_files_that_are_the_same_need_no_note(repository):
-    repository.commit("v1", **{"bench.py": ""})
-    repository.commit("v2", **{"made_up.py": "version = 2\n"})
-    assert notes_on(repository.arm("v1", "bench.py"), repository.arm("v2", "bench.py"), ["bench.py"]) == []
-
-
 def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository, tmp_path):
     arm = repository.arm(sys.executable)
     assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
@@ -286,10 +257,3 @@ def test_without_git_the_present_files_are_an_arm_and_revisions_are_refused(repo
     assert side_of(".", folder, ["bench.py"])().environment[user_arms.ROOT_VARIABLE] == str(folder)
     with pytest.raises(UserError, match="lies in no git checkout"):
         side_of("v1", folder, ["bench.py"])
-
-
-def test_a_word_that_names_nothing_is_refused_in_one_sentence(repository):
-    repository.commit("v1", **{"bench.py": ""})
-    with pytest.raises(UserError, match="neither a revision"):
-        repository.arm("no-such-branch", "bench.py")
-    assert find_repository(repository.root).root == repository.root.resolve()

@@ -36,17 +36,11 @@ def test_each_case_is_paired_with_itself_but_for_the_field():
     assert pair.label == f"{pair.old.label} -> {pair.new.label}"
 
 
-def test_a_schedule_without_workers_keeps_the_cases_own():
+def test_a_schedule_keeps_the_cases_workers_numbers_are_fields_too_and_cases_that_become_the_same_are_one_pair():
     (pair,) = pair_variants([planned(64)], {"schedule": "persistent"}, {"schedule": "split_k(2)@1"})
     assert (str(pair.old.parameters.schedule), str(pair.new.parameters.schedule)) == ("persistent@1", "split_k(2)@1")
-
-
-def test_implementations_and_numbers_are_fields_too():
     (pair,) = pair_variants([planned(64)], {"k": "65"}, {"k": "66"})
     assert (pair.old.parameters.k, pair.new.parameters.k) == (65, 66)
-
-
-def test_cases_that_differed_only_in_the_field_are_one_pair():
     cases = [planned(64, tile=Tile(32, 32, 32)), planned(64, tile=Tile(64, 64, 64))]
     assert len(pair_variants(cases, {"tile": "32x32x64"}, {"tile": "64x64x64"})) == 1
 

@@ -157,7 +157,7 @@ def test_a_bound_a_little_beyond_all_values_is_in_sight_and_one_far_off_does_not
 
 POINTS = points([1, 2, 3], [1.0, 2.0, 3.0], [0.9, 1.9, 2.9], [1.1, 2.1, 3.3], "measured")
 LINE = Series("law", [1, 3], [1.0, 3.0], "line")
-MAP = HeatMap("", "heads", "hidden", "work", (1, 2), (3, 4), ((1.0, 1.5), (NAN, 0.5)), here=(0, 0))
+MAP = HeatMap("", "heads", "hidden", "work", (1, 2), (3, 4), ((1.0, 1.5), (NAN, 0.5)))
 BARS = Bars(
     "one",
     "rate",
@@ -192,7 +192,7 @@ def test_every_kind_of_figure_becomes_a_png(drawn: Figure, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_heat_map_paints_better_and_worse_differently_and_nothing_in_grey(tmp_path: Path) -> None:
     def red_beyond_blue(value: float) -> float:
-        cells = HeatMap("", "x", "y", "ratio", (1, 2), (3, 4), ((1.0, value), (value, NAN)), here=(0, 0))
+        cells = HeatMap("", "x", "y", "ratio", (1, 2), (3, 4), ((1.0, value), (value, NAN)))
         drawn = pixels(cells, folder=tmp_path).reshape(-1, 3)
         saturated = drawn[np.ptp(drawn, axis=1) > 0.25]
         greys = drawn[np.ptp(drawn, axis=1) < 0.01, 0]
@@ -269,7 +269,7 @@ def test_a_figure_has_its_words_its_values_as_a_table_and_as_data_and_a_button_f
 
 def test_maps_and_bars_leave_none_for_what_there_is_not() -> None:
     _, [data] = drawn(MAP)
-    assert (data["values"], data["here"]) == ([[1, 1.5], [None, 0.5]], [0, 0])
+    assert data["values"] == [[1, 1.5], [None, 0.5]]
     html, [data] = drawn(BARS)
     assert (data["values"], data["errors"], data["marks"]) == ([3, 2, None], [0.2, None, None], [3.5, None, None])
     assert (data["kind"], data["x_label"]) == ("bars", "rate, GB/s")

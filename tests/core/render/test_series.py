@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.changepoints import Change
-from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.render.series import (
     print_list,
     print_series,
@@ -20,26 +18,7 @@ from pyperf_suite.render.series import (
     series_figure,
     sparkline,
 )
-
-
-def series(values: list[float], units: str = "", drivers: Sequence[str] = ()) -> BenchmarkSeries:
-    """One run a day; another driver than the day before is a break."""
-    names = ("tile_wave", "aa", "matmul[native m=8]")
-    points = []
-    for index, value in enumerate(values):
-        gpu = ({"uuid": f"GPU-{units[index]}"} if units else {}) | ({"driver": drivers[index]} if drivers else {})
-        points.append(
-            Measured(
-                *("cpu-someones-2c", f"run{index}", *names),
-                started_at=f"2026-01-{index + 1:02}T00:00:00",
-                medians=(value,),
-                low=0.9 * value,
-                high=1.1 * value,
-                ok=1,
-                state={"gpu": gpu, "source": {"commit": f"{index:040x}"}},
-            )
-        )
-    return BenchmarkSeries("cpu-someones-2c", *names, "s", tuple(points))
+from tests.core.series import a_series
 
 
 def doubled(index: int) -> Change:
@@ -47,7 +26,7 @@ def doubled(index: int) -> Change:
 
 
 def test_a_figure_names_benchmark_breaks_and_commits_and_the_size_of_a_step():
-    drawn = series([2.0, 3.0, 2.0, 4.0], units="abaa", drivers=["570.1", "580.2", "580.2", "580.2"])
+    drawn = a_series([2.0, 3.0, 2.0, 4.0], units="abaa", drivers=["570.1", "580.2", "580.2", "580.2"])
     figure = series_figure(drawn, [replace(doubled(3), commit_before="0" * 40, commit_after="1" * 40)])
     assert figure.title == "tile_wave: matmul[native m=8]"
     assert "2026-01-02: driver 570.1 -> 580.2" in figure.caption
@@ -55,14 +34,14 @@ def test_a_figure_names_benchmark_breaks_and_commits_and_the_size_of_a_step():
 
 
 def test_runs_of_one_day_are_labelled_with_their_times():
-    days = series([1.0] * 3)
+    days = a_series([1.0] * 3)
     points = tuple(point._replace(started_at=f"2026-01-01T0{hour}:30:00") for hour, point in enumerate(days.points))
     drawn = replace(days, points=points)
     assert (2.0, "01-01 02:30") in series_chart(drawn, series_figure(drawn, [])).ticks
 
 
 def test_the_levels_of_a_unit_are_those_of_its_own_points():
-    drawn = series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")
+    drawn = a_series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")
     chart = series_chart(drawn, series_figure(drawn, [doubled(4)]))
     scale = chart.traces[0].y[0] / 2.0
     levels = {trace.label: (trace.x, tuple(y / scale for y in trace.y)) for trace in chart.traces}
@@ -73,23 +52,22 @@ def test_the_levels_of_a_unit_are_those_of_its_own_points():
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1.0], [5e-10] * 30])
 def test_around_single_equal_and_far_apart_values_there_is_room(values: list[float]) -> None:
-    drawn = series(values)
+    drawn = a_series(values)
     chart = series_chart(drawn, series_figure(drawn, []))
     (low, high), points = chart.y_range, chart.traces[0].y
     assert low < min(points) <= max(points) < high
 
 
-def test_a_sparkline_rises_from_the_lowest_bar_to_the_highest():
-    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
-
-
-def test_a_thousandth_of_noise_is_drawn_flat():
+@pytest.mark.parametrize(
+    ("values", "width", "drawn"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8], 20, "▁▂▃▄▅▆▇█"),
+        ([1.0] * 500 + [2.0] * 500, 10, "▁▁▁▁▁█████"),  # a long series keeps its step
+    ],
+)
+def test_a_sparkline_rises_from_the_lowest_bar_to_the_highest_and_noise_of_a_thousandth_is_flat(values, width, drawn):
+    assert sparkline(values, width=width) == drawn
     assert len(set(sparkline([1.0, 1.001, 0.999, 1.0]))) == 1
-
-
-def test_a_long_series_keeps_its_step_in_a_short_sparkline():
-    drawn = sparkline([1.0] * 500 + [2.0] * 500, width=10)
-    assert drawn == "▁▁▁▁▁█████"
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=200), st.integers(1, 50))
@@ -98,7 +76,7 @@ def test_a_sparkline_is_never_wider_than_asked(values, width):
 
 
 def test_each_point_is_a_row_with_its_place_between_the_extremes_and_the_mark_of_its_unit(capsys):
-    drawn = series([1e-3, 3e-3, 2e-3], units="abb", drivers=["570.1", "580.2", "580.2"])
+    drawn = a_series([1e-3, 3e-3, 2e-3], units="abb", drivers=["570.1", "580.2", "580.2"])
     print_series(Console(width=200), drawn, [], show_all=False)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("run")][1:]
     lanes = [next(word for word in row.split() if "·" in word) for row in rows]
@@ -108,7 +86,7 @@ def test_each_point_is_a_row_with_its_place_between_the_extremes_and_the_mark_of
 
 
 def test_exact_figures_are_shown_as_they_are_counted(capsys):
-    static = replace(series([182.0, 40960.0]), metric="shared", unit_of_measure="bytes", kind="static")
+    static = replace(a_series([182.0, 40960.0]), metric="shared", unit_of_measure="bytes", kind="static")
     print_series(Console(width=200), static, [], show_all=True)
     assert "40960" in capsys.readouterr().out
     print_list(Console(width=200), [static], [])

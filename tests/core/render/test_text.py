@@ -95,13 +95,10 @@ def test_columns_with_a_unit_or_with_numbers_alone_stand_to_the_right():
     assert written(table).numeric == (False, True)
 
 
-def test_gaps_of_a_remark_are_filled_by_name():
+def test_gaps_of_a_remark_are_filled_by_name_and_names_cannot_fill_gaps_or_steer_a_terminal():
     values = {"way": "loop", "faster": Ratio(2, 1.9, 2.1, 3), "layers": 4, "lost": None}
     message = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
     assert sentence(message) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
-
-
-def test_names_cannot_fill_gaps_of_their_own_or_steer_a_terminal():
     assert sentence(remark("{way} runs", way="{secret}\x1b[2J")) == "{secret}\ufffd[2J runs"
 
 

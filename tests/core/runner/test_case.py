@@ -58,18 +58,6 @@ def test_a_new_field_with_a_default_keeps_the_encoding_of_old_cases() -> None:
     assert encode_fields(Before(3)) == encode_fields(After(3)) == {"m": 3}
 
 
-def test_different_cases_have_different_ids_and_labels() -> None:
-    cases = [
-        Case("matmul", MatmulParameters(m, 8, 8, Schedule(policy, workers)), implementation, seed)
-        for m in (7, 8)
-        for policy in ("data_parallel", "persistent")
-        for workers in (1, 2)
-        for implementation in ("native", "torch")
-        for seed in (0,)
-    ]
-    assert len({case.case_id for case in cases}) == len({case.label for case in cases}) == len(cases)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -86,9 +74,11 @@ def test_what_is_not_a_case_is_a_user_error(data: dict[str, object]) -> None:
         Case.from_json(data)
 
 
-def test_an_unknown_field_is_named_with_those_there_are() -> None:
+def test_an_unknown_field_or_implementation_is_named_with_those_there_are() -> None:
     with pytest.raises(UserError, match=r"'width'.*m, n, k"):
         decode_fields(MatmulParameters, {"width": 3})
+    with pytest.raises(UserError, match=r"'abacus'.*native, native_amx.*torch"):
+        Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +110,6 @@ def test_a_sustained_case_is_another_case_and_an_unknown_mode_is_refused() -> No
     assert Case.from_json(sustained.to_json()) == sustained
     with pytest.raises(UserError, match=r"'sprint': choose from burst, sustained"):
         Case("matmul", parameters, "torch", mode="sprint").validate()
-
-
-def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"'abacus'.*native, native_amx.*torch"):
-        Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,12 @@ def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way
     assert cases.answer(a_case(3)) is not None
 
 
-def test_an_implementation_that_ran_in_some_case_has_all_of_them_run() -> None:
+def test_an_implementation_that_ran_in_some_case_and_an_exception_of_its_own_spare_no_case() -> None:
     cases = SparedCases()
     cases.note(a_case(0), {"outcome": "ok"})
     for n in (1, 2):
         cases.note(a_case(n), failed("SIGSEGV", 2))
     assert cases.answer(a_case(3)) is None
-
-
-def test_an_exception_of_its_own_spares_no_case() -> None:
     cases = SparedCases()
     for n in range(9):
         cases.note(a_case(n), failed("n must be a power of two", 0))

@@ -30,11 +30,10 @@ def test_operands_rotate_through_more_than_the_cache(share_of_cache: float, sets
     assert sets_to_rotate(footprint, CPU) == (sets, cache)
 
 
-def test_so_small_operands_that_the_cache_would_hold_too_many_are_said_to_be_partly_warm() -> None:
+def test_operands_are_partly_warm_where_the_cache_holds_too_many_sets_or_memory_too_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert sets_to_rotate(8, CPU) == (MOST_SETS, "partly_warm")
-
-
-def test_operand_sets_leave_memory_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     footprint = cpu.detect().l2_total_bytes // 10
     monkeypatch.setattr(memory, "available_bytes", lambda: round(5 * footprint / MEMORY_SHARE))
     assert sets_to_rotate(footprint, CPU) == (5, "partly_warm")

@@ -17,18 +17,11 @@ import pytest
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.runner.plan import Plan, PlannedCase
-from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import Journal, RunFolder, create_run, open_run, read_journal
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record
+from tests.records import PLAN, SMALL, a_record
 
 Operation = tuple[Any, ...]
 CPU = resolve("cpu")
-CASE = Case("matmul", MatmulParameters(16, 16, 16, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
-PLAN = Plan((PlannedCase("tile_wave", CASE),), QUICK, CPU)
 
 
 @pytest.fixture
@@ -128,7 +121,7 @@ def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_o
     promised = []  # how many operations were done when so many records were on disk
     run = create_run(root / "results", identity(CPU), PLAN)
     began = len(operations)
-    records = [a_record(CASE, 1e-3, position=position) for position in range(3)]
+    records = [a_record(SMALL, 1e-3, position=position) for position in range(3)]
     for some in (records[:2], records[2:]):
         with Journal(run.records_path) as journal:
             for record in some:

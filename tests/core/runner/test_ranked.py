@@ -39,6 +39,7 @@ from pyperf_suite.workloads.workload import (
     Transfers,
     Work,
 )
+from tests.core.ranks.processes import ranks_of, wait_for_ranks
 
 pytest.importorskip("torch.distributed")
 
@@ -57,29 +58,6 @@ def pool() -> Iterator[WorkerPool]:
     """One pool for all tests: starting a group takes seconds, and one that lost a rank is replaced anyway."""
     with WorkerPool(resolve("cpu"), DEADLINE_S) as pool:
         yield pool
-
-
-def ranks_of(parent: int) -> list[psutil.Process]:
-    """The rank processes below a process, by rank."""
-    found = {}
-    for process in psutil.Process(parent).children(recursive=True):
-        try:
-            environ = process.environ()
-        except psutil.Error:
-            continue
-        if "RANK" in environ and "LOCAL_RANK" in environ:
-            found[int(environ["RANK"])] = process
-    return [found[rank] for rank in sorted(found)]
-
-
-def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        ranks = ranks_of(parent)
-        if len(ranks) == count:
-            return ranks
-        time.sleep(0.05)
-    raise AssertionError(f"{count} ranks did not start")
 
 
 @pytest.mark.slow
@@ -155,19 +133,18 @@ def measured_alone(transfers: Transfers, until: StopRule = BRIEFLY) -> dict[str,
         return to_the_end(measure_ranked(workload, all_reduce(8, 1), effort, place))
 
 
-def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_wrong", "until"), [(lambda number: True, BRIEFLY), (lambda number: number % 4 == 0, UNTIL_FOUND)]
+)
+def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at_random(
+    monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[int], bool], until: StopRule
+) -> None:
     monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
-    answer = measured_alone(SometimesWrong(lambda number: True, repeatable=True))
+    monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
+    answer = measured_alone(SometimesWrong(is_wrong, repeatable=True), until)
     assert answer["outcome"] == "failed"
     assert "while it was timed" in answer["reason"]
     assert answer["verification"]["wrong"] == 1
-
-
-def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
-    monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
-    answer = measured_alone(SometimesWrong(lambda number: number % 4 == 0, repeatable=True), UNTIL_FOUND)
-    assert "while it was timed" in answer["reason"]
 
 
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(

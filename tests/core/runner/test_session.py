@@ -17,9 +17,9 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, ProgressLines, in_random_order, most_informative_first
-from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
+from pyperf_suite.runner.profiles import Effort, Profile, fixed_steps
 from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import create_run, find_run, open_run, read_journal
+from pyperf_suite.runner.results import create_run, find_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
 from pyperf_suite.runner.workers import SparingWorkers, Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -121,12 +121,19 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
     assert len(read_journal(folder.records_path)) == len(set(workers.trials)) == len(workers.trials) == 4
 
 
-def test_a_failed_trial_is_recorded_and_made_again_on_resume(begin: Callable[..., Session]) -> None:
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
+@pytest.mark.parametrize(("outcome", "damaged"), [("failed", False), ("unsupported", True)])
+def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
+    begin: Callable[..., Session], outcome: str, damaged: bool
+) -> None:
     plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
-    session = begin(plan, Instant(outcome="failed"))
+    session = begin(plan, Instant(seconds=2.5, outcome=outcome))
     (record,) = session.measure(plan.cases[0])
-    assert (record.outcome, record.reason) == ("failed", "a double")
+    assert (record.outcome, record.reason, record.trial_s) == (outcome, "a double", 2.5)
     session.close()
+    path = session.folder.records_path
+    if damaged:
+        path.write_bytes(path.read_bytes().replace(b'"outcome"', b'"outcom"', 1))
     with closing(Session(plan, session.folder, workers=Instant()).open()) as again:
         assert not again.is_finished(plan.cases[0])
 
@@ -142,19 +149,6 @@ def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path:
         find_run(tmp_path, identity(CPU), plan, "20000101T000000Z-0000")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
-def test_a_damaged_manifest_is_one_sentence(tmp_path: Path, content: str) -> None:
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UserError, match=r"run\.json"):
-        open_run(tmp_path)
-
-
-def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        create_run(tmp_path / "file", identity(CPU), a_plan())
-
-
 def test_the_order_is_random_but_the_seeds_own() -> None:
     cases = a_plan(sizes=tuple(range(1, 40))).cases
     assert in_random_order(cases, 1) == in_random_order(cases, 1)
@@ -167,11 +161,6 @@ def test_plans_of_the_same_cases_are_the_same_plan_whatever_their_order() -> Non
     turned = Plan(plan.cases[::-1], plan.profile, plan.device)
     assert turned.plan_id == plan.plan_id
     assert Plan(plan.cases[:1], plan.profile, plan.device).plan_id != plan.plan_id
-
-
-def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measured() -> None:
-    with pytest.raises(UserError, match="GB of memory"):
-        a_plan(sizes=(2_000_000,)).validate()
 
 
 def test_on_a_gpu_the_gpus_memory_bounds_the_operands_and_the_hosts_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +182,6 @@ def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run
     on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
     with pytest.raises(UserError, match="runs on cuda, but the requested device is cpu"):
         Plan((PlannedCase("tile_wave", on_gpu),), plan.profile, CPU).validate()
-
-
-def test_standard_profiles_take_the_process_as_their_unit() -> None:
-    assert PROFILES["standard"].processes >= 3
-    with pytest.raises(UserError, match=r"'thorough'.*quick, standard, full"):
-        find_profile("thorough")
 
 
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
@@ -269,12 +252,6 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
-
-
-def test_a_record_says_how_long_its_trial_took(begin: Callable[..., Session]) -> None:
-    session = begin(a_plan(sizes=(8,)), Instant(seconds=2.5))
-    assert session.measure_trial(session.plan.cases[0], 0).trial_s == 2.5
-    session.close()
 
 
 def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: Sequence[str]) -> list[PlannedCase]:

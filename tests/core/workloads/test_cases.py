@@ -27,7 +27,6 @@ from pyperf_suite.workloads.training.input_pipeline import InputPipelineParamete
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.overlap import OverlapParameters
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
@@ -44,7 +43,6 @@ RIGHT: dict[str, Any] = {
     "optimizer_update": OptimizerUpdateParameters(TensorSet(5, 24, 16), optimizer="SGD"),
     "overlap": OverlapParameters(96, 1 << 16),
     "data_parallel": DataParallelParameters(hidden=64, heads=2, layers=2, seq=16, batch=2),
-    "parallel_step": ParallelStepParameters(hidden=32, heads=4, layers=2, seq=8, batch=2, vocab=48, tied=False),
     "transfer": TransferParameters(4096),
     "input_pipeline": InputPipelineParameters(files=6, batch=2, step_us=200),
     "grouped_matmul": GroupedMatmulParameters(experts=4, rows=70, n=24, k=16, dtype="float32"),
@@ -57,7 +55,6 @@ RIGHT: dict[str, Any] = {
 STEP_FLOP = round(requested_flop(RIGHT["training_step"]))
 OURS = {"schedule": Schedule("data_parallel", 1)}
 PADDING = ("torch_padded", "cublas_padded")
-ENGINE = {"data": 2, "zero_stage": 1, "micro_batches": 2}
 REFUSED = [
     ("training_step", "torch", {"hidden": 66}, "cannot be divided into 4 heads"),
     ("training_step", "torch", {"kv_heads": 3}, "cannot share 3 key-value heads"),
@@ -142,11 +139,6 @@ REFUSED = [
     ("input_pipeline", "torch", {"batch": 7}, "do not fill a batch of 7"),
     ("input_pipeline", "torch", {"step_us": -1}, "step_us lies between 0"),
     ("input_pipeline", "torch", {"iterations": 0}, "iterations lies between 1"),
-    ("parallel_step", "gloo", {"data": 100000}, "data lies between 1 and"),
-    ("parallel_step", "gloo", {"data": 1000}, "launch them on several machines"),
-    ("parallel_step", "gloo", {"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
-    ("parallel_step", "gloo", {"tensor": 3}, "cannot be cut over TP = 3"),
-    ("parallel_step", "gloo", {"zero_stage": 4}, "zero_stage lies between 0 and 3"),
     ("grouped_matmul", "loop", {"experts": 0}, "experts lies between 1"),
     ("grouped_matmul", "loop", {"rows": 0}, "rows lies between 1"),
     ("grouped_matmul", "loop", {"n": 1 << 40}, "n lies between 1"),
@@ -219,11 +211,6 @@ REFUSED = [
     ("compiled_kernel", "nvrtc", {"target": "sm_12"}, r"target=sm_12 .* sm_100, sm_80, sm_90, sm_90a"),
     ("compiled_kernel", "nvrtc", {"kernel": "sm80_of_dreams"}, "'sm80_of_dreams' for sm_80: choose from sm80_"),
     ("training_step", "torch", {"classes": 2}, "with a vocabulary"),
-    ("parallel_step", "gloo", {**ENGINE, "engine": "deepspeed", "tensor": 2}, "data parallelism alone"),
-    ("parallel_step", "gloo", {**ENGINE, "offload": "cpu"}, "zero_stage 2 or 3"),
-    ("parallel_step", "gloo", {**ENGINE, "engine": "deepspeed", "offload": "cpu", "zero_stage": 0}, "needs shards"),
-    ("parallel_step", "gloo", {**ENGINE, "engine": "horovod"}, "horovod"),
-    ("parallel_step", "gloo", {**ENGINE, "engine": "deepspeed", "offload": "nvme"}, "nvme"),
     ("topology", "system", {"part": "disks"}, "choose from host, gpus"),
 ]
 # What is right, but not on a CPU or not on this one.

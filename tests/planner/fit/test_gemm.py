@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.calibrate_laws import folds
+from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import POOLED, Band, ResidualGrid, shipped_calibration
 from pyperf_suite.planner.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
 from tools.fit.fitting import SiteKriging

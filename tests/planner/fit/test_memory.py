@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.calibrate_laws import error_percent
+from pyperf_suite.planner.calibrate import error_percent
 from pyperf_suite.planner.laws.calibration import shipped_calibration
 from pyperf_suite.planner.laws.roofline import BLOCK, transferred_law, unpack_law
 from pyperf_suite.planner.laws.transfers import (

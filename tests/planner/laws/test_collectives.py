@@ -171,13 +171,28 @@ class TestMeasuredPointsOfANetwork:
         np.testing.assert_array_equal(*within)
 
     def test_rates_and_points_read_as_people_write_them(self) -> None:
-        assert network_of("NDR") == 50e9
+        assert network_of("NDR") == network_of("400Gbps") == 50e9
+        assert [network_of(text) for text in ("hdr", " 100 gbit/s")] == [25e9, 12.5e9]
         assert network_of("1MiB:20GB/s") == (Point(2.0**20, 20e9),)
         assert network_of("1g:0.5TB/s,2k:3MB/s") == (Point(2e3, 3e6), Point(1e9, 0.5e12))
 
     @pytest.mark.parametrize(
         "text",
-        ["1GB:180", ":180GB/s", "1GB:180GB/s,", "1GB:fast", "-1GB:1GB/s", "1GB:0GB/s", "1GB:1GB/s,1GB:2GB/s", "x"],
+        [
+            "",
+            "fast",
+            "0Gbps",
+            "400",
+            "-1 Gbps",
+            "1GB:180",
+            ":180GB/s",
+            "1GB:180GB/s,",
+            "1GB:fast",
+            "-1GB:1GB/s",
+            "1GB:0GB/s",
+            "1GB:1GB/s,1GB:2GB/s",
+            "x",
+        ],
     )
     def test_others_are_refused_in_a_sentence(self, text: str) -> None:
         with pytest.raises(UserError, match=r"[.]$"):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.laws.training.activations import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,
@@ -20,6 +19,7 @@ from pyperf_suite.planner.laws.training.engine_step import (
     product_features,
     simulated_schedule_s,
 )
+from pyperf_suite.planner.laws.training.held_by_rank import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.workloads.training import TransformerShape
 

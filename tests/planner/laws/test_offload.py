@@ -9,9 +9,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.planner.laws.training.offload import (
     ADAM_BYTES,
     ADDED_BYTES,

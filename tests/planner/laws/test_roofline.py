@@ -7,8 +7,10 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
+from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
-from pyperf_suite.planner.laws.roofline import MemoryLaw, memory_bound_time, transferred_law
+from pyperf_suite.planner.laws.roofline import MemoryLaw, memory_bound_time, transferred_law, utilization
+from pyperf_suite.planner.sizing.step import resized
 
 SIZES = np.logspace(0, 11, 200)
 LAW = MemoryLaw(2e-6, 0.5, 2.0, (1e4, 1e9), 10.0, "made up")
@@ -71,3 +73,32 @@ def test_a_gpu_that_was_not_measured_is_read_off_the_most_alike_and_another_arch
         transferred_law(find_gpu("A40"), {})
     same, other = (transferred_law(find_gpu(gpu), {"H200 SXM": LAW}) for gpu in ("H100", "V100"))
     assert other.error_percent > same.error_percent
+
+
+PALM = ModelDimensions(
+    layers=118,
+    hidden=18432,
+    ffn=73728,
+    heads=48,
+    kv_heads=1,
+    head_dim=256,
+    vocab=256000,
+    gated=True,
+    tied=True,
+    norms=1,
+)
+
+
+def test_palm_made_the_published_use_of_its_chips() -> None:
+    # Chowdhery et al. 2022, appendix B: 238.3 thousand tokens/s on 6144 TPU v4 of 275 TFLOP/s, 46.2 % with attention
+    # and 45.7 % without.
+    assert PALM.parameters == pytest.approx(540.35e9, rel=1e-4)
+    per_token = model_flop(resized(PALM, causal=False), 1, 2048) / 2048
+    assert utilization(per_token * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.462, abs=5e-4)
+    assert utilization(6 * PALM.parameters * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.457, abs=5e-4)
+
+
+def test_a_utilization_of_nothing_is_refused_in_one_sentence() -> None:
+    for wrong in ((0.0, 1, 1e12), (1.0, 0, 1e12), (1.0, 1, 0.0), (float("nan"), 1, 1e12)):
+        with pytest.raises(UserError, match="have to be above 0"):
+            utilization(1e12, *wrong)

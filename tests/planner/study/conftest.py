@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pyperf_suite.planner.study.grid import OPERATOR
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from tests.records import a_record, metric
 
 SHAPE: dict[str, Any] = {"hidden": 128, "heads": 4, "layers": 4, "seq": 128, "vocab": 512, "tied": False}

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.training.data_parallel import exposed_comm_s
-from pyperf_suite.laws.transformer import PHASES, ModelDimensions, Sharding, Sizes, products
+from pyperf_suite.laws.transformer import (
+    PHASES,
+    ModelDimensions,
+    Sharding,
+    Sizes,
+    attention_call,
+    attention_calls,
+    products,
+)
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
@@ -47,6 +54,65 @@ ALIGNED_HEAD_DIM = 8
 # Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
 # (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
 TAKEN_IN_NODE, TAKEN_BY_NETWORK = 0.15, 0.02
+
+
+DEEPSEEKS_WIDTHS = (512, 64, 192, 128)
+
+
+def is_deepseeks_latent(model: ModelDimensions) -> bool:
+    """Whether its latent attention has the widths of DeepSeek-V2 and V3, for which kernels are written."""
+    widths = ("latent_rank", "rope_head_dim", "head_dim", "value_head_dim")
+    return all(np.all(getattr(model, name) == its) for name, its in zip(widths, DEEPSEEKS_WIDTHS, strict=True))
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """The routed experts of a sparse layer on one rank, which libraries compute as one grouped product; `calls` layers.
+
+    `tokens` are those of all `expert` ranks that share the experts.
+    """
+
+    tokens: Sizes
+    hidden: Sizes
+    width: Sizes
+    experts: Sizes
+    top_k: Sizes
+    expert: Sizes
+    tensor: Sizes
+    gated: bool
+    calls: Sizes
+
+    @property
+    def sizes(self) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, Sizes]:
+        """In the order in which the price of a grouped product takes them."""
+        return self.tokens, self.hidden, self.width, self.experts, self.top_k, self.expert, self.tensor
+
+
+def expert_block(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None) -> ExpertBlock | None:
+    """The routed experts of a micro-batch of so many tokens; None where there are none.
+
+    What `Product.routed` says of `products` is the same work, product by product.
+    """
+    if model.experts == 1:
+        return None
+    sharding = sharding or Sharding()
+    return ExpertBlock(
+        tokens * sharding.expert, model.hidden, model.expert_ffn, model.experts, model.top_k, sharding.expert,
+        sharding.tensor, model.gated, model.sparse_layers,
+    )  # fmt: skip
+
+
+def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
+    """The MLPs whose activation function is a kernel of its own: its name, their width, and in how many layers.
+
+    That of routed experts is part of their grouped product.
+    """
+    sparse = model.ffn if model.experts == 1 else model.shared_ffn
+    kinds = (
+        ("activation function", sparse, model.sparse_layers),
+        ("dense activation function", model.ffn, model.dense_layers),
+    )
+    return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
 
 
 @dataclass(frozen=True)
@@ -279,7 +345,7 @@ def _expert_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     """Routed experts with their activation function: one grouped product forward, and one for both gradients."""
     groups = plan.expert_groups
     sharding = Sharding(plan.tensor // groups, plan.sequence_parallel, plan.expert)
-    block = layer_kinds.expert_block(model, -(-plan.tokens // groups), sharding)
+    block = expert_block(model, -(-plan.tokens // groups), sharding)
     if block is None:
         return
     *sizes, tp = block.sizes
@@ -306,8 +372,8 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
     of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
     Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
     """
-    latent, pieces = layer_kinds.is_deepseeks_latent(model), np.asarray(plan.context)
-    for call in layer_kinds.attention_calls(model, plan.micro_batch, plan.seq, plan):
+    latent, pieces = is_deepseeks_latent(model), np.asarray(plan.context)
+    for call in attention_calls(model, plan.micro_batch, plan.seq, plan):
         batch, seq, times = call.batch, call.seq // pieces, np.asarray(1) if call.is_windowed else pieces
         if call.is_windowed and not call.window:
             batch, seq = -(-call.batch // pieces), call.seq
@@ -334,7 +400,7 @@ def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
 
     Scores lie in memory, those outside of a window too.
     """
-    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan)
+    call = attention_call(model, plan.micro_batch, plan.seq, plan)
     seq, heads, calls = plan.seq, call.batch * call.heads, np.asarray(call.calls) / plan.context
     unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
     # Backward has two of each, one for either operand.
@@ -352,7 +418,7 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     wider, tokens = plan.element_bytes / HALF, plan.tokens
     stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), np.asarray(model.layers))
-    for name, width, layers in layer_kinds.activation_widths(model):
+    for name, width, layers in activation_widths(model):
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
         yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(layers))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / plan.tensor
@@ -400,7 +466,7 @@ def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, ne
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
     if not np.any(np.asarray(plan.context) > 1):
         return 0.0
-    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan)
+    call = attention_call(model, plan.micro_batch, plan.seq, plan)
     size: Any = plan.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, plan.context, plan.per_node_next_to_tensor, network).seconds
     # A window or a chunk needs next to nothing from other ranks.

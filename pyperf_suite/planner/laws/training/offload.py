@@ -16,7 +16,7 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import pcie_of
-from pyperf_suite.laws.training.memory import OFFLOADS, Offload
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, Offload
 
 MEANT_BY: Mapping[str, str] = {
     "optimizer": "optimizer states in the host's memory (ZeRO-Offload)",

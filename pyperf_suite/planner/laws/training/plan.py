@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.memory import LAST_STAGE, Offload
+from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import DTYPES, ExpertKernels, check_framework
+from pyperf_suite.planner.laws.training.memory import Offload
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.

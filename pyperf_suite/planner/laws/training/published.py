@@ -14,9 +14,9 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import SHARDED_FROM_STAGE, ExpertKernels, Framework
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 # Columns without which a run cannot be predicted.

@@ -7,6 +7,7 @@ runs it (`planner/laws/training/framework.py`): kernels within a step, launches,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE, Kind, Phase, exposed_comm_s, exposed_exchange_s
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE, SENT_BY_STAGE, Kind, Phase, exposed_comm_s
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
@@ -280,6 +281,23 @@ def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
     """Gradients added up in each micro-batch, and gone over once more where there are several ranks."""
     passes = priced.plan.micro_batches * constants.accumulate + GRADIENT_PASSES * (np.asarray(priced.plan.ranks) > 1)
     return constants.slowdown * passes * priced.gradient_pass
+
+
+def exposed_exchange_s(
+    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0
+) -> dict[tuple[Kind, bool], Any]:
+    """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
+
+    `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
+    all may be arrays.
+    """
+    left = dict(during_s)
+    exposed: dict[tuple[Kind, bool], Any] = {}
+    for each in SENT_BY_STAGE[stage]:
+        seconds, key = sent_s[each.operation], (each.what, each.each)
+        exposed[key] = exposed.get(key, 0.0) + exposed_comm_s(seconds, left[each.behind], taken)
+        left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
+    return exposed
 
 
 def step_time(

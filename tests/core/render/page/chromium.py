@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import itertools
 import json
@@ -142,13 +141,6 @@ class Chromium:
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **text)
-
-    def picture(self, path: Path, clip: dict[str, float] | None = None) -> None:
-        """A PNG of the window, or of a part of the page."""
-        parameters: dict[str, Any] = {"captureBeyondViewport": True}
-        if clip:
-            parameters["clip"] = {**clip, "scale": 1}
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", **parameters)["data"]))
 
     def _next(self) -> dict[str, Any]:
         end = time.monotonic() + DEADLINE_S

@@ -4,46 +4,40 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
+
 MACHINE = "cpu-made-up-2c"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`{}%{y}\u202eevil"
 
 
-def _record(run_id: str, seconds: float | None, m: int = 64, process: int = 0, **fields: Any) -> dict[str, Any]:
+def a_record(run_id: str, seconds: float | None, m: int = 64, process: int = 0, **fields: Any) -> dict[str, Any]:
     """One record as plain JSON; `seconds` of None failed."""
-    case = {
-        "operator": "matmul",
-        "parameters": {"m": m, "n": 64, "k": 64, "schedule": "data_parallel@1"},
-        "implementation": fields.pop("implementation", "native"),
-    }
-    time = dict.fromkeys(("value", "low", "high", "q20", "q80"), seconds)
-    return {
+    parameters = MatmulParameters(m, 64, 64, Schedule("data_parallel", 1))
+    case = Case("matmul", parameters, fields.pop("implementation", "native"))
+    usual: dict[str, Any] = {
         "run_id": run_id,
-        "kind": "timing",
-        "case": case,
         "case_id": f"{m:016d}",
         "process": process,
         "position": process,
         "started_at": datetime.datetime.strptime(run_id[:16], "%Y%m%dT%H%M%S%z").isoformat(timespec="milliseconds"),
-        "outcome": "failed" if seconds is None else "ok",
-        "reason": "a made-up reason" if seconds is None else "",
         "probe": "made_up",
         "profile": "quick",
-        "metrics": {} if seconds is None else {"time": {"unit": "s", "samples": [seconds] * 4, **time}},
-        "work": {"flop": 2 * m * 64**2},
-        "quality": {"converged": True, "discarded": []},
         "identity": {"kind": "cpu", "slug": MACHINE, "model": "Made-up processor"},
         "state": {"python": "CPython 3.11.7", "source": {"commit": "a" * 40, "dirty": False}},
-        "schema_version": 1,
-    } | fields
+    }
+    outcome = "failed" if seconds is None else "ok"
+    return made_up.a_record(case, seconds, outcome=outcome, **usual).to_json() | fields
 
 
-def _write(results: Path, run_id: str, records: list[dict[str, Any]], machine: str = MACHINE) -> Path:
+def write(results: Path, run_id: str, records: list[dict[str, Any]], machine: str = MACHINE) -> Path:
     """A run's folder with its journal and manifest; returns the journal."""
     folder = results / machine / run_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +48,7 @@ def _write(results: Path, run_id: str, records: list[dict[str, Any]], machine: s
     return path
 
 
-def _history(results: Path, machine: str = MACHINE, **fields: Any) -> None:
+def a_history(results: Path, machine: str = MACHINE, **fields: Any) -> None:
     """Twelve runs of two cases; the first became slower by a half with the seventh."""
     for day in range(1, 13):
         run_id = f"202601{day:02d}T000000Z-0001"
@@ -62,11 +56,11 @@ def _history(results: Path, machine: str = MACHINE, **fields: Any) -> None:
         commit = {"state": {"source": {"commit": ("b" if day > 6 else "a") * 40, "dirty": False}}}
         wobble = 1 + 0.002 * (day % 3)
         records = [
-            _record(run_id, slow * wobble * 1e-3, 64, **commit | fields),
-            _record(run_id, wobble * 2e-3, 128, **commit | fields),
-            _record(run_id, None, 256, **commit | fields),
+            a_record(run_id, slow * wobble * 1e-3, 64, **commit | fields),
+            a_record(run_id, wobble * 2e-3, 128, **commit | fields),
+            a_record(run_id, None, 256, **commit | fields),
         ]
-        _write(results, run_id, records, machine)
+        write(results, run_id, records, machine)
 
 
 @pytest.fixture
@@ -75,33 +69,3 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "bench_results"
     folder.mkdir()
     return folder
-
-
-@pytest.fixture(scope="session")
-def a_record() -> Callable[..., dict[str, Any]]:
-    """Makes one record: a_record(run_id, seconds)."""
-    return _record
-
-
-@pytest.fixture(scope="session")
-def write() -> Callable[..., Path]:
-    """Writes a run: write(results, run_id, records)."""
-    return _write
-
-
-@pytest.fixture(scope="session")
-def a_history() -> Callable[..., None]:
-    """Writes twelve runs: a_history(results)."""
-    return _history
-
-
-@pytest.fixture(scope="session")
-def machine() -> str:
-    """The folder that runs are written into."""
-    return MACHINE
-
-
-@pytest.fixture(scope="session")
-def hostile() -> str:
-    """A name that tries to be a script, a tag, an attribute, a template and backwards."""
-    return HOSTILE

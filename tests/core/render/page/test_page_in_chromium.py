@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,27 +13,18 @@ from pyperf_suite.render import page as page_module
 from pyperf_suite.render.charts import page_figure
 from pyperf_suite.render.page import Section, draw_page
 from pyperf_suite.render.results import choose, read_results
+from tests.core.render.page.chromium import Chromium, find_chromium
+from tests.core.render.page.conftest import HOSTILE, a_history
 
-
-def chromium() -> ModuleType:
-    """The module beside this one that drives the browser."""
-    spec = importlib.util.spec_from_file_location("chromium", Path(__file__).with_name("chromium.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PROGRAM = next(filter(None, map(shutil.which, chromium().NAMES)), None)
+PROGRAM = find_chromium()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
 ]
 
 
-def added_section(_: Any) -> Section:
-    """A section as another package adds one to the page, with two heat maps."""
+def added_section() -> Section:
+    """A section with two heat maps."""
     values = ((0.9, 1.0, 1.1), (0.95, 1.05, float("nan")))
     heat_map = HeatMap("", "head_dim", "hidden", "speed", (64, 96, 128), (2048, 2560), values)
     maps = [page_figure(Figure(name, "Hidden and head_dim", "Made up.", ((heat_map,),))) for name in ("one", "two")]
@@ -44,21 +32,27 @@ def added_section(_: Any) -> Section:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory, a_history, hostile) -> Path:
+def page(tmp_path_factory) -> Path:
     """A report with charts of a history, heat maps, and hostile names wherever a record has one."""
     results = tmp_path_factory.mktemp("hostile") / "bench_results"
-    a_history(results, probe=hostile, implementation=hostile, reason=hostile)
+    a_history(results, probe=HOSTILE, implementation=HOSTILE, reason=HOSTILE)
     read = read_results(results)
     path = results / "report.html"
+    of_machine = page_module._machine
+
+    def with_maps(*held: Any) -> dict[str, Any]:
+        found = of_machine(*held)
+        return {**found, "others": [added_section(), *found["others"]]}
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(page_module, "loaded", lambda group: {"added": added_section} if group == "page" else {})
+        patched.setattr(page_module, "_machine", with_maps)
         path.write_text(draw_page(read, choose(read)), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator[Any]:
-    with chromium().Chromium(PROGRAM, tmp_path_factory.mktemp("profile")) as started:
+    with Chromium(PROGRAM, tmp_path_factory.mktemp("profile")) as started:
         yield started
 
 
@@ -88,7 +82,7 @@ def test_every_figure_comes_to_life_without_an_error_and_nothing_is_fetched(open
     assert [url for url in opened.requests if url.startswith("file")] == [page.as_uri()[:80]]
 
 
-def test_hostile_names_run_nothing_and_stand_in_the_page_as_they_are(opened, hostile):
+def test_hostile_names_run_nothing_and_stand_in_the_page_as_they_are(opened):
     assert opened.run("document.querySelectorAll('main script:not(.data), main img').length") == 0
     assert "<script>alert(1)</script>" in opened.run("document.body.innerText")
     show(opened, "figure .picture")

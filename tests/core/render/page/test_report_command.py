@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +17,9 @@ from pyperf_suite.render import page
 from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+from tests.core.render.page.conftest import HOSTILE, MACHINE, a_history, a_record, write
+
+RUN = "20260101T000000Z-0001"
 
 
 class Reader(html.parser.HTMLParser):
@@ -40,6 +44,11 @@ class Reader(html.parser.HTMLParser):
             self.words.append(data)
 
 
+def one_run(results: Path, *records: dict[str, Any]) -> Path:
+    """The journal of one run, of one record if none is given."""
+    return write(results, RUN, list(records) or [a_record(RUN, 1e-3)])
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
@@ -50,7 +59,7 @@ def page_of(results: Path, *arguments: object) -> str:
     return (results / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_small_the_same_each_time_and_names_no_path_or_address(results, a_history) -> None:
+def test_the_page_is_small_the_same_each_time_and_names_no_path_or_address(results) -> None:
     a_history(results)
     before = {path: path.read_bytes() for path in results.rglob("*.jsonl")}
     page = page_of(results)
@@ -65,7 +74,7 @@ def test_the_page_is_small_the_same_each_time_and_names_no_path_or_address(resul
     assert not [tag for tag, said in Reader(page).tags if "src" in said or tag == "link"]
 
 
-def test_the_change_of_a_series_is_told_with_its_commits(results, a_history) -> None:
+def test_the_change_of_a_series_is_told_with_its_commits(results) -> None:
     a_history(results)
     words = " ".join(Reader(page_of(results)).words)
     assert "Nominated, not confirmed: matmul[native m=64" in words
@@ -73,18 +82,17 @@ def test_the_change_of_a_series_is_told_with_its_commits(results, a_history) -> 
     assert "Nominated, not confirmed: matmul[native m=128" not in words
 
 
-def test_why_cases_failed_is_told_once_with_how_often(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    write(results, run_id, [a_record(run_id, None, process=n, reason="no such kernel") for n in range(3)])
+def test_why_cases_failed_is_told_once_with_how_often(results) -> None:
+    one_run(results, *(a_record(RUN, None, process=n, reason="no such kernel") for n in range(3)))
     page = page_of(results)
     assert '<td>failed</td><td class="figure" data-value="3">3</td><td>no such kernel</td>' in page
 
 
-def test_hostile_names_are_text_and_never_markup(results, a_history, hostile) -> None:
-    machine = '<img src=x onerror=alert(3)>"&'
-    said = {"probe": hostile, "implementation": hostile, "profile": hostile}
-    message = {"identity": {"kind": "cpu", "slug": machine, "model": hostile, hostile: hostile}}
-    a_history(results, machine, reason=hostile, **said, **message)
+def test_hostile_names_are_text_and_never_markup(results) -> None:
+    slug = '<img src=x onerror=alert(3)>"&'
+    said = {"probe": HOSTILE, "implementation": HOSTILE, "profile": HOSTILE}
+    message = {"identity": {"kind": "cpu", "slug": slug, "model": HOSTILE, HOSTILE: HOSTILE}}
+    a_history(results, slug, reason=HOSTILE, **said, **message)
     page = page_of(results)
     reader = Reader(page)
     scripts = [attributes for tag, attributes in reader.tags if tag == "script"]
@@ -98,16 +106,16 @@ def test_hostile_names_are_text_and_never_markup(results, a_history, hostile) ->
         json.loads(island)
 
 
-def test_a_single_run_and_a_machines_folder_make_pages_of_their_own(results, a_history, machine) -> None:
+def test_a_single_run_and_a_machines_folder_make_pages_of_their_own(results) -> None:
     a_history(results)
-    page = page_of(results / machine)
+    page = page_of(results / MACHINE)
     assert "History and change points" in page
-    page = page_of(results / machine / "20260103T000000Z-0001")
+    page = page_of(results / MACHINE / "20260103T000000Z-0001")
     assert "History and change points" not in page
-    assert f"{machine}/20260103T000000Z-0001/records.jsonl" in page
+    assert f"{MACHINE}/20260103T000000Z-0001/records.jsonl" in page
 
 
-def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_named(results, a_record, write) -> None:
+def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_named(results) -> None:
     for day, seconds in ((1, 1e-3), (2, 2e-3), (3, None)):
         run_id = f"2026010{day}T000000Z-0001"
         write(results, run_id, [a_record(run_id, seconds)])
@@ -133,7 +141,7 @@ def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_name
         ({"seconds": None, "profile": "full"}, {"profile": "quick"}),
     ],
 )
-def test_the_strongest_evidence_is_shown_and_not_the_newest(results, a_record, write, weaker, stronger) -> None:
+def test_the_strongest_evidence_is_shown_and_not_the_newest(results, weaker, stronger) -> None:
     def measured(run_id, profile="standard", processes=2, converged=True, cases=2, seconds=1e-3):
         return [
             a_record(run_id, seconds, 64 << case, process, profile=profile, quality={"converged": converged})
@@ -149,17 +157,16 @@ def test_the_strongest_evidence_is_shown_and_not_the_newest(results, a_record, w
     assert choice.run.run_id.startswith("20260101" if "seconds" in weaker else "20260102")
 
 
-def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_folded(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    sentinels = [a_record(run_id, seconds, kind="sentinel", probe="sentinel") for seconds in (1e-3, 2e-3)]
+def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_folded(results) -> None:
+    sentinels = [a_record(RUN, seconds, kind="sentinel", probe="sentinel") for seconds in (1e-3, 2e-3)]
     tensors = OptimizerUpdateParameters(TensorSet(512, 64, 64), "AdamW", "float32", 1)
     cases = {seconds: Case("optimizer_update", tensors, way) for way, seconds in (("loop", 3e-3), ("fused", 1e-3))}
     made = [
-        a_record(run_id, seconds, process=n, probe="optimizer", case=case.to_json(), case_id=case.case_id)
+        a_record(RUN, seconds, process=n, probe="optimizer", case=case.to_json(), case_id=case.case_id)
         for seconds, case in cases.items()
         for n in range(3)
     ]
-    write(results, run_id, [*made, *sentinels])
+    one_run(results, *made, *sentinels)
     page = page_of(results)
     first, *then = ('<ul class="summary">', "fused AdamW is 3.00", "changed by 100 %", "<section", "<summary>Identity")
     order = [page.index(said) for said in (first, *then)]
@@ -170,7 +177,7 @@ def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_fold
     ("arguments", "said"),
     [
         (["RESULTS", "--runs", "20990101T000000Z-0000"], "There is no run 20990101T000000Z-0000"),
-        (["RESULTS", "--runs", "20990101T000000Z-0000"], "20260101T000000Z-0001"),
+        (["RESULTS", "--runs", "20990101T000000Z-0000"], RUN),
         (["RESULTS", "--runs", " , "], "--runs names no run"),
         (["RESULTS", "--runs", "lates"], "did you mean latest?"),
         (["RESULTS", "--runs", "ALL"], "did you mean all?"),
@@ -181,9 +188,8 @@ def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_fold
         (["RESULTS/empty"], "No measured run was found"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_sentence(results, a_record, write, arguments, said) -> None:
-    run_id = "20260101T000000Z-0001"
-    write(results, run_id, [a_record(run_id, 1e-3)])
+def test_what_cannot_be_shown_is_refused_in_one_sentence(results, arguments, said) -> None:
+    one_run(results)
     (results / "empty").mkdir()
     result = run(*(word.replace("RESULTS", str(results)) for word in arguments))
     assert result.exit_code == 2
@@ -191,18 +197,16 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(results, a_record, writ
     assert not (results / "report.html").exists()
 
 
-def test_one_machine_of_several_can_be_shown_alone(results, a_record, write, machine) -> None:
-    run_id = "20260101T000000Z-0001"
-    for name in (machine, "cpu-other-4c"):
-        write(results, run_id, [a_record(run_id, 1e-3)], name)
+def test_one_machine_of_several_can_be_shown_alone(results) -> None:
+    for name in (MACHINE, "cpu-other-4c"):
+        write(results, RUN, [a_record(RUN, 1e-3)], name)
     assert "cpu-other-4c" in page_of(results)
-    assert "cpu-other-4c" not in page_of(results, "--machine", machine)
+    assert "cpu-other-4c" not in page_of(results, "--machine", MACHINE)
 
 
-def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    path = write(results, run_id, [a_record(run_id, 1e-3)])
-    strange = a_record(run_id, 1e-3) | {"case": {"operator": "alchemy"}, "case_id": "unknown"}
+def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(results) -> None:
+    path = one_run(results)
+    strange = a_record(RUN, 1e-3) | {"case": {"operator": "alchemy"}, "case_id": "unknown"}
     with path.open("a") as file:
         file.write("[1]\n" + "[" * 100_000 + "\n" + json.dumps(strange) + "\n" + '{"torn": ')
     with pytest.warns(UserWarning, match="line 2 is passed over"):
@@ -211,23 +215,21 @@ def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(resul
     assert "3 more such" in found.notes[0]
 
 
-def test_a_probe_that_stumbles_over_its_records_does_not_cost_the_page(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    write(results, run_id, [a_record(run_id, 1e-3, probe="collectives"), a_record(run_id, 2e-3, 128, probe="new_one")])
+def test_a_probe_that_stumbles_over_its_records_does_not_cost_the_page(results) -> None:
+    one_run(results, a_record(RUN, 1e-3, probe="collectives"), a_record(RUN, 2e-3, 128, probe="new_one"))
     page = page_of(results)
     assert "collectives could not make sense of these records" in page
     assert "This version has no probe" in page
     assert "Cases as measured" in page
 
 
-def test_a_run_without_its_manifest_is_told_by_its_records(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    write(results, run_id, [a_record(run_id, 1e-3)]).with_name("run.json").write_text("{torn")
+def test_a_run_without_its_manifest_is_told_by_its_records(results) -> None:
+    one_run(results).with_name("run.json").write_text("{torn")
     assert "quick, 1 process" in page_of(results)
 
 
 @pytest.mark.parametrize("absent", ["plotly", "jinja2"])
-def test_what_the_page_needs_and_is_absent_is_named(results, a_history, monkeypatch, absent) -> None:
+def test_what_the_page_needs_and_is_absent_is_named(results, monkeypatch, absent) -> None:
     a_history(results)
     page.environment.cache_clear()
     page.packed_plotly.cache_clear()
@@ -244,24 +246,16 @@ def test_a_folder_without_records_raises_a_user_error(results) -> None:
         read_results(results)
 
 
-def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    path = write(results, run_id, [a_record(run_id, 1e-3)])
+def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results) -> None:
+    path = one_run(results)
     manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
     path.with_name("run.json").write_text(json.dumps(manifest))
     message = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
     assert message in page_of(results).replace("&#39;", "&#x27;")
 
 
-def test_contents_tell_runs_of_one_probe_apart(results, a_history) -> None:
+def test_contents_tell_runs_of_one_probe_apart(results) -> None:
     a_history(results)
     contents = page_of(results, "--runs", "all").partition("</nav>")[0]
     named = re.findall(r'<li><a href="#[^"]*">([^<]*)</a>', contents)
     assert len(named) == len(set(named)) > 12
-
-
-def test_a_package_is_named_as_it_is_installed(results, a_record, write) -> None:
-    run_id = "20260101T000000Z-0001"
-    state = {"packages": {"pyperf_suite": "0.1.0"}, "transparent_hugepages": "madvise"}
-    write(results, run_id, [a_record(run_id, 1e-3, state=state)])
-    assert {"packages.pyperf_suite", "transparent hugepages"} <= set(Reader(page_of(results)).words)

@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite import workloads
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.model_flop import model_flop
+from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.workloads import training
 from pyperf_suite.workloads.training import TrainedShape, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes

@@ -15,13 +15,13 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.training.activations import kept_bytes
+from pyperf_suite.laws.training.memory import kept_bytes
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 pytestmark = pytest.mark.slow
@@ -235,7 +235,7 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
 
 
 def test_what_torch_cannot_do_names_the_nearest_that_works():
-    from pyperf_suite.workloads.training.parallel_step import require_possible
+    from pyperf_suite.planner.workloads.parallel_step import require_possible
 
     with pytest.raises(Unsupported, match="ask for micro_batches=4"):
         require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")

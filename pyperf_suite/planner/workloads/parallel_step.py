@@ -4,23 +4,32 @@ Forward and backward of all micro-batches, exchange of gradients, AdamW's update
 of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
 most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
-and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
+and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (cuts.most_saved), or on a GPU
 `peak_bytes`, the allocator's most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`, is what the
 system sees, and `capacity_bytes` what there is for a rank.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import gc
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.memory import resident_peak_bytes
+from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
@@ -35,7 +44,6 @@ from pyperf_suite.workloads.on_ranks import (
     torch_place,
 )
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Kernel, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
@@ -49,9 +57,10 @@ class ParallelSteps(RankSteps):
         super().__init__(parameters, rank, group, where)
         from torch.distributed.device_mesh import init_device_mesh
 
-        from pyperf_suite.workloads.training import cuts, gpt, held_bytes
+        from pyperf_suite.planner.workloads import cuts
+        from pyperf_suite.workloads.training import gpt
 
-        torch, p, self._cuts, self._gpt, self._most_saved = self.torch, parameters, cuts, gpt, held_bytes.most_saved
+        torch, p, self._cuts, self._gpt = self.torch, parameters, cuts, gpt
         shape = (p.pipeline, p.data, p.tensor)
         self._mesh = init_device_mesh(torch.device(where).type, shape, mesh_dim_names=("pp", "dp", "tp"))
         self.parts = self._own_parts()
@@ -122,8 +131,8 @@ class ParallelSteps(RankSteps):
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
             if found:
-                found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
-            found["resident_bytes"] = memory.resident_peak_of(self.step)
+                found["saved_activation_bytes"] = self._cuts.most_saved(self.parts, self.step)
+            found["resident_bytes"] = resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
@@ -224,6 +233,22 @@ class ParallelSteps(RankSteps):
         return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
 
 
+def resident_peak_of(call: Callable[[], object]) -> int:
+    """The largest resident set of this process during `call()`; where the kernel keeps no maximum, that behind it.
+
+    What was freed before is first given back to the system, where the C library can.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    has_maximum = False
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+        has_maximum = True
+    call()
+    return resident_peak_bytes() if has_maximum else int(psutil.Process().memory_info().rss)
+
+
 def _whole(tensor: Any, where: str) -> Any:
     """All ranks' shards together; those that lie in the CPU's memory where the ranks exchange."""
     return tensor.to(where).full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -276,3 +301,6 @@ class ParallelStep(OnRanks[ParallelStepParameters]):
 
     def work(self, parameters: ParallelStepParameters) -> Work:
         return Work(bytes=DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0)
+
+
+WORKLOAD = ParallelStep()

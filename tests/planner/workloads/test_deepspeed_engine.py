@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +61,8 @@ def double(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 
 def cut(parameters: ParallelStepParameters) -> tuple[Any, Any]:
-    from pyperf_suite.workloads.training import cuts, gpt
+    from pyperf_suite.planner.workloads import cuts
+    from pyperf_suite.workloads.training import gpt
 
     part = cuts.ModelPart(gpt.build(parameters), 0, parameters.layers, parameters.layers)
     mesh = {"dp": SimpleNamespace(get_group=lambda: None)}
@@ -109,7 +110,7 @@ def test_stage_micro_batches_and_offload_are_asked_for(double: list[Engine]) -> 
 
 
 def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyperf_suite.workloads.training.parallel_step import require_possible
+    from pyperf_suite.planner.workloads.parallel_step import require_possible
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -117,3 +118,18 @@ def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Monk
     )
     with pytest.raises(Unsupported, match="pip install deepspeed"):
         require_possible(SMALL, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tensor": 2}, "data parallelism alone"),
+        ({"engine": "torch", "offload": "cpu"}, "zero_stage 2 or 3"),
+        ({"offload": "cpu", "zero_stage": 0}, "needs shards"),
+        ({"engine": "horovod"}, "horovod"),
+        ({"offload": "nvme"}, "nvme"),
+    ],
+)
+def test_what_no_engine_can_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ParallelStepParameters(**{**vars(SMALL), **change}).validate()

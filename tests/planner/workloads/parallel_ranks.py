@@ -21,9 +21,9 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 from torch import distributed
 
+from pyperf_suite.planner.workloads import cuts
+from pyperf_suite.planner.workloads.parallel_step import ParallelSteps, require_possible
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.training import cuts
-from pyperf_suite.workloads.training.parallel_step import ParallelSteps, require_possible
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

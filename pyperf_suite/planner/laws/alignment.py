@@ -1,0 +1,143 @@
+"""What rows that start off 16 and 32 bytes cost a matrix product.
+
+Vector loads, TMA and tensor cores take runs of bytes whole, so a product can be slower for a divisor of its sizes. The
+published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, so each factor
+comes with the range it may lie in.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, architecture
+from pyperf_suite.laws.tiling import largest_power_of_two, round_up
+
+BYTES_OF = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
+# Of A, B and C in this order: the size whose elements lie side by side, by layout (workloads/matmul/__init__.py).
+SIDE_BY_SIDE = {"TN": ("k", "k", "n"), "NN": ("k", "n", "n"), "NT": ("m", "n", "n"), "TT": ("m", "k", "n")}
+# Units for these take rows of whole 16 bytes or nothing (cuBLAS, cublasLtMatmul): other sizes have to be padded.
+PADDED_DTYPES = ("fp8", "int8", "fp4")
+PADDED_BYTES = 16
+# From here on no cliff is left: on an H100 K = 10848 and 10912 (64 bytes) run as 10880, 10944 and 11008 do, within 1 %.
+ALIGNED_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """How much longer a product takes whose worst row starts at multiples of so many bytes and no more.
+
+    `low` and `high` are the least and the most that measurements leave possible.
+    """
+
+    aligned_bytes: int
+    factor: float
+    low: float
+    high: float
+    origin: str
+
+
+SWIGLU_H100 = "stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922 against 10848 to 11008"
+SQUARE_4090 = "pytorch/pytorch issue 181718, RTX 4090, bf16, M = N = K = 2055 to 2073 against 2040"
+# Without TMA and wgmma, which need rows of whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor
+# is near the ratio of their peaks, so it is taken for all that is below 16 bytes. Odd sizes were not published and may
+# be worse. Where nothing was published at 16 bytes, nothing is taken off.
+ON_HOPPER = (
+    Cliff(2, 1.45, 1.45, 2.5, f"at least that of 4 bytes: {SWIGLU_H100}"),
+    Cliff(4, 1.45, 1.44, 1.46, SWIGLU_H100),
+    Cliff(8, 1.45, 1.0, 1.46, f"the kernels of 4 bytes: {SWIGLU_H100}"),
+    Cliff(16, 1.0, 1.0, 1.46, "nothing published: rows that TMA takes"),
+)
+# 2040 just fills its tiles and 2055 begins new ones. What tile quantization explains is taken out (tiles of 128 x 128,
+# as the kernels are called: 11 %); what the second wave explains may be all of the rest, hence `low`. At 16 bytes the
+# library took a good kernel once and a bad one twice: the geometric mean of the three.
+ON_ADA = (
+    Cliff(2, 1.27, 1.0, 1.46, SQUARE_4090),
+    Cliff(4, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
+    Cliff(8, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
+    Cliff(16, 1.39, 1.0, 1.86, f"{SQUARE_4090}: 2056 and 2072 got tiles of 64 x 64, 2040 did not"),
+)
+
+
+@dataclass(frozen=True)
+class AlignmentPenalty:
+    """Factors of at least 1 on a product's time, and the range each may lie in; all arrays of one shape.
+
+    `aligned_bytes` is the largest power of two that divides the bytes of every row, at most `ALIGNED_BYTES`.
+    """
+
+    factor: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    aligned_bytes: NDArray[np.int64]
+    origin: str
+
+
+def cliffs_of(gpu: GpuSpec) -> tuple[Cliff, ...]:
+    """The cliffs to reckon with on a GPU: Hopper's if its tensor cores read operands through TMA, else Ada's."""
+    capability = gpu.compute_capability
+    return ON_ADA if capability is None or architecture(capability).generation == "Ampere" else ON_HOPPER
+
+
+def aligned_bytes(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN"
+) -> NDArray[np.int64]:
+    """The largest power of two that divides the bytes of each row of A, B and C, at most `ALIGNED_BYTES`.
+
+    Sizes of at least 1, of any shapes that broadcast. A dimension that no operand has side by side does not count: M
+    with TN, K with NT. Raises UserError for a dtype or layout that is not known.
+    """
+    if dtype not in BYTES_OF:
+        raise UserError(f"There is no dtype {dtype!r}: ask for one of {', '.join(BYTES_OF)}.")
+    if layout not in SIDE_BY_SIDE:
+        raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
+    sizes = _sizes(m, n, k)
+    # The lowest bit that is set in any of the sizes is the largest power of two that divides all of them.
+    side_by_side = functools.reduce(operator.or_, (sizes[name] for name in SIDE_BY_SIDE[layout]))
+    worst = largest_power_of_two(side_by_side)
+    shape = np.broadcast(*sizes.values()).shape
+    return np.broadcast_to(np.minimum(worst * BYTES_OF[dtype], ALIGNED_BYTES).astype(np.int64), shape)
+
+
+def alignment_penalty(
+    gpu: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN"
+) -> AlignmentPenalty:
+    """What rows that start off 16 and 32 bytes cost a product: factors on its time, of the sizes' broadcast shape.
+
+    The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). A dtype whose units take only
+    whole 16 bytes is priced as padded to them. Raises UserError for a dtype or layout that is not known.
+    """
+    divisor = aligned_bytes(m, n, k, dtype, layout)
+    if dtype in PADDED_DTYPES:
+        factor = _padded(m, n, k, dtype, layout)
+        return AlignmentPenalty(factor, factor, factor, divisor, f"padded to {PADDED_BYTES} bytes, as cuBLAS demands")
+    cliffs = cliffs_of(gpu)
+    alignment_class = np.searchsorted([cliff.aligned_bytes for cliff in cliffs], divisor)
+    factor, low, high = (
+        np.array([*(getattr(cliff, name) for cliff in cliffs), 1.0])[alignment_class]
+        for name in ("factor", "low", "high")
+    )
+    # Not np.unique: it imports numpy.ma.
+    classes = np.flatnonzero(np.bincount(np.ravel(alignment_class)))
+    hit = [cliffs[index].origin for index in classes if index < len(cliffs)]
+    return AlignmentPenalty(factor, low, high, divisor, "; ".join(hit))
+
+
+def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.int64]]:
+    return {name: np.asarray(size, dtype=np.int64) for name, size in (("m", m), ("n", n), ("k", k))}
+
+
+def _padded(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> NDArray[np.float64]:
+    """The work of the product with each row filled up, over that of the requested product."""
+    multiple = int(PADDED_BYTES / BYTES_OF[dtype])
+    factor = np.ones(())
+    for name, size in _sizes(m, n, k).items():
+        padded = round_up(size, multiple) if name in SIDE_BY_SIDE[layout] else size
+        factor = factor * (padded / size)
+    return factor

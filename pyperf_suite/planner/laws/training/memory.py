@@ -1,0 +1,276 @@
+"""What training holds in a GPU's memory, for planning: the closed forms of the literature, which divide evenly.
+
+Room is left for what a framework allocates in addition.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import ceil_div
+from pyperf_suite.laws.training.memory import (
+    LAST_STAGE,
+    MIXED,
+    NEAR_LIMIT,
+    Storage,
+    layers_bytes,
+    outside_bytes,
+    sequence_ranks,
+)
+from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
+
+# What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
+Offload = Literal["none", "optimizer", "cpu", "nvme"]
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+# A rank's pieces of the largest unit that are in the host's memory at once on their way to drives and back.
+BUFFERS = 4
+# From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
+SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
+# Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
+# meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
+GATHERED_BYTES = 2 + 2 + 2
+# The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
+USABLE_SHARE = 0.9
+# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; test_published_runs.py):
+# at least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
+# more than the formulas, and what a framework allocates besides: context, buffers of collectives, fragmentation.
+LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
+LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work
+MOST_SHARE, FRAMEWORK_BYTES = 1.25, 6 * 2**30
+# What of a need is on the GPU, by the fields of a `MemoryNeed`.
+ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
+Verdict = Literal["fits", "may not fit", "does not fit"]
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
+
+    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation. What is offloaded
+    is not on the GPU: bytes of the `host`'s memory and of its `nvme` drives for that GPU.
+    """
+
+    weights: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any
+    gathered: Any = 0
+    host: Any = 0
+    nvme: Any = 0
+
+    @property
+    def total(self) -> Any:
+        return sum(getattr(self, name) for name in ON_GPU)
+
+    @property
+    def least(self) -> Any:
+        """The least that runs of such a layout were found to hold."""
+        kept = LEAST_GRADIENTS * self.gradients + LEAST_ACTIVATIONS * self.activations
+        return self.weights + self.optimizer + kept + LEAST_GATHERED * self.gathered
+
+    @property
+    def most(self) -> Any:
+        """What nine of ten such runs held no more than."""
+        return MOST_SHARE * self.total + FRAMEWORK_BYTES
+
+    def fuller(self, other: MemoryNeed) -> MemoryNeed:
+        """Of two stages the one that needs more; of those in arrays, of each pair."""
+        pairs = {field.name: (getattr(other, field.name), getattr(self, field.name)) for field in fields(self)}
+        more = other.total > self.total
+        return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
+
+    def away(self, offload: Offload, scattered: Any, storage: Storage, buffers: Any) -> MemoryNeed:
+        """With what is offloaded on the host, of whose memory drives take `buffers`, in parameters.
+
+        Gradients leave where they are `scattered`, else the host has a copy of those that the rank updates.
+        """
+        if offload == "none":
+            return self
+        drives, whole = offload == "nvme", offload != "optimizer"
+        gone = self.optimizer * (1 + storage.gradient / storage.state) + whole * self.weights
+        return replace(
+            self,
+            weights=self.weights * (not whole),
+            gradients=np.where(scattered, 0.0, self.gradients),
+            optimizer=0.0 * self.optimizer,
+            host=np.minimum(gone, storage.total * buffers) if drives else gone,
+            nvme=gone * drives,
+        )
+
+    def verdict(self, memory_bytes: float) -> Verdict:
+        """Whether one layout fits a GPU with so many bytes, for sure, perhaps or not."""
+        if float(self.most) <= memory_bytes:
+            return "fits"
+        return "may not fit" if float(self.least) <= memory_bytes else "does not fit"
+
+    def fits(self, memory_bytes: float) -> Any:
+        """Whether a GPU with so many bytes has room for it, a tenth of them kept free."""
+        return self.total <= USABLE_SHARE * memory_bytes
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
+
+    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
+    """
+
+    stages: Sizes = 1
+    chunks: Sizes = 1
+    micro_batches: Sizes | None = None
+
+    def held_by(self, stage: Sizes) -> Any:
+        """Micro-batches that a stage keeps at once, the first being 0.
+
+        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
+        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
+        2022, section 4.2.3).
+        """
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        behind = stages - 1 - np.asarray(stage)
+        held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
+        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
+
+
+def _stage_bytes(
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding,
+    schedule: PipelineSchedule,
+    recompute: Recompute,
+    stage: Sizes,
+    layers: Sizes | None = None,
+) -> Any:
+    """Bytes that a stage keeps of whole sequences."""
+    check_recompute(recompute)
+    stages = np.asarray(schedule.stages)
+    each = layers_bytes(model, seq, sharding, recompute)
+    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    # The first stage keeps what it gives its layers, where the last one has the loss.
+    inputs = np.where((np.asarray(stage) == 0) & (stages > 1), model.hidden / sequence_ranks(sharding), 0.0)
+    ends = np.where(np.asarray(stage) == stages - 1, outside_bytes(model, sharding), 0.0)
+    held = schedule.held_by(stage) * (each * _layers_share(model, stages, layers) + inputs)
+    return 1.0 * micro_batch * seq * (at_work + held + ends)
+
+
+def _layers_share(model: ModelDimensions, stages: Sizes, layers: Sizes | None) -> Any:
+    """The share of all layers that a stage has: so many of them, by default as many as the fullest."""
+    return (ceil_div(model.layers, stages) if layers is None else layers) / np.asarray(model.layers)
+
+
+def training_memory(
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding | None = None,
+    *,
+    data_ranks: Sizes = 1,
+    zero_stage: Sizes = 0,
+    stages: Sizes = 1,
+    recompute: Recompute = "attention",
+    chunks: Sizes = 1,
+    micro_batches: Sizes | None = None,
+    context: Sizes = 1,
+    storage: Storage = MIXED,
+    stage_layers: tuple[int, int, int] | None = None,
+    offload: Offload = "none",
+) -> MemoryNeed:
+    """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
+
+    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
+    is counted: the first, which holds the most micro-batches (`PipelineSchedule`), the last, which has the logits, or
+    one between where `stage_layers` says how many the first has, the fullest between and the last. `context` ranks (CP)
+    share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed precision;
+    activations are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU
+    has the layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into
+    stages, and where a dimension cannot be cut over the ranks.
+    """
+    sharding = sharding or Sharding()
+    stage = np.asarray(zero_stage)
+    if not (np.all(stage >= 0) and np.all(stage <= LAST_STAGE)):
+        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was requested.")
+    if np.min(data_ranks) < 1:
+        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were requested.")
+    if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
+        raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
+    schedule = PipelineSchedule(stages, chunks, micro_batches)
+    like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
+    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
+
+    def need(layers: Sizes | None, place: Sizes) -> MemoryNeed:
+        ours = rank_parameters(model, sharding, stages, place, layers)
+        experts = rank_expert_parameters(model, sharding, stages, layers)
+
+        def held(name: str) -> Any:
+            is_shared = stage >= SHARED_FROM_STAGE[name]
+            return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
+
+        kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
+        return MemoryNeed(
+            weights=storage.weight * held("weights"),
+            gradients=storage.gradient * held("gradients"),
+            optimizer=storage.state * held("optimizer"),
+            activations=kept / context,
+            gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
+        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], storage, BUFFERS * largest / data_ranks)
+
+    first, between, last = stage_layers or (None, None, None)
+    needs = [need(first, 0), need(last, np.asarray(stages) - 1), *([need(between, 1)] if between else [])]
+    return functools.reduce(MemoryNeed.fuller, needs)
+
+
+def rank_parameters(
+    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, stage: Sizes = 0, layers: Sizes | None = None
+) -> Any:
+    """Parameters on a rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
+
+    Of a pipeline, those of a `stage` with so many `layers`, by default as many as the fullest: the first, 0, has the
+    embeddings, the last the output matrix.
+    """
+    # A matrix of a rank has the shape of its product.
+    ours, every = linears(model, 1, sharding), linears(model, 1)
+    inside = _matrix_parameters(part for part in ours if not part.outside_layers)
+    outside = _matrix_parameters(part for part in ours if part.outside_layers)
+    embedding = 1.0 * model.vocab * model.hidden
+    in_no_product = model.parameters - _matrix_parameters(every) - (0 if model.tied else embedding)
+    embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
+    loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
+    ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
+    return (inside + in_no_product) * _layers_share(model, stages, layers) + ends
+
+
+def rank_expert_parameters(
+    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, layers: Sizes | None = None
+) -> Any:
+    """Those of them that belong to experts which tokens are routed to."""
+    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
+    return _matrix_parameters(routed) * _layers_share(model, stages, layers)
+
+
+def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
+    """Parameters of the largest unit that is gathered at once: a layer, or embedding or output matrix."""
+    layers = (part for part in linears(model, 1, sharding) if not part.outside_layers)
+    layer = _matrix_parameters(layers) / np.asarray(model.layers)
+    return np.maximum(layer, 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden)
+
+
+def _matrix_parameters(parts: Iterable[Linear]) -> Any:
+    return sum(1.0 * part.outputs * part.inputs * part.calls for part in parts)
+
+
+def largest_batch(
+    used_bytes: float, growing_bytes: float, batch: int, limit_bytes: float, batches: Iterable[int]
+) -> int:
+    """The largest of `batches` that stays clear of the limit, where `growing_bytes` of those used grow with the batch.
+
+    `batch` itself where no larger one does.
+    """
+    room = NEAR_LIMIT * limit_bytes - used_bytes
+    return max((each for each in batches if growing_bytes * (each / batch - 1) <= room), default=batch)

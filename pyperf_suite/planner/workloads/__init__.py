@@ -1,0 +1,1 @@
+"""What is measured for the planner alone: training steps cut over ranks."""

@@ -1,0 +1,31 @@
+"""The rank processes below a launcher, as the system lists them."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+
+def ranks_of(parent: int) -> list[psutil.Process]:
+    """Those that run now, by rank."""
+    found = {}
+    for process in psutil.Process(parent).children(recursive=True):
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if "RANK" in environ and "LOCAL_RANK" in environ:
+            found[int(environ["RANK"])] = process
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:
+    """The same, as soon as all of them are there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        ranks = ranks_of(parent)
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.005)
+    raise AssertionError(f"{count} ranks did not start")

@@ -1,0 +1,151 @@
+"""What training holds in a GPU's memory, by stage of ZeRO, pipeline and experts, alone and in grids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.memory import MIXED
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.planner.laws.training.held_by_rank import FLOAT32
+from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
+from pyperf_suite.planner.sizing.step import ModelGrid, resized
+from pyperf_suite.workloads.training import TransformerShape
+
+GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
+LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
+MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+GIB = 2**30
+
+
+def test_stages_of_zero_share_one_thing_more_each() -> None:
+    stages = [training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=stage) for stage in range(4)]
+    p = LLAMA.parameters
+    states = [need.weights + need.gradients + need.optimizer for need in stages]
+    assert states == pytest.approx([18 * p, (2 + 4 + 12 / 8) * p, (2 + 16 / 8) * p, 18 / 8 * p])
+    assert {need.activations for need in stages} == {stages[0].activations}
+    assert stages[0].total == 18 * p + stages[0].activations
+
+
+def test_an_8_billion_model_does_not_fit_one_gpu_but_eight_that_share() -> None:
+    assert not training_memory(LLAMA, 1, 8192).fits(80 * GIB)
+    shared = training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=3)
+    assert shared.fits(80 * GIB)
+    assert not shared.fits(shared.total)  # some of it is kept free
+    assert training_memory(LLAMA, 1, 8192, Sharding(8, True)).fits(80 * GIB)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL], ids=["gpt", "llama", "mixtral"])
+def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimensions) -> None:
+    assert rank_parameters(model, Sharding()) == model.parameters
+    assert model.parameters <= 8 * rank_parameters(model, Sharding(8)) < 1.01 * model.parameters
+    halves = rank_parameters(model, Sharding(), stages=2)
+    assert model.parameters / 2 <= halves < model.parameters
+
+
+@pytest.mark.parametrize("resized", [True, False], ids=["models", "schedules"])
+def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
+    if resized:
+        hidden, sharding = [2048, 4096, 8192], Sharding(np.array([1, 2, 8]))
+        grid, varied = ModelGrid.around(LLAMA, hidden=hidden), {"zero_stage": [3] * 3}
+        alone = [(resized(LLAMA, hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
+    else:
+        grid, sharding, alone = GPT, Sharding(8, True), [(GPT, Sharding(8, True))] * 3
+        varied = {"zero_stage": [3, 1, 2], "stages": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
+    varied["data_ranks"] = [4] * 3
+    together = training_memory(grid, 2, 2048, sharding, **{name: np.array(each) for name, each in varied.items()})
+    needs = [
+        training_memory(model, 2, 2048, own, **{name: each[place] for name, each in varied.items()})
+        for place, (model, own) in enumerate(alone)
+    ]
+    assert together.total.tolist() == pytest.approx([float(need.total) for need in needs])
+
+
+def kept(model: ModelDimensions, **changes: Any) -> float:
+    """Activations of the fullest stage."""
+    return float(training_memory(model, 1, 8192, **changes).activations)
+
+
+def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    # Each in its share of the layers, so that only what stands outside of them changes.
+    alone, piped = (kept(LLAMA, stages=stages) for stages in (1, 4))
+    assert alone - piped == 8192 * (5 * 4096 + 4 * 128256 - 4 * 4096)
+    uneven = kept(resized(LLAMA, layers=33), stages=32)
+    assert uneven > 1.8 * kept(LLAMA, stages=32)
+
+
+def test_the_last_stage_is_the_fullest_where_logits_are_most_of_it() -> None:
+    wide = resized(LLAMA, vocab=1 << 22)
+    logits = 4 * (1 << 22) * 8192
+    assert kept(wide, stages=32, recompute="layers") > logits
+
+
+def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
+    def held(**schedule: int) -> float:
+        need = training_memory(GPT, 1, 2048, Sharding(8, True), stages=8, **schedule)
+        return float(need.activations)
+
+    by_stage = held()
+    # L·(1 + (p − 1)/(p·v)): Korthikanti et al. 2022, section 4.2.3.
+    assert held(chunks=3) == pytest.approx(by_stage * (1 + 7 / (8 * 3)), rel=1e-3)
+    assert held(micro_batches=2) == pytest.approx(by_stage / 4, rel=1e-3)
+    assert held(chunks=3, micro_batches=8) == pytest.approx(by_stage, rel=1e-3)
+
+
+def test_context_parallel_ranks_share_the_sequence() -> None:
+    whole, shared = (training_memory(LLAMA, 1, 8192, context=context) for context in (1, 4))
+    assert shared.activations == whole.activations / 4
+    assert shared.weights == whole.weights
+
+
+def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
+    spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=8, zero_stage=1)
+    experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
+    rest = MIXTRAL.parameters - experts
+    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
+    assert spread.weights == pytest.approx(2 * (rest + experts / 8))
+    # Each expert is on one rank of the eight, so that none shares its moments.
+    assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
+    twice = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=16, zero_stage=1)
+    assert twice.optimizer == pytest.approx(12 * (rest / 16 + experts / 16))
+
+
+def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_one() -> None:
+    shared = training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=3)
+    assert shared.gathered == pytest.approx(6 * 12 * 12288**2, rel=1e-3)
+    assert training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=2).gathered == 0
+    assert training_memory(GPT, 1, 2048, data_ranks=1, zero_stage=3).gathered == 0
+
+
+@pytest.mark.parametrize(
+    ("requested", "sentence"),
+    [
+        ({"zero_stage": 4}, "ZeRO has stages 0 to 3, but 4"),
+        ({"data_ranks": 0}, "at least 1 data-parallel rank"),
+        ({"stages": 33}, "32 layers cannot be cut into 33 stages"),
+        ({"stages": 0}, "32 layers cannot be cut into 0 stages"),
+        ({"sharding": Sharding(3)}, "TP over 3 ranks"),
+        ({"recompute": "some"}, "cannot recompute 'some'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(requested: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        training_memory(LLAMA, 1, 8192, **requested)
+
+
+# Nothing in it divides by 2 or 3 throughout.
+SHAPES = {
+    "gpt": TransformerShape(hidden=20, heads=4, layers=3, seq=7, batch=1, vocab=101, tied=False),
+    "tied": TransformerShape(hidden=20, heads=4, layers=2, seq=7, batch=1, vocab=50),
+    "gated": TransformerShape(hidden=24, heads=4, layers=2, seq=7, batch=1, vocab=50, gated=True, kv_heads=2),
+}
+
+
+def test_planning_takes_other_bytes_a_parameter_than_mixed_precision():
+    model = SHAPES["gpt"].dimensions
+    mixed, single = (training_memory(model, 1, 7, storage=storage) for storage in (MIXED, FLOAT32))
+    assert (mixed.weights, mixed.gradients, mixed.optimizer) == tuple(n * model.parameters for n in (2, 4, 12))
+    assert (single.weights, single.gradients, single.optimizer) == tuple(n * model.parameters for n in (4, 4, 8))

@@ -1,0 +1,138 @@
+"""Models of many sizes at once are counted as each of them is alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding, attention_call, products
+from pyperf_suite.planner.sizing.step import ModelGrid, resized
+
+MODELS = {
+    "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),
+    "bert": ModelDimensions(12, 768, 3072, 12, 30522, positions=512, bias=True, tied=True, causal=False),
+    "llama-3-8b": ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True),
+    "falcon-7b": ModelDimensions(32, 4544, 18176, 71, 65024, kv_heads=1, norms=1, norm_bias=True, tied=True),
+    "mixtral-8x7b": ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2),
+    "deepseek-v2-lite": ModelDimensions(
+        layers=27,
+        hidden=2048,
+        ffn=10944,
+        heads=16,
+        vocab=102400,
+        head_dim=192,
+        gated=True,
+        experts=64,
+        top_k=6,
+        expert_ffn=1408,
+        shared_ffn=2816,
+        dense_layers=1,
+        latent_rank=512,
+        rope_head_dim=64,
+        value_head_dim=128,
+    ),
+    "deepseek-v3": ModelDimensions(
+        layers=61,
+        hidden=7168,
+        ffn=18432,
+        heads=128,
+        vocab=129280,
+        head_dim=192,
+        gated=True,
+        experts=256,
+        top_k=8,
+        expert_ffn=2048,
+        shared_ffn=2048,
+        dense_layers=3,
+        query_rank=1536,
+        latent_rank=512,
+        rope_head_dim=64,
+        value_head_dim=128,
+        router_bias=True,
+    ),
+}
+LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3"))
+models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+
+
+def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None) -> dict[str, tuple]:
+    """M, N, K of each product of the forward pass."""
+    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",))}
+
+
+grids = st.fixed_dictionaries(
+    {
+        "hidden": st.lists(st.integers(1, 64).map(lambda n: 64 * n), min_size=3, max_size=3),
+        "heads": st.lists(st.integers(1, 40), min_size=3, max_size=3),
+        "layers": st.lists(st.integers(1, 40), min_size=3, max_size=3),
+        "vocab": st.lists(st.integers(1, 50_000), min_size=3, max_size=3),
+    }
+)
+
+
+def refused(model: ModelDimensions, changes: dict[str, int]) -> bool:
+    try:
+        resized(model, **changes)
+    except UserError:
+        return True
+    return False
+
+
+@given(models, grids, st.sampled_from([1, 2, 4]))
+def test_a_grid_counts_every_model_as_it_is_counted_alone(
+    model: ModelDimensions, changes: dict[str, list[int]], ranks: int
+) -> None:
+    grid, sharding = ModelGrid.around(model, **changes), Sharding(ranks)
+    priced = products(grid, 4096, sharding)
+    divides = np.broadcast_to(sharding.divides(grid), 3)
+    for i in range(3):
+        one = {name: values[i] for name, values in changes.items()}
+        assert bool(np.broadcast_to(grid.valid, 3)[i]) is not refused(model, one)
+        if not grid.valid[i]:
+            continue
+        alone = resized(model, **one)
+        assert np.broadcast_to(grid.parameters, 3)[i] == alone.parameters
+        assert divides[i] == sharding.divides(alone)
+        if divides[i]:
+            flops = [np.broadcast_to(product.flop, 3)[i] for product in priced]
+            assert flops == [product.flop for product in products(alone, 4096, sharding)]
+            assert np.broadcast_to(attention_call(grid, 1, 512, sharding).flop(), 3)[i] == (
+                attention_call(alone, 1, 512, sharding).flop()
+            )
+
+
+def test_the_largest_dimensions_of_a_grid_are_counted_in_64_bits() -> None:
+    sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
+    largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
+    grid = ModelGrid.around(largest, layers=[largest.layers])
+    assert grid.valid.all()
+    assert np.asarray(grid.parameters).tolist() == [largest.parameters]
+
+
+def test_sizes_below_one_are_refused() -> None:
+    with pytest.raises(UserError, match="heads of at least 1"):
+        ModelGrid.around(LLAMA, heads=[0, 1])
+
+
+def test_what_a_formula_branches_on_is_one_for_all_models_of_a_grid() -> None:
+    with pytest.raises(ValueError, match="experts is one for all"):
+        ModelGrid.around(LLAMA, experts=[1, 8])
+
+
+def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
+    wider = resized(MODELS["gpt2"], hidden=1024, heads=16, ffn=4096)
+    assert (wider.kv_heads, wider.head_dim, wider.expert_ffn) == (16, 64, 4096)
+    assert resized(LLAMA, heads=16).kv_heads == 8
+    assert resized(LLAMA, head_dim=64).head_dim == 64
+    assert str(resized(LLAMA, heads=64)) == (
+        "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
+        "expert_ffn=14336, value_head_dim=64"
+    )
+
+
+def test_a_dimension_that_no_model_has_is_refused() -> None:
+    with pytest.raises(UserError, match="no dimension width"):
+        resized(LLAMA, width=1)
