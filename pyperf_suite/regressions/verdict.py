@@ -433,7 +433,7 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def suite_words(verdicts: Sequence[Verdict], rate: float = FALSE_DISCOVERY_RATE) -> list[Word]:
+def suite_words(verdicts: Sequence[Verdict]) -> list[Word]:
     """The verdicts of all benchmarks of a suite together: slower and faster are those whose p-value survives.
 
     Among twenty comparisons of identical code at 1 % each, every fifth suite would hold an alarm. A difference that
@@ -442,7 +442,7 @@ def suite_words(verdicts: Sequence[Verdict], rate: float = FALSE_DISCOVERY_RATE)
     """
     words: list[Word] = []
     for verdict, adjusted in zip(verdicts, adjusted_p_values([each.p_value for each in verdicts]), strict=True):
-        limit = rate if verdict.word in ("slower", "faster") else min(rate, ALPHA)
+        limit = FALSE_DISCOVERY_RATE if verdict.word in ("slower", "faster") else ALPHA
         if adjusted <= limit:
             words.append("slower" if verdict.ratio.value > 1 else "faster")
         else:

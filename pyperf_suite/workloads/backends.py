@@ -49,10 +49,10 @@ def native_extension() -> ModuleType:
         ) from None
 
 
-def require_installed(package: str, name: str = "") -> None:
-    """Raise Unsupported where there is no such package; `name` is what people call it."""
+def require_installed(package: str) -> None:
+    """Raise Unsupported where there is no such package."""
     if importlib.util.find_spec(package) is None:
-        raise Unsupported(f"{name or package} is not installed.")
+        raise Unsupported(f"{package} is not installed.")
 
 
 # Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.

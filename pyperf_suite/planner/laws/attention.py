@@ -87,14 +87,6 @@ class _Forward:
     extrapolated: NDArray[np.bool_]
 
 
-def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> AttentionKernels:
-    """The kernels without a window that a library has on a GPU; `is_doubtful` says which widths not to trust.
-
-    Raises UserError for a library that nothing was measured of.
-    """
-    return _laws(gpu, spec_of(gpu), dtype, library).plain
-
-
 def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
     chosen = library or LIBRARIES[0]
     calibration, is_own = find_law(gpu, PLAIN, SUBJECT, chosen)
@@ -142,7 +134,7 @@ def attention_time(
 
     Fitted were causal forward passes with as many queries as keys; libraries prepare Q, K and V in the same time. The
     backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate. Where a kernel is one that nothing else
-    measured supports (`AttentionKernels.is_doubtful`), the interval reaches down to what others support.
+    measured supports (`KernelLaw.plausibility_penalty`), the interval reaches down to what others support.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.

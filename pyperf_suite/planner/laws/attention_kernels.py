@@ -317,10 +317,6 @@ class AttentionKernels:
     def widths(self) -> list[int]:
         return sorted({kernel.head_dim for kernel in self.kernels})
 
-    def is_doubtful(self, width: int) -> bool:
-        """Whether what answers for that width is a kernel that nothing else measured supports."""
-        return any(choice.kernel.plausibility_penalty > 0 for choice in self.at_width(width))
-
     def at_width(self, width: int) -> list[KernelChoice]:
         """Which kernels predict heads of a width without a window.
 

@@ -380,6 +380,3 @@ def _interval(
     if not np.any(inside > 1):
         return np.exp(low), np.exp(high), None
     return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)
-
-
-Floats = NDArray[np.float64]

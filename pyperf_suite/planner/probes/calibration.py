@@ -43,7 +43,6 @@ DTYPE_OF_LAW = {
     "int8": "int8",
 }
 PRODUCT, ATTENTION = ("m", "n", "k"), ("batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
-DTYPE_OF_OPERATOR = {law: operator for operator, law in DTYPE_OF_LAW.items()}
 
 
 def law_dtype(case: Case) -> str:

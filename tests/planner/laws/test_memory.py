@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.memory import MIXED
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.training.held_by_rank import FLOAT32
 from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
-from pyperf_suite.workloads.training import TransformerShape
 
 GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
@@ -46,9 +43,9 @@ def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimens
     assert model.parameters / 2 <= halves < model.parameters
 
 
-@pytest.mark.parametrize("resized", [True, False], ids=["models", "schedules"])
-def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
-    if resized:
+@pytest.mark.parametrize("of_models", [True, False], ids=["models", "schedules"])
+def test_a_grid_needs_what_each_of_it_needs_alone(of_models: bool) -> None:
+    if of_models:
         hidden, sharding = [2048, 4096, 8192], Sharding(np.array([1, 2, 8]))
         grid, varied = ModelGrid.around(LLAMA, hidden=hidden), {"zero_stage": [3] * 3}
         alone = [(resized(LLAMA, hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
@@ -136,16 +133,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(requested: dict, sentence: st
         training_memory(LLAMA, 1, 8192, **requested)
 
 
-# Nothing in it divides by 2 or 3 throughout.
-SHAPES = {
-    "gpt": TransformerShape(hidden=20, heads=4, layers=3, seq=7, batch=1, vocab=101, tied=False),
-    "tied": TransformerShape(hidden=20, heads=4, layers=2, seq=7, batch=1, vocab=50),
-    "gated": TransformerShape(hidden=24, heads=4, layers=2, seq=7, batch=1, vocab=50, gated=True, kv_heads=2),
-}
-
-
-def test_planning_takes_other_bytes_a_parameter_than_mixed_precision():
-    model = SHAPES["gpt"].dimensions
-    mixed, single = (training_memory(model, 1, 7, storage=storage) for storage in (MIXED, FLOAT32))
-    assert (mixed.weights, mixed.gradients, mixed.optimizer) == tuple(n * model.parameters for n in (2, 4, 12))
-    assert (single.weights, single.gradients, single.optimizer) == tuple(n * model.parameters for n in (4, 4, 8))
+def test_a_parameter_takes_the_bytes_of_mixed_precision():
+    need = training_memory(LLAMA, 1, 7)
+    assert (need.weights, need.gradients, need.optimizer) == tuple(n * LLAMA.parameters for n in (2, 4, 12))

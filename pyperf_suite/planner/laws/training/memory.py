@@ -18,7 +18,6 @@ from pyperf_suite.laws.training.memory import (
     LAST_STAGE,
     MIXED,
     NEAR_LIMIT,
-    Storage,
     layers_bytes,
     outside_bytes,
     sequence_ranks,
@@ -85,7 +84,7 @@ class MemoryNeed:
         more = other.total > self.total
         return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
 
-    def away(self, offload: Offload, scattered: Any, storage: Storage, buffers: Any) -> MemoryNeed:
+    def away(self, offload: Offload, scattered: Any, buffers: Any) -> MemoryNeed:
         """With what is offloaded on the host, of whose memory drives take `buffers`, in parameters.
 
         Gradients leave where they are `scattered`, else the host has a copy of those that the rank updates.
@@ -93,13 +92,13 @@ class MemoryNeed:
         if offload == "none":
             return self
         drives, whole = offload == "nvme", offload != "optimizer"
-        gone = self.optimizer * (1 + storage.gradient / storage.state) + whole * self.weights
+        gone = self.optimizer * (1 + MIXED.gradient / MIXED.state) + whole * self.weights
         return replace(
             self,
             weights=self.weights * (not whole),
             gradients=np.where(scattered, 0.0, self.gradients),
             optimizer=0.0 * self.optimizer,
-            host=np.minimum(gone, storage.total * buffers) if drives else gone,
+            host=np.minimum(gone, MIXED.total * buffers) if drives else gone,
             nvme=gone * drives,
         )
 
@@ -178,7 +177,6 @@ def training_memory(
     chunks: Sizes = 1,
     micro_batches: Sizes | None = None,
     context: Sizes = 1,
-    storage: Storage = MIXED,
     stage_layers: tuple[int, int, int] | None = None,
     offload: Offload = "none",
 ) -> MemoryNeed:
@@ -187,10 +185,10 @@ def training_memory(
     `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
     is counted: the first, which holds the most micro-batches (`PipelineSchedule`), the last, which has the logits, or
     one between where `stage_layers` says how many the first has, the fullest between and the last. `context` ranks (CP)
-    share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed precision;
-    activations are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU
-    has the layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into
-    stages, and where a dimension cannot be cut over the ranks.
+    share each sequence; they are among the `data_ranks`. Bytes a parameter are those of mixed precision, activations
+    are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
+    layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages,
+    and where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
     stage = np.asarray(zero_stage)
@@ -214,12 +212,12 @@ def training_memory(
 
         kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
         return MemoryNeed(
-            weights=storage.weight * held("weights"),
-            gradients=storage.gradient * held("gradients"),
-            optimizer=storage.state * held("optimizer"),
+            weights=MIXED.weight * held("weights"),
+            gradients=MIXED.gradient * held("gradients"),
+            optimizer=MIXED.state * held("optimizer"),
             activations=kept / context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], storage, BUFFERS * largest / data_ranks)
+        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
 
     first, between, last = stage_layers or (None, None, None)
     needs = [need(first, 0), need(last, np.asarray(stages) - 1), *([need(between, 1)] if between else [])]
