@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,16 @@ def a_run(results: Path, run_id: str | None = None, timestamps: Sequence[str] = 
             named = {"run_id": run.run_id, "probe": "tile_wave", "process": number, "position": number}
             journal.append(a_record(SMALL, 1e-3, started_at=moment, **named))
     return run.path
+
+
+def a_journal(run: Path, records: Iterable[Record], **manifest: Any) -> Path:
+    """The folder of a run, made with that manifest and these records."""
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"plan_id": "0", **manifest}))
+    with Journal(run / "records.jsonl") as journal:
+        for each in records:
+            journal.append(each)
+    return run
 
 
 def records(

@@ -67,20 +67,11 @@ def test_every_commands_help_has_two_examples_that_parse(name):
     calls = [call for line in lines for call in own_calls(line)]
     assert len(lines) >= 2
     assert len(calls) >= 2
+    assert name in [call[0] for call in calls if call]
     for call in calls:
         parse(call)
         for axis in [value for option, value in itertools.pairwise(call) if option == "-a"]:
             assert axis.partition("=")[0].rpartition(".")[2] in AXES
-
-
-@pytest.mark.parametrize("name", sorted(main.commands))
-def test_at_least_one_example_is_of_the_command_itself(name):
-    assert any(call[:1] == [name] for line in examples(main.commands[name]) for call in own_calls(line))
-
-
-def test_an_example_with_an_option_there_is_not_would_be_seen():
-    with pytest.raises(click.UsageError):
-        parse(["run", "tile_wave", "--proflie", "quick"])
 
 
 def test_nothing_asked_is_answered_with_a_map_that_fits_a_screen():
@@ -92,18 +83,8 @@ def test_nothing_asked_is_answered_with_a_map_that_fits_a_screen():
     for words in ("design a model", "accept a cluster", "own kernels", "train on this machine"):
         assert words in result.output
     first_words = {call[0] for line in lines for call in own_calls(re.split(r"\s{3,}", line.strip())[0]) if call}
-    assert first_words >= {
-        "doctor",
-        "run",
-        "report",
-        "size",
-        "explain",
-        "layout",
-        "study",
-        "collectives",
-        "ab",
-        "track",
-    }
+    there = "doctor run report size explain layout study collectives ab track"
+    assert first_words >= set(there.split())
 
 
 def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():

@@ -6,7 +6,6 @@ import io
 import sys
 import typing
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -259,11 +258,3 @@ def test_one_process_decides_no_claim_on_times(name: str, machine: Any) -> None:
     alone = [each for each in run_of(probe, probe.cases("standard", machine("cpu"))) if each.process == 0]
     timed = [each for each in probe.findings(alone).verdicts if each.measured.processes]
     assert all(each.outcome == "undecided" for each in timed)
-
-
-def test_axes_are_frozen_dataclasses_of_tuples(machine: Any) -> None:
-    device = machine("cpu")
-    for name in NAMES:
-        axes = find_probe(name).axes("quick", device)
-        assert all(isinstance(getattr(axes, field.name), tuple) for field in fields(axes))
-        assert replace(axes) == axes

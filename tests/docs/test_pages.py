@@ -53,13 +53,11 @@ def plain(text: str) -> str:
     return " ".join(text.replace("\\", "").split())
 
 
-def test_every_probe_has_a_page_and_every_page_a_probe():
+def test_every_probe_has_a_page_that_the_index_links_and_the_shipped_laws_their_table():
     assert [page.stem for page in PAGES] == sorted(probe_names())
-
-
-def test_the_index_links_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     assert set(re.findall(r"\]\(probes/(\w+)\.md\)", index)) == set(probe_names())
+    assert "\n".join(stated()) in (ROOT / "docs" / "laws.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
@@ -111,12 +109,7 @@ def test_sentences_quoted_from_a_run_stand_in_a_run_that_the_page_links(page):
     assert [piece for piece in pieces if not any(plain(piece).strip("();. ") in findings for findings in message)] == []
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "laws.md"
 BLOCKS = [(each.gpu, name, block) for each in all_shipped() for name, block in sorted(each.blocks.items())]
-
-
-def test_the_page_has_the_table_of_the_shipped_laws():
-    assert "\n".join(stated()) in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("gpu", "name", "block"), BLOCKS, ids=lambda each: each if isinstance(each, str) else "")

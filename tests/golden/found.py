@@ -222,14 +222,6 @@ def documents(findings: Findings) -> Mapping[str, str]:
     return {document.name: document.text for document in findings.documents}
 
 
-def scale(figure: str, panel: str, label: str, axis: str) -> float:
-    """By what the values of an axis ("x", "y" or "value") are multiplied to be in its golden unit.
-
-    1e6 where a panel that was golden in microseconds is in seconds now.
-    """
-    return 1.0
-
-
 def _panels(findings: Findings) -> Iterator[tuple[str, Panel | HeatMap | Bars]]:
     for figure in findings.figures:
         for row in figure.rows:

@@ -1,9 +1,10 @@
-"""What a stranger's record says is shown, never obeyed: not by the terminal, not by rich, not by Markdown."""
+"""What a stranger's record says is shown, never obeyed: by no terminal, not by rich, not by Markdown, by no shell."""
 
 from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -67,3 +68,13 @@ def test_an_error_shows_it_and_does_not_obey():
     assert answer.exit_code == 2
     assert "owned" in answer.stderr
     assert not OBEYED.search(answer.stderr)
+
+
+def test_no_source_starts_a_shell_by_its_name():
+    """Other ways to hand a text to a shell, or to run one as a program, are ruff's to see: S102, S307, S602 to S605."""
+    root = Path(__file__).parents[2]
+    folders = (root / name for name in ("pyperf_suite", "kernels", "tools", ".ci"))
+    sources = [*root.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    assert len(sources) > 50
+    shell = re.compile(r"""["'](/bin/)?(ba)?sh["'],|create_subprocess_shell""")
+    assert not [path for path in sources if shell.search(path.read_text())]

@@ -53,6 +53,7 @@ from pyperf_suite.workloads import kernel_names
 from pyperf_suite.workloads.kernel_names import flash_kernel
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.optimizer import TensorSet
+from tests.planner.test_model_config import PUBLISHED
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.
@@ -207,41 +208,7 @@ ENVIRONMENTS = (
     "MASTER_PORT=29500\nTORCHELASTIC_RUN_ID=x\nTORCHELASTIC_USE_AGENT_STORE=True\nTORCHELASTIC_RESTART_COUNT=0",
     "SLURM_PROCID=1\nSLURM_NTASKS=4\nSLURM_LOCALID=1\nSLURM_NNODES=2\nSLURM_JOB_ID=77\nSLURM_LAUNCH_NODE_IPADDR=10.0.0.1",
 )
-
-
-# JSON.
-
-SIZES = {
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "head_dim": 64,
-}
-CONFIGS = (
-    {"model_type": "llama", **SIZES},
-    {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 1000},
-    {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 4096, **SIZES},
-    {"model_type": "unknown", "text_config": {"model_type": "llama", **SIZES}},
-    {
-        "model_type": "deepseek_v3",
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        **SIZES,
-    },
-)
+CONFIGS = [config for config, _ in PUBLISHED.values()]
 COMPARISON = {
     "shift": 0.0,
     "number": 1,
@@ -451,7 +418,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 @given(seed=SEEDS)
 @SOME
-def test_anything_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
+def test_any_spoiled_form_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
     def read_file(content: bytes) -> None:
         (place / reader.file).write_bytes(content)
         reader.read(place / reader.file)

@@ -13,12 +13,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
-from pyperf_suite.node.probes.accept import (
-    analyse,
-    axes,
-    checks_of,
-    sweep,
-)
+from pyperf_suite.node.probes.accept import analyse, axes, checks_of, sweep
 from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
@@ -92,18 +87,13 @@ def test_the_health_of_a_gpu_is_judged(health: dict[str, Any], what: str, verdic
     assert [each for each in checks if each.needs_attention] == [check] * (verdict != OK)
 
 
-def half_rate(seed: int) -> dict[tuple[str, str], Check]:
-    """A node whose PCIe link and one pair run at half their rate."""
-    pair = tuple(sorted(np.random.default_rng(seed).choice(8, 2, replace=False).tolist()))
-    how = {"seed": seed, "noise": 0.03, "slow_pairs": {pair: 2.0}}
-    return bad(gpu_node(lambda case, n: 2.0 if case.operator == "transfer" and n == pair[0] else 1.0, **how))
-
-
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(100)])
 def test_links_at_half_their_rate_are_found(seed: int) -> None:
+    """On a node whose PCIe link and one pair run so."""
     one, other = sorted(np.random.default_rng(seed).choice(8, 2, replace=False).tolist())
     pairs = ("node", "slowest pair by NV18")
-    found = half_rate(seed)
+    how = {"seed": seed, "noise": 0.03, "slow_pairs": {(one, other): 2.0}}
+    found = bad(gpu_node(lambda case, n: 2.0 if case.operator == "transfer" and n == one else 1.0, **how))
     assert set(found) == {(f"cuda:{one}", "host to GPU"), (f"cuda:{one}", "GPU to host"), pairs}
     assert found[pairs].why.startswith(f"pairs {one}-{other}; ")
 

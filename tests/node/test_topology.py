@@ -155,11 +155,6 @@ def test_each_part_is_judged_by_what_it_could_be(parts, who, what, found, expect
     assert message is None or (message.kind == "caution") == (verdict != "unknown")
 
 
-def test_a_link_has_its_rate_and_the_best_one():
-    row = checks(found_in(gpus=h200(**SLOW)))["GPU 3", "PCIe link"]
-    assert (row["rate"].value, row["of"].value) == (pytest.approx(7.88e9, rel=0.01), pytest.approx(63e9, rel=0.01))
-
-
 @pytest.mark.parametrize(("cpus", "verdict"), [("0-63,128-191", "failed"), ("0-255", "caution")])
 def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict):
     message = troubles(found_in(gpus=h200() | {"allowed_cpus": cpus}))[FAR_GPUS, "near CPUs"].values
@@ -194,7 +189,9 @@ def test_every_machine_with_nvlink_is_as_its_data_sheet_has_it(matrix, name, cap
     assert {verdict for (_, what), verdict in verdicts(found).items() if what == "NVLinks"} == {"ok"}
 
 
-def test_walls_and_what_is_unavailable_are_stated_and_a_gpus_link_is_its_own():
+def test_walls_rates_and_what_is_unavailable_are_stated_and_a_gpus_link_is_its_own():
+    row = checks(found_in(gpus=h200(**SLOW)))["GPU 3", "PCIe link"]
+    assert (row["rate"].value, row["of"].value) == (pytest.approx(7.88e9, rel=0.01), pytest.approx(63e9, rel=0.01))
     assert [value(found_in(host=WALLED), name) for name in ("wall", "name")] == ["container", "docker"]
     assert value(found_in(gpus=SILENT), "reason") == "libnvidia-ml cannot be opened"
     gpu = {"name": "0000:17:00.0", "kind": "GPU", "now": "gen 1 x16", "card": "gen 5 x16", "slot": None, "numa_node": 0}

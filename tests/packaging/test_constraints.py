@@ -1,4 +1,4 @@
-"""The pins that `make` installs by: whole, exact, and in the ranges the package promises, for every Python."""
+"""What an installer reads of the package, and the pins that `make` installs by: exact, in the promised ranges."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from packaging.markers import Environment, default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-REQUIREMENTS = [Requirement(line) for line in importlib.metadata.requires("pyperf_suite") or []]
+import pyperf_suite
+
+DISTRIBUTION = importlib.metadata.distribution("pyperf_suite")
+REQUIREMENTS = [Requirement(line) for line in DISTRIBUTION.requires or []]
+ALWAYS = {requirement.name for requirement in REQUIREMENTS if "extra" not in str(requirement.marker)}
 BUILD_REQUIREMENTS = [Requirement("setuptools>=70.1"), Requirement("pybind11>=2.13")]
 
 
@@ -48,7 +53,7 @@ def test_nothing_is_pinned_twice(pins, python):
 
 def is_required(requirement: Requirement, python: str) -> bool:
     """Whether it is installed under that Python, by itself or with one of the extras."""
-    extras = ("", *(importlib.metadata.metadata("pyperf_suite").get_all("Provides-Extra") or ()))
+    extras = ("", *(DISTRIBUTION.metadata.get_all("Provides-Extra") or ()))
     marker, seen = requirement.marker, environment(python)
     return marker is None or any(marker.evaluate({**seen, "extra": extra}) for extra in extras)
 
@@ -68,3 +73,27 @@ def test_every_requirement_is_pinned_within_its_range(pins, requirement, python)
     ]
     [exact] = pin.specifier
     assert requirement.specifier.contains(exact.version)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [
+        ("console_scripts", "pyperf-suite", "pyperf_suite.__main__:main"),
+        ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin.plugin"),
+    ],
+)
+def test_both_front_ends_are_entry_points_that_load(group, name, value):
+    [entry_point] = [point for point in DISTRIBUTION.entry_points if (point.group, point.name) == (group, name)]
+    assert entry_point.value == value
+    assert entry_point.load()
+
+
+def test_the_version_is_the_packages_own_and_supported_pythons_begin_with_3_10():
+    assert DISTRIBUTION.version == pyperf_suite.__version__
+    supported = SpecifierSet(DISTRIBUTION.metadata["Requires-Python"])
+    assert [version in supported for version in ("3.9", "3.10", "3.13")] == [False, True, True]
+
+
+def test_torch_and_triton_are_asked_for_by_an_extra_alone_so_that_an_installed_one_is_kept():
+    assert not {"torch", "triton"} & ALWAYS
+    assert {requirement.name for requirement in REQUIREMENTS} >= {"torch", "triton"}

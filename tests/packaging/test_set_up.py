@@ -52,11 +52,6 @@ def test_without_an_index_optional_packages_stay_absent_and_needed_ones_are_an_e
         left_out(["plotly>=6", "click>=8.1"])
 
 
-def test_what_may_be_left_out_is_asked_for_by_pyproject(tool):
-    made = tool("make_venv")
-    assert set(made.OPTIONAL) <= {made.requirement_name(line) for line in made.requirements()}
-
-
 @pytest.mark.parametrize(
     ("line", "name"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +23,9 @@ from pyperf_suite.planner.calibrate import (
     calibrated,
     corrections,
     cross_validate,
-    described,
     error_percent,
     folds,
     site_numbers,
-    summary,
 )
 from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import (
@@ -41,14 +38,14 @@ from pyperf_suite.planner.laws.calibration import (
 from pyperf_suite.planner.laws.gemm import GemmLaw, MenuCoefficients, gemm_time
 from pyperf_suite.planner.probes.calibration import PROBE
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads import find_workload
-from tests.records import a_record, records
+from tests.records import a_journal, a_record, records
 from tools.fit.gemm import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
 CASES = PROBE.cases("quick", Device("cuda"))
+RUN = "20260101T000000Z-0000"
 PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 
@@ -74,6 +71,10 @@ def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -
         assert each.before.mape == pytest.approx(20)
         assert each.after.mape < 0.01
         assert "whole sites held out" in each.after.how
+    own = calibrated(H200, [attention, gemm]).blocks
+    assert "collectives" in own, "shipped blocks stay"
+    assert own["gemm_bf16_here"].origin == "made up"
+    assert own["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
 
 
 def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow() -> None:
@@ -94,38 +95,17 @@ def test_where_the_law_already_fits_nothing_is_changed() -> None:
     assert "gemm_bf16_here" not in calibrated(H200, [exact]).blocks
 
 
-def test_the_shipped_blocks_stay_beside_the_correction() -> None:
-    own = calibrated(H200, corrections(H200, machine(lambda case: 1.25), "made up"))
-    assert "collectives" in own.blocks
-    assert own.blocks["gemm_bf16_here"].origin == "made up"
-    assert own.blocks["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
-
-
 def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
     odd = [replace(case, parameters=replace(case.parameters, n=case.parameters.n + 1)) for case in PRODUCTS]
     ours = [replace(case, implementation="triton") for case in PRODUCTS]
     with pytest.raises(UserError, match="at least 8 sizes are needed to calibrate, but there are none"):
         corrections(H200, machine(lambda case: 1.25, [*odd, *ours]), "made up")
-
-
-def test_too_few_sites_are_refused_with_what_there_is() -> None:
     with pytest.raises(UserError, match="there are 5 of gemm_bf16"):
         corrections(H200, machine(lambda case: 1.0, PRODUCTS[:5]), "made up")
 
 
-def a_run(folder: Path, identity: dict[str, object], records: Sequence[Record]) -> Path:
-    run = folder / "20260101T000000Z-0000"
-    run.mkdir(parents=True)
-    manifest = {"plan_id": "0", "probes": ["calibration"], "identity": identity}
-    (run / "run.json").write_text(json.dumps(manifest))
-    with Journal(run / "records.jsonl") as journal:
-        for each in records:
-            journal.append(each)
-    return run
-
-
 def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "machine", IDENTITY, machine(lambda case: 1.25))
+    run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
     done = CliRunner().invoke(main, ["calibrate", str(run)])
     assert done.exit_code == 0, done.output
     assert "gemm_bf16: an error of 0.0 %" in done.output
@@ -151,21 +131,18 @@ def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_e
 def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
     tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
 ) -> None:
-    run = a_run(tmp_path, identity, machine(lambda case: 1.25))
+    run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
     done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
     assert done.exit_code == 2
     assert sentence in done.output
     assert "Traceback" not in done.output
-
-
-def test_without_a_run_the_command_says_how_to_make_one(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["calibrate", "--results", str(tmp_path), "--device", "cpu"])
-    assert done.exit_code == 2
-    assert "`pyperf-suite run step_calibration`" in done.output
+    none = CliRunner().invoke(main, ["calibrate", "--results", str(tmp_path / "none"), "--device", "cpu"])
+    assert (none.exit_code, "`pyperf-suite run step_calibration`" in none.output) == (2, True)
 
 
 def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path) -> None:
-    run = a_run(tmp_path, IDENTITY | {"model": "Abacus 9000"}, machine(lambda case: 1.25))
+    identity = IDENTITY | {"model": "Abacus 9000"}
+    run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
     done = CliRunner().invoke(main, ["calibrate", str(run), "--gpu", "h200", "--output", str(tmp_path / "own.npz")])
     assert done.exit_code == 0, done.output
     assert load_calibration(tmp_path / "own.npz").gpu == H200.name
@@ -223,9 +200,6 @@ def test_every_row_is_held_out_once_and_its_whole_site_with_it(sites: list[int])
     for mask in masks:
         held_out = set(np.array(sites)[mask])
         assert held_out.isdisjoint(np.array(sites)[~mask])
-
-
-def test_a_single_site_cannot_be_held_out() -> None:
     with pytest.raises(ValueError, match="at least two sites"):
         list(folds([7, 7, 7]))
 
@@ -243,20 +217,3 @@ def test_a_site_without_like_is_told_by_its_error() -> None:
     assert found.mape == pytest.approx(100 * 0.5 * 2 / 12)
     assert found.median == 0
     assert (found.rows, found.sites) == (60, 12)
-
-
-def test_an_error_that_remembers_its_rows_is_not_flattered() -> None:
-    sites = np.repeat(np.arange(20), 4)
-    measured = np.random.default_rng(1).uniform(1, 2, 20)[sites]
-
-    def remember(rows: NDArray[np.intp]):
-        known = dict(zip(sites[rows], measured[rows], strict=True))
-        return lambda unseen: np.array([known.get(site, 1.0) for site in sites[unseen]])
-
-    assert cross_validate(remember, measured, sites).mape > 10
-
-
-def test_an_error_is_described_as_its_block_keeps_it() -> None:
-    held_out = summary([1.1, 1.0, 0.8], [1.0, 1.0, 1.0], 3, "made up").to_json()
-    assert described(held_out) == "10.0 % (median 10.0 %) on 3 sites, made up"
-    assert described({}) == "not held out"

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.model_config import model_config, read_model_config
@@ -385,26 +383,3 @@ def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
             read_model_config(path)
     with pytest.raises(UserError, match="cannot be read: File name too long"):
         read_model_config(tmp_path / ("x" * 999))
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def outcome(config: dict[str, Any], name: str) -> int | str:
-    """The parameters of a configuration, or the sentence that refuses it."""
-    try:
-        return model_config(config, name).dimensions.parameters
-    except UserError as message:
-        return str(message)
-
-
-@given(st.sampled_from(sorted(PUBLISHED)), st.data())
-def test_any_value_in_any_field_is_read_or_refused_but_never_a_traceback(name: str, data: st.DataObject) -> None:
-    config = dict(PUBLISHED[name][0])
-    config[data.draw(st.sampled_from(sorted(config)))] = data.draw(anything)
-    message = outcome(config, name)
-    assert message > 0 if isinstance(message, int) else message.startswith(name) and "\n" not in message

@@ -35,10 +35,9 @@ def table(path: Path, *changes: dict[str, Any]) -> Path:
     return path
 
 
-def layouts(factor: float = 1.0, tmp_path: Path | None = None) -> list[dict[str, Any]]:
+def layouts(factor: float, tmp_path: Path) -> list[dict[str, Any]]:
     """Six layouts, each as long as the law says times a factor."""
     cuts: list[dict[str, Any]] = [{"tp": tp, "pp": pp} for tp, pp in ((1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (8, 2))]
-    assert tmp_path is not None
     message = judged(read_runs(table(tmp_path / "asked.csv", *cuts))[0])
     return [
         cut | {"seconds_per_step": factor * float(each.predicted.seconds)}

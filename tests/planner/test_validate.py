@@ -40,10 +40,10 @@ def test_errors_bias_and_coverage_are_those_of_the_rows(tmp_path):
 
 
 def test_every_row_is_accounted_for(tmp_path):
-    (found,) = validate(products(tmp_path, extra=[(0, 1024, 1024, 5.0), (64, 1024, 1024, ""), (64, 0, 1024, 5.0)]))
-    assert (found.rows, found.blank, found.refused) == (len(SIZES), 1, 2)
-    assert sum(found.reasons.values()) == 2
-    assert len(found.reasons) == 2
+    odd = [(0, 1024, 1024, 5.0), (64, 1024, 1024, ""), (64, 0, 1024, 5.0), ("word", 64, 64, 5.0)]
+    (found,) = validate(products(tmp_path, extra=odd))
+    assert (found.rows, found.blank, found.refused) == (len(SIZES), 1, 3)
+    assert sum(found.reasons.values()) == len(found.reasons) == 3
 
 
 def test_a_column_of_times_is_a_library_and_its_version(tmp_path):
@@ -119,11 +119,6 @@ def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
     (row,) = printed_lines(json.loads(shown.output), "Predicted")
     assert row["MAPE"] == pytest.approx(0, abs=1e-6)
     assert validate(products(tmp_path, factor=2.0))[0].mape == pytest.approx(50)
-
-
-def test_a_word_for_a_size_refuses_its_row_alone(tmp_path):
-    (found,) = validate(products(tmp_path, extra=[("word", 64, 64, 5.0)]))
-    assert (found.rows, found.refused) == (len(SIZES), 1)
 
 
 def test_rows_of_experts_are_priced_with_their_experts_and_top_k():

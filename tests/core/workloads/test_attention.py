@@ -3,72 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit
-from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
-from pyperf_suite.workloads.workload import ExecutionContext, Kernel
+from pyperf_suite.workloads.attention.attention import Attention, default_native_blocks
+from pyperf_suite.workloads.workload import Kernel
+from tests.core.workloads import test_outputs
+from tests.core.workloads.test_outputs import ATTENTIONS as CASES
+from tests.core.workloads.test_outputs import NATIVE_ATTENTION
 
 CPU = resolve("cpu")
-EVERYWHERE = ("sdpa_default", "sdpa_flash", "sdpa_math", "two_gemm", "two_gemm_products")
-
-# A single one of everything; odd sizes and grouped queries; decode with one key head; more keys than queries.
-CASES = [
-    AttentionParameters(1, 1, 1, 1),
-    AttentionParameters(2, 4, 40, 33, 65, kv_heads=2, causal=True),
-    AttentionParameters(1, 4, 64, 1, 97, kv_heads=1, causal=True),
-    AttentionParameters(2, 3, 72, 67, causal=True),
-    AttentionParameters(1, 2, 16, 31, 64),
-]
-
-
-@pytest.fixture(autouse=True)
-def torchs_switches_as_they_were() -> Iterator[None]:
-    switches = pytest.importorskip("torch").backends.cuda
-    yield
-    for backend in ("flash", "cudnn", "mem_efficient", "math"):
-        getattr(switches, f"enable_{backend}_sdp")(True)
 
 
 def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
     """The kernel that computed a case on two operand sets, both results right."""
-    operator = Attention()
-    operator.validate(parameters)
-    operator.implementation(implementation).validate(parameters)
-    operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
-    launches.launch(0)
-    launches.poison()
-    for index in (0, 1):
-        assert not operator.verify(parameters, operands, launches.outputs(index)).passed
-        launches.launch(index)
-        verdict = operator.verify(parameters, operands, launches.outputs(index))
-        assert verdict.passed, verdict.message
-    return launches.kernel
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("implementation", EVERYWHERE)
-@pytest.mark.parametrize("parameters", CASES, ids=lambda each: f"{each.q_shape}x{each.k_shape}")
-def test_every_implementation_of_torch_agrees_with_the_reference(
-    parameters: AttentionParameters, implementation: str, dtype: str, backward: bool
-) -> None:
-    verified(implementation, replace(parameters, dtype=dtype, backward=backward))
-
-
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("implementation", EVERYWHERE)
-def test_each_operand_set_has_its_own_result(implementation: str, backward: bool) -> None:
-    verified(implementation, replace(CASES[1], dtype="float32", backward=backward))
+    kernel: Kernel = test_outputs.verified(Case("attention", parameters, implementation)).kernel
+    return kernel
 
 
 def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -> None:
@@ -77,22 +34,12 @@ def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -
     assert kernel.details["mask"] == "boolean"
     assert kernel.details["gqa"] == "enable_gqa"
     assert verified("sdpa_math", replace(CASES[1], dtype="float32")).path == "math"
+    assert verified("sdpa_default", CASES[4]).path == "flash", "a backend once forced does not bind the next case"
 
 
 @pytest.mark.parametrize(("case", "mask"), [(1, "boolean"), (2, "none"), (3, "is_causal"), (4, "none")])
 def test_causality_is_asked_for_as_is_causal_only_where_that_is_the_same(case: int, mask: str) -> None:
     assert verified("sdpa_flash", CASES[case]).details["mask"] == mask
-
-
-def test_a_backend_once_forced_does_not_bind_the_next_case() -> None:
-    verified("sdpa_math", CASES[4])
-    assert verified("sdpa_default", CASES[4]).path == "flash"
-
-
-@pytest.mark.parametrize("implementation", ["sdpa_cudnn", "sdpa_efficient"])
-def test_backends_that_only_gpus_have_say_so(implementation: str) -> None:
-    with pytest.raises(Unsupported, match=r"runs on GPUs only\.$"):
-        verified(implementation, CASES[0])
 
 
 def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name() -> None:
@@ -169,8 +116,6 @@ def test_flex_attention_that_does_not_compile_is_unsupported_with_the_compilers_
     monkeypatch.setattr(pytest.importorskip("torch"), "compile", fails)
     with pytest.raises(Unsupported, match=r"does not compile for this case: no C\+\+ compiler was found$"):
         verified("flex", CASES[0])
-    with pytest.raises(Unsupported, match="no backward pass on CPUs"):
-        verified("flex", replace(CASES[0], backward=True))
 
 
 def test_a_compiler_that_catches_everything_still_ends_when_its_time_has_passed() -> None:
@@ -181,13 +126,6 @@ def test_a_compiler_that_catches_everything_still_ends_when_its_time_has_passed(
 
     with pytest.raises(Unsupported, match=r"did not compile within 0\.05 s"), time_limit(0.05):
         compile_without_end()
-
-
-@pytest.mark.parametrize("implementation", ["sdpa_default", "sdpa_flash", "flex", "two_gemm"])
-def test_a_library_refuses_blocks_of_ours(implementation: str) -> None:
-    parameters = replace(CASES[0], blocks=Blocks(64, 64))
-    with pytest.raises(UserError, match="chooses its blocks itself, but 64x64"):
-        Attention().implementation(implementation).validate(parameters)
 
 
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:
@@ -201,47 +139,10 @@ def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     assert backward.bytes == 2 * (4 * queries + 4 * keys)
 
 
-NATIVE = AttentionParameters(2, 4, 40, 67, 91, kv_heads=2, dtype="float32", blocks=Blocks(16, 64))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("blocks", [None, Blocks(16, 64), Blocks(67, 128)], ids=str)
-@pytest.mark.parametrize("seq_q", [1, 67])
-def test_our_cpu_kernel_agrees_with_the_reference(seq_q: int, blocks: Blocks | None, causal: bool, dtype: str) -> None:
-    verified("native", replace(NATIVE, seq_q=seq_q, blocks=blocks, causal=causal, dtype=dtype))
-
-
 def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
-    parameters = replace(NATIVE, blocks=None)
+    parameters = replace(NATIVE_ATTENTION, blocks=None)
     kernel = verified("native", parameters)
     assert kernel.name == f"native_attention_{kernel.details['isa']}"
     assert kernel.details["blocks"] == str(default_native_blocks(parameters))
     assert kernel.details["slots"] == 1
     assert 40 <= kernel.details["padded_head_dim"] < 40 + 16
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"backward": True}, "computes the forward pass only"),
-        ({"workers": 4096}, "4096 workers were requested"),
-        ({"blocks": Blocks(64, 33)}, "Blocks 64x33 cannot be computed"),
-        ({"blocks": Blocks(64, 64, stages=3)}, "Blocks 64x64:s3 name stages or warps.*ask for 64x64"),
-        ({"blocks": Blocks(64, 64, warps=4)}, "Blocks 64x64:w4 name stages or warps"),
-    ],
-)
-def test_what_no_machine_can_do_is_refused_before_anything_is_measured(changes: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        NativeCpuAttention().validate(replace(NATIVE, **changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"dtype": "float16"}, "choose float32 or bfloat16"), ({"head_dim": 520}, "head_dim = 520 is out of range")],
-)
-@pytest.mark.parametrize("blocks", [None, Blocks(16, 64)], ids=str)
-def test_a_dtype_or_head_dim_beyond_the_kernel_is_unsupported(changes: dict, words: str, blocks: Blocks | None) -> None:
-    parameters = replace(NATIVE, blocks=blocks, **changes)
-    with pytest.raises(Unsupported, match=words):
-        verified("native", parameters)

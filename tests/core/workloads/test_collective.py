@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from pyperf_suite.workloads.collective import (
     collective,
     relative_tolerance,
 )
-from pyperf_suite.workloads.collective.collective import Collective, TensorMemory
+from pyperf_suite.workloads.collective.collective import TensorMemory
 from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 REDUCE = {
@@ -299,12 +298,6 @@ def test_idle_ranks_are_those_of_no_pair() -> None:
     pair = CollectiveParameters("pairs", 1024, 4, pattern="1-3")
     assert [pair.takes_part(rank) for rank in range(4)] == [False, True, False, True]
     assert [pair.receive_count(rank) for rank in range(4)] == [0, 0, 0, 256]
-
-
-def test_processes_without_direct_copies_are_started_so() -> None:
-    parameters = CollectiveParameters("all_reduce", 1024, 2)
-    assert Collective().environment(parameters) == {}
-    assert Collective().environment(replace(parameters, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -1,64 +1,185 @@
-"""Every implementation of the product is right on shapes that break things, and wrong ones are caught."""
+"""Products, plain and of experts: work, rounding, types that only some arithmetic has, padding, who gets which rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
+from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import ExecutionContext
+from tests.core.workloads.test_outputs import verified
 
 CPU = resolve("cpu")
-TILE = Tile(32, 64, 48)
 
-# 1, primes, tile - 1, tile, tile + 1, and K that is no multiple of the k-tile.
-SHAPES = [(1, 1, 1), (1, 67, 3), (31, 63, 47), (32, 64, 48), (33, 65, 49), (97, 131, 101)]
 
-NATIVE = [("native", schedule, TILE) for schedule in ("data_parallel@1", "persistent@1", "split_k(2)@1", "stream_k@1")]
+def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> MatmulParameters:
+    return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, **changed)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("tfloat32", "float32"),
+        ("int8", "int32"),
+        ("float8_e4m3fn", "bfloat16"),
+    ],
+)
+def test_a_result_has_the_operands_type_where_that_can_hold_sums(dtype: str, result: str) -> None:
+    assert of(dtype).output_dtype == result
+    Matmul().validate(of(dtype))
+    assert Matmul().work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
+    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(padded(33, 41, 47, pad_to=1)), "as requested"
+
+
+def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
+    a = Matmul().operands(of("int8", 300, 300, 300), seed=1)["a"]
+    assert a.dtype == np.int8
+    assert 30 < float(np.std(a)) < 34
+    assert int(a.min()) == -127
+    assert int(a.max()) == 127
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=50))
+def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> None:
+    array = np.array(values, dtype=np.float32)
+    rounded = widen(round_to(array, "tfloat32"), "tfloat32").astype(np.float64)
+    fraction, exponent = np.frexp(array.astype(np.float64))
+    # np.rint rounds ties to even, as IEEE 754 does.
+    np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
+
+
+def test_tfloat32_keeps_what_is_not_a_number_and_operands_have_no_digits_to_round() -> None:
+    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), Matmul().operands(of("tfloat32"), seed=1)["a"]):
+        np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
+
+
+def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
+    c = torch.empty(32, 48, dtype=torch.int32)
+    bind(torch, of("int8", 32, 48, 64), a, b, c).launch()
+    assert torch.equal(c, a.int() @ b.int())
+
+
+def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None:
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    class Recording:
+        get_float32_matmul_precision = staticmethod(torch.get_float32_matmul_precision)
+        set_float32_matmul_precision = staticmethod(torch.set_float32_matmul_precision)
+
+        @staticmethod
+        def mm(a: object, b: object, out: object) -> None:
+            seen.append(torch.get_float32_matmul_precision())
+            raise RuntimeError("and it failed")
+
+    a = torch.ones(2, 2)
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="and it failed"):
+        bind(Recording, of("tfloat32", 2, 2, 2), a, a, torch.empty(2, 2)).launch()
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+class OutOfMemory(RuntimeError):
+    """Stands for torch's own."""
+
+
+class Torch:
+    """What `refusals` asks of torch."""
+
+    OutOfMemoryError = OutOfMemory
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def enter() -> None:
+        with refusals(Torch, of("int8", 17, 24, 40)):
+            raise error
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat2.size(1) needs to be a multiple of 8, but got 3.\nException raised from _int_mm_out_cuda"),
+        ValueError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+        NotImplementedError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_shape_that_torch_refuses_is_unsupported_with_its_first_line(error: Exception) -> None:
+    with pytest.raises(Unsupported) as refusal:
+        raising(error)()
+    assert str(refusal.value) == (
+        "torch._int_mm refuses 17x24x40 of int8 in layout NN: mat2.size(1) needs to be a multiple of 8, but got 3."
+    )
+
+
+def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_not() -> None:
+    status = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`"
+    with pytest.raises(Unsupported, match="CUBLAS_STATUS_NOT_SUPPORTED"):
+        raising(RuntimeError(status))()
+    with pytest.raises(Unsupported, match="NotImplementedError"):
+        raising(NotImplementedError())()  # without words
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        raising(RuntimeError("CUDA error: an illegal memory access was encountered"))()
+    with pytest.raises(OutOfMemory):
+        raising(OutOfMemory("CUDA out of memory"))()
+
+
+def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
+    return of(dtype, m, n, k, pad_to=pad_to, **changed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("implementation", "schedule", "tile"), [*NATIVE, ("torch", "library@1", None)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_implementation_agrees_with_the_reference(
-    shape: tuple[int, int, int],
-    implementation: str,
-    schedule: str,
-    tile: Tile | None,
-    layout: str,
-    dtype: str,
+@pytest.mark.parametrize(
+    ("shape", "operands", "slicing"),
+    [
+        ((33, 40, 48), ["a"], "view"),
+        ((32, 41, 48), ["b"], "copy"),
+        ((32, 40, 47), ["a", "b"], "none"),
+        ((31, 39, 49), ["a", "b"], "copy"),
+        ((1, 1, 1), ["a", "b"], "copy"),
+        ((32, 40, 48), [], "none"),
+    ],
+    ids=str,
+)
+def test_a_padded_product_is_the_product_whatever_is_padded(
+    shape: tuple[int, int, int], operands: list[str], slicing: str, layout: str, dtype: str
 ) -> None:
-    if implementation == "torch":
-        pytest.importorskip("torch")
-    if schedule.startswith("split_k") and shape[2] <= TILE.k:
-        schedule = "split_k(1)@1"
-    parameters = MatmulParameters(*shape, Schedule.parse(schedule), tile, dtype=dtype, layout=layout)
-    operator = Matmul()
-    operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
+    launches = verified(Case("matmul", padded(*shape, dtype=dtype, layout=layout), "torch_padded"))
+    assert launches.kernel.details["padded"] == operands
+    assert launches.kernel.details["slice"] == slicing
     launches.poison()
-    for index in (0, 1):
-        launches.launch(index)
-        verification = operator.verify(parameters, operands, launches.outputs(index))
-        assert verification.passed, verification.message
+    assert np.isnan(widen(launches.outputs(0)["c"], dtype)).all()
 
 
-def test_an_output_nobody_wrote_fails_verification() -> None:
-    parameters = MatmulParameters(5, 6, 7, Schedule("persistent", 1))
+def test_operands_padded_before_are_as_they_were() -> None:
+    parameters = padded(5, 7, 3)
     operator = Matmul()
-    operands = operator.operands(parameters, seed=0)
-    launches = operator.implementation("native").prepare(parameters, operands, ExecutionContext(CPU))
-    launches.poison()
-    assert not operator.verify(parameters, operands, launches.outputs(0)).passed
+    inputs = operator.operands(parameters, seed=1)
+    before = {name: inputs[name].copy() for name in "ab"}
+    pytest.importorskip("torch")
+    launches = operator.implementation("torch_padded").prepare(parameters, inputs, ExecutionContext(CPU))
+    launches.launch(0)
+    for name, values in before.items():
+        np.testing.assert_array_equal(inputs[name], values)
 
 
 def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once() -> None:
@@ -89,6 +210,51 @@ def test_poison_is_not_a_number_and_of_integers_the_least_there_is(dtype: str) -
     assert array.ctypes.data % 64 == 0
 
 
-def test_an_unknown_operator_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"'divination'.*matmul"):
-        find_workload("divination")
+GROUPED = find_workload("grouped_matmul")
+
+
+def grouped(**changed: object) -> GroupedMatmulParameters:
+    return GroupedMatmulParameters(**({"experts": 4, "rows": 70, "n": 24, "k": 16, "dtype": "float32"} | changed))
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.3, 1.0, 8.0])
+@pytest.mark.parametrize(("experts", "rows"), [(1, 7), (4, 70), (8, 5), (64, 4096)])
+def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, rows, skew):
+    found = grouped(experts=experts, rows=rows, skew=skew).rows_of_experts
+    assert (len(found), sum(found)) == (experts, rows)
+    assert list(found) == sorted(found, reverse=True)
+    if skew == 0:
+        assert max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
+def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
+    launches = GROUPED.prepare(grouped(skew=1.0), way, ExecutionContext(CPU, sets=2))
+    assert launches.check().passed
+    kept = launches.snapshot(0)
+    assert launches.matches(0, kept)
+    (written,) = launches._bound[0].written()
+    written.view(-1)[0] = 1e3
+    assert not launches.matches(0, kept)
+    verdict = launches.verify_last(0)
+    assert not verdict.passed
+    assert verdict.worst_at == (0, 0)
+    assert "expert 0" in verdict.message
+    launches.poison(0)
+    assert not launches.verify_last(0).passed
+
+
+def test_an_error_names_the_expert_and_the_row_of_all():
+    launches = GROUPED.prepare(grouped(), "loop", ExecutionContext(CPU, sets=1))
+    launches.launch(0)
+    first_of_third = sum(grouped().rows_of_experts[:2])
+    launches.results(0)["c"][first_of_third + 1, 5] += 1
+    verdict = launches.verify_last(0)
+    assert verdict.worst_at == (first_of_third + 1, 5)
+    assert verdict.message.startswith("expert 2: ")
+
+
+def test_work_counts_useful_flop_and_experts_that_are_read():
+    assert GROUPED.work(grouped()).flop == 2 * 70 * 24 * 16
+    few = grouped(experts=8, rows=5)
+    assert GROUPED.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)

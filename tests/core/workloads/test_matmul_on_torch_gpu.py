@@ -76,9 +76,6 @@ def test_the_kernel_that_multiplies_is_named_and_not_those_that_pad(prepare) -> 
     assert kernel.details["tile"] == (128, 256)
     assert kernel.details["launched"] == [PAD, GEMM, PAD]
     assert kernel.details["multiplied"] == "40x48x64"
-
-
-def test_an_unpadded_product_tells_nothing_of_padding(prepare) -> None:
     assert "multiplied" not in prepare(of("bfloat16", 32, 48, 64)).kernel.details
 
 

@@ -42,13 +42,6 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarr
         assert found[name].dtype == array.dtype
 
 
-def test_what_one_computed_others_find(tmp_path: Path) -> None:
-    compute = Counted()
-    assert_same(SharedArrays(tmp_path).keep("case", "rows", compute), arrays(1))
-    assert_same(SharedArrays(tmp_path).keep("case", "rows", compute), arrays(1))
-    assert compute.times == 1
-
-
 def test_names_of_other_keys_are_others(tmp_path: Path) -> None:
     shared = SharedArrays(tmp_path)
     shared.keep("case", "rows", Counted(1))

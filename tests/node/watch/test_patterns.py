@@ -105,12 +105,8 @@ def test_a_job_is_named_for_what_it_waits_for(job, expected):
     assert names(judge(job)) == expected
 
 
-def test_too_few_samples_name_nothing():
-    assert judge(samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}), count=4)) == []
-    assert judge([]) == []
-
-
-def test_the_start_of_a_job_is_not_judged():
+def test_the_start_of_a_job_and_too_few_samples_are_not_judged():
+    assert judge(samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}), count=4)) == judge([]) == []
     single = [replace(each, started_s=14.0) for each in samples(*on_ranks(ONE_THREAD), count=15)]
     job = [*single, *(replace(each, at_s=each.at_s + 15, started_s=14.0) for each in samples(count=15))]
     assert judge(job) == []
@@ -151,6 +147,8 @@ def test_steady_growth_is_a_leak_with_its_slope_and_end():
     assert found.evidence.values["slope"] == "52.4 MB/s"
     assert found.evidence.values["end"] == "17 min"  # 50 GiB at 50 MiB/s
     assert judge(leaking(100.0)) == []
+    under_garbage = [GIB + k * 2**25 + (k % 3) * 2**24 for k in range(60)]
+    assert growth([float(k) for k in range(60)], under_garbage) == pytest.approx(2**25, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +164,3 @@ def test_steady_growth_is_a_leak_with_its_slope_and_end():
 )
 def test_what_levels_off_or_comes_and_goes_is_no_leak(held):
     assert growth([float(k) for k in range(len(held))], held) is None
-
-
-def test_growth_is_found_under_garbage():
-    held = [GIB + k * 2**25 + (k % 3) * 2**24 for k in range(60)]
-    slope = growth([float(k) for k in range(60)], held)
-    assert slope == pytest.approx(2**25, rel=0.1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,9 +68,7 @@ def test_ranks_that_one_process_spawned_are_told_apart_by_their_process_groups()
 def test_a_rank_that_starts_the_others_is_the_first():
     found = teams(job(process(1, 0, in_group=True), process(2, 1, in_group=True), process(3, 1, "pt_data_worker")))
     assert [(team.rank, team.trainer.pid, len(team.loaders)) for team in found] == [(0, 1, 1), (1, 2, 0)]
-
-
-def test_one_process_group_alone_makes_no_ranks():
+    # One process group alone makes no ranks.
     [team] = teams(job(process(1, 0), process(2, 1, in_group=True, arguments=SPAWNED)))
     assert team.trainer.pid == 1
 
@@ -132,32 +132,22 @@ def test_a_running_process_is_sampled_with_its_children_until_it_ends():
 
 
 def test_gpus_are_those_that_the_jobs_processes_compute_on():
-    class Manager:
-        def uuids(self):
-            return ("GPU-0", "GPU-1")
+    looks = itertools.count(1)
 
-        def processes(self, uuid):
-            return ((os.getppid(), 1),) if uuid == "GPU-1" else ()
+    def load(uuid):
+        look = next(looks)
+        return {"utilization": 0.5, "energy_j": 10.0 * look, "pcie_bytes": (1000 * look, 0)}
 
-        def settings(self, uuid):
-            return {"power_limit_w": 700.0}
-
-        def health(self, uuid):
-            return {"mig": False}
-
-        def readings(self, uuid):
-            return {"sm_clock_mhz": 1755, "throttle_reasons": ["power brake"]}
-
-        def load(self, uuid):
-            Manager.read += 1
-            return {"utilization": 0.5, "energy_j": 10.0 * Manager.read, "pcie_bytes": (1000 * Manager.read, 0)}
-
-        def activity(self, uuid):
-            return {"sm_activity": 0.2, "nvlink_bytes_per_s": 7.0}
-
-        read = 0
-
-    watched = Job(os.getppid(), Manager())
+    manager = SimpleNamespace(
+        uuids=lambda: ("GPU-0", "GPU-1"),
+        processes=lambda uuid: ((os.getppid(), 1),) if uuid == "GPU-1" else (),
+        settings=lambda uuid: {"power_limit_w": 700.0},
+        health=lambda uuid: {"mig": False},
+        readings=lambda uuid: {"sm_clock_mhz": 1755, "throttle_reasons": ["power brake"]},
+        load=load,
+        activity=lambda uuid: {"sm_activity": 0.2, "nvlink_bytes_per_s": 7.0},
+    )
+    watched = Job(os.getppid(), manager)
     watched.sample()
     time.sleep(0.05)
     sample = watched.sample()

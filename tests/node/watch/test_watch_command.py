@@ -84,13 +84,6 @@ def test_a_signal_reaches_the_command_whose_end_is_waited_for(tmp_path, number, 
 
 
 @pytest.mark.slow
-def test_a_command_that_a_signal_kills_ends_as_in_a_shell(tmp_path):
-    process = started(tmp_path, "--", "sh", "-c", "sleep 1; kill -9 $$")
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGKILL
-
-
-@pytest.mark.slow
 def test_a_running_process_is_left_running(tmp_path):
     with subprocess.Popen([sys.executable, "-c", JOB, "300"], stdout=subprocess.PIPE) as job:
         job.stdout.readline()
@@ -128,6 +121,7 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
         (("--", "true"), 0, "exit code 0"),
         (("--", "false"), 1, "exit code 1"),
         (("--", "sh", "-c", "setsid sleep 3 & exit 0"), 0, "left sleep ("),
+        (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "exit code 137"),
     ],
 )
 def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arguments, code, said):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.calibration import CalibrationBlock, load_calibration, shipped_path
+from pyperf_suite.planner.laws.calibration import CalibrationBlock
 from pyperf_suite.planner.laws.collectives import BLOCK, unpack_laws
 from pyperf_suite.planner.laws.transfers import OTHER_NVLINK, SAME_LINK
 from tools.fit import collectives
@@ -27,50 +25,21 @@ def blocks() -> dict[str, CalibrationBlock]:
     return {gpu: found[BLOCK] for gpu, found in fit_collectives(SAMPLE).items()}
 
 
-def effect(curve: Curve) -> float:
-    """A made-up log time that adds up from architecture, operation and ranks."""
-    gpu, operation, ranks = curve
-    return (
-        {"A100 SXM": 0.8, "B200 SXM": 0.3}.get(gpu, 0.5)
-        + collectives.OPERATIONS.index(operation) / 5
-        + np.log(ranks) / 2
-        - 10
-    )
-
-
-def test_curves_left_out_whole_are_told_within_eight_percent(blocks: dict[str, CalibrationBlock]) -> None:
+def test_curves_left_out_whole_are_predicted_within_six_percent() -> None:
     measured = read_curves(SAMPLE)
     curves = sorted(measured)
     sizes = np.array(list(measured[curves[0]]))
     log_s = np.log([list(measured[curve].values()) for curve in curves])
     assert np.median(np.abs(np.expm1(left_out_logs(curves, sizes, log_s)))) < 0.06
-    for gpu in GPUS:
-        assert float(blocks[gpu].held_out["median"]) < 8
-    assert float(blocks["L40S"].held_out["median"]) < 10
-    assert all(85 < float(block.held_out["coverage"]) < 93 for block in blocks.values())
 
 
-def test_one_version_of_nccl_is_told_from_the_others_within_eight_percent() -> None:
-    for missed in collectives.repeats(SAMPLE).values():
-        assert np.median(np.abs(np.expm1(missed))) < 0.08
-
-
-def test_the_interval_of_measured_curves_covers_nine_of_ten_runs(blocks: dict[str, CalibrationBlock]) -> None:
-    laws = {gpu: unpack_laws(block) for gpu, block in blocks.items()}
+def test_one_version_of_nccl_is_predicted_by_the_others_and_lies_within_their_interval(
+    blocks: dict[str, CalibrationBlock],
+) -> None:
     for gpu, missed in collectives.repeats(SAMPLE).items():
-        low, high, _ = laws[gpu].intervals["all_reduce", 8]
+        assert np.median(np.abs(np.expm1(missed))) < 0.08
+        low, high, _ = unpack_laws(blocks[gpu]).intervals["all_reduce", 8]
         assert 0.87 < np.mean((missed >= low) & (missed <= high)) < 0.93
-
-
-def test_what_is_shipped_is_what_the_tables_give(blocks: dict[str, CalibrationBlock]) -> None:
-    for gpu, block in blocks.items():
-        shipped = load_calibration(shipped_path(gpu)).block(BLOCK)
-        assert dict(shipped.held_out) == dict(block.held_out)
-        for name, array in block.arrays.items():
-            if array.dtype.kind == "f":
-                np.testing.assert_allclose(shipped.arrays[name], array, rtol=1e-6, atol=1e-18)
-            else:
-                np.testing.assert_array_equal(shipped.arrays[name], array)
 
 
 def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(blocks: dict[str, CalibrationBlock]) -> None:
@@ -80,14 +49,6 @@ def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(blocks: di
             missed = errors[gpu]
             assert np.median(np.abs(np.expm1(-missed))) * 100 <= kind[2] + 0.5
             assert np.mean((missed >= kind[0]) & (missed <= kind[1])) > 0.87
-
-
-def test_a_missing_curve_is_inferred_from_what_it_shares_with_others() -> None:
-    curves = [Curve(*key) for key in product(GPUS, collectives.OPERATIONS, collectives.RANKS)]
-    missing = [Curve("H200 SXM", "all_gather", 8), Curve("A100 SXM", "all_reduce", 2)]
-    seen = [curve for curve in curves if curve not in missing]
-    inferred = infer_logs(seen, np.zeros(1), np.array([[effect(curve)] for curve in seen]), missing)
-    np.testing.assert_allclose(inferred[:, 0], [effect(curve) for curve in missing], atol=0.05)
 
 
 def test_leaving_a_curve_out_in_closed_form_is_inferring_it_from_the_others() -> None:
@@ -100,8 +61,3 @@ def test_leaving_a_curve_out_in_closed_form_is_inferring_it_from_the_others() ->
         seen = [curve for curve, kept in zip(curves, others, strict=True) if kept]
         [inferred] = infer_logs(seen, sizes, log_s[others], [curves[row]])
         np.testing.assert_allclose(residuals[row], inferred - log_s[row], atol=1e-8)
-
-
-def test_a_folder_without_the_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no collectives\.parquet"):
-        fit_collectives(tmp_path)

@@ -12,7 +12,7 @@ from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import Cluster, Grid, Training, layouts
 from pyperf_suite.planner.layout.plan import Planned, evaluated
 from tools.fit.published import SAMPLE
-from tools.fit.step import MULTI_NODE, Iteration, read_iterations
+from tools.fit.step import MULTI_NODE, read_iterations
 
 A100 = find_gpu("A100")
 
@@ -24,21 +24,16 @@ def one(recompute: Recompute, **counts: int) -> Grid:
     return Grid({name: np.array([value]) for name, value in values.items()}, {})
 
 
-def planned_seconds(iteration: Iteration) -> float:
-    """An iteration of vTrain's as the planner tells it: without SP, overlap and fused attention, as they were run."""
-    plan = iteration.plan
-    training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False)
-    cluster = Cluster(A100, plan.tensor * plan.data * plan.pipeline, 8, A100.memory_bytes)
-    grid = one(
-        "layers", data=plan.data, tensor=plan.tensor, pipeline=plan.pipeline, micro_batch=plan.micro_batch
-    )  # fmt: skip
-    return float(evaluated(training, cluster, grid, A100).seconds[0])
-
-
-def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
+def test_the_planner_prices_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
+    """Without SP, overlap and fused attention, as they were run."""
     for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
-        by_law = step_time("A100", iteration.model, iteration.plan, None, Prices("A100")).seconds
-        assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
+        plan = iteration.plan
+        training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False)
+        cluster = Cluster(A100, plan.tensor * plan.data * plan.pipeline, 8, A100.memory_bytes)
+        counts = {name: getattr(plan, name) for name in ("data", "tensor", "pipeline", "micro_batch")}
+        found = evaluated(training, cluster, one("layers", **counts), A100)
+        by_law = step_time("A100", iteration.model, plan, None, Prices("A100")).seconds
+        assert float(found.seconds[0]) == pytest.approx(float(by_law), rel=1e-12)
 
 
 # Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, tables 3 and 5: layers,
@@ -52,8 +47,7 @@ SELENE = {
 }
 
 
-def selene_errors() -> dict[tuple[str, str], float]:
-    """Predicted over measured, less 1, with what fits an A100 asserted on the way."""
+def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_percent() -> None:
     errors = {}
     for name, (layers, hidden, heads, stages, chunks, batch, micro_batch, full_s, selective_s) in SELENE.items():
         model = ModelDimensions(layers, hidden, 4 * hidden, heads, 51200, bias=True, tied=True, positions=2048)
@@ -65,11 +59,6 @@ def selene_errors() -> dict[tuple[str, str], float]:
             found = evaluated(training, cluster, grid, A100)
             assert found.fits[0]
             errors[name, recompute] = float(found.seconds[0]) / measured_s - 1
-    return errors
-
-
-def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_percent() -> None:
-    errors = selene_errors()
     mean = np.mean(np.abs(list(errors.values())))
     assert mean < 0.04
     assert max(map(abs, errors.values())) < 0.08

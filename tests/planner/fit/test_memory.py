@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.calibrate import error_percent
 from pyperf_suite.planner.laws.calibration import shipped_calibration
@@ -24,7 +23,7 @@ def blocks(measured_tables):
     return {gpu: blocks[BLOCK] for gpu, blocks in fit_memory(measured_tables).items()}
 
 
-def test_what_is_shipped_comes_out_again(blocks):
+def test_what_is_shipped_comes_out_again_with_its_errors(blocks):
     assert blocks.keys() == {"A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S"}
     for gpu, block in blocks.items():
         shipped = shipped_calibration(gpu).block(BLOCK)
@@ -34,16 +33,8 @@ def test_what_is_shipped_comes_out_again(blocks):
         assert shipped.held_out["mape"] == pytest.approx(block.held_out["mape"], abs=0.05)
         assert shipped.fitted_range == block.fitted_range
         assert shipped.origin == block.origin
-
-
-def test_weights_that_were_not_seen_are_streamed_as_fast_as_told(blocks):
-    for block in blocks.values():
         assert block.held_out["mape"] < 21
         assert block.held_out["median"] < 16
-
-
-def test_the_interval_covers_nine_of_ten_that_were_not_seen(blocks):
-    for block in blocks.values():
         assert 87 <= block.held_out["coverage"] <= 93
 
 
@@ -73,8 +64,3 @@ def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks
         message[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
     for said, errors in message.items():
         assert np.mean(errors) == pytest.approx(said, abs=0.1)
-
-
-def test_a_folder_without_tables_is_refused(tmp_path):
-    with pytest.raises(UserError, match="name the folder"):
-        fit_memory(tmp_path)

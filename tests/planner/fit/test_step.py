@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.planner.laws.calibration import POOLED, shipped_calibration
 from pyperf_suite.planner.laws.training.framework import StepConstants, found_constants
 from pyperf_suite.planner.laws.training.step import prices_of
@@ -17,7 +15,6 @@ from tools.fit.step import (
     PRIORS,
     PricedRun,
     fit_constants,
-    fit_step,
     left_out,
     predicted,
     price_runs,
@@ -102,8 +99,3 @@ def test_what_is_shipped_states_its_errors_and_deviations() -> None:
         assert (block.arrays["low"] < 0).all()
         assert (block.arrays["high"] > 0).all()
         assert (block.arrays["slowdown_deviation"] > 0).all()
-
-
-def test_a_folder_without_the_tables_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no table of training runs"):
-        fit_step(tmp_path)

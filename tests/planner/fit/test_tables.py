@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,16 @@ from pyperf_suite.planner.laws.calibration import (
     all_shipped,
     load_calibration,
     shipped_calibration,
+    shipped_path,
 )
 from tools.fit import __main__ as tables
 from tools.fit.__main__ import FITS, is_as_shipped, main, save
+from tools.fit.attention import fit_attention
+from tools.fit.collectives import fit_collectives
+from tools.fit.gemm import fit_gemm
+from tools.fit.memory import fit_memory
 from tools.fit.published import SAMPLE
+from tools.fit.step import fit_step
 
 
 def invoke(*arguments: str) -> Result:
@@ -39,10 +46,14 @@ def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are
         assert written.blocks.keys() == shipped.blocks.keys()
 
 
-def test_every_shipped_block_states_its_own_error_and_where_it_comes_from() -> None:
+def test_every_shipped_calibration_is_small_and_each_block_states_its_own_error_and_where_it_comes_from() -> None:
     shipped = [*all_shipped(), shipped_calibration(POOLED)]
     assert len(shipped) >= 6
+    assert [each.gpu for each in shipped].count(POOLED) == 1
+    assert shipped_calibration("a GPU nobody measured") is None
     for calibration in shipped:
+        assert shipped_path(calibration.gpu).stat().st_size <= 600_000
+        assert calibration.gpu == POOLED or find_gpu(calibration.gpu).name == calibration.gpu
         for name, block in calibration.blocks.items():
             # Of FSDP2 without compile runs of one model alone were published: nothing could be left out.
             assert name == "step.fsdp2" or 0 < block.held_out["mape"] < 32, (calibration.gpu, name)
@@ -60,15 +71,10 @@ def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
     assert not is_as_shipped("Abacus 9000", "memory", block)
 
 
-def test_a_calibration_too_large_to_ship_is_refused(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).standard_normal(200_000)
+def test_a_calibration_too_large_to_ship_and_a_folder_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    large = CalibrationBlock({"noise": np.random.default_rng(0).standard_normal(200_000)}, {})
     with pytest.raises(UserError, match="fit coarser grids"):
-        save(
-            {"H100 SXM": Calibration("H100 SXM").with_block("noise", CalibrationBlock({"noise": noise}, {}))}, tmp_path
-        )
-
-
-def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+        save({"H100 SXM": Calibration("H100 SXM").with_block("noise", large)}, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="name another folder with --output"):
         save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")
@@ -97,3 +103,20 @@ def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
     assert list(FITS)[-1] == "step"
     FITS["step"](tmp_path, {"A100 SXM": own})
     assert requested == [own]
+
+
+@pytest.mark.parametrize(
+    ("fit", "sentence"),
+    [
+        (fit_attention, "has no table of attention"),
+        (fit_collectives, r"has no collectives\.parquet"),
+        (fit_gemm, "no gemm_"),
+        (fit_memory, "name the folder"),
+        (fit_step, "is no table of training runs"),
+    ],
+)
+def test_a_folder_without_tables_is_refused_in_a_sentence(
+    tmp_path: Path, fit: Callable[[Path], object], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        fit(tmp_path)

@@ -91,14 +91,6 @@ def test_the_causes_add_up_to_the_time(gpu: str, operation: str, nbytes: float, 
     assert sum(explained.parts.values()) == pytest.approx(float(explained.seconds), rel=1e-9, abs=1e-15)
 
 
-def test_arrays_of_sizes_and_ranks_broadcast() -> None:
-    size, ranks = np.array([[1024.0], [MIB]]), np.array([1, 2, 4, 8, 64])
-    seconds = collective_time("H100", "all_reduce", size, ranks).seconds
-    assert seconds.shape == (2, 5)
-    assert seconds[1, 3] == collective_time("H100", "all_reduce", MIB, 8).seconds
-    assert np.all(seconds[:, 0] == 0)
-
-
 def test_names_without_underscores_mean_the_same() -> None:
     for name, same in (("allreduce", "all_reduce"), ("alltoall", "all_to_all"), ("allgather", "all_gather")):
         assert collective_time("A100", name, MIB, 4).seconds == collective_time("A100", same, MIB, 4).seconds
@@ -162,10 +154,11 @@ class TestMeasuredPointsOfANetwork:
     """What one measured between one's own nodes stands above the law."""
 
     @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
-    @pytest.mark.parametrize("ranks", [16, 64])
-    def test_the_time_between_nodes_passes_through_them(self, op: str, ranks: int) -> None:
+    @pytest.mark.parametrize(("ranks", "a_node"), [(16, 8), (64, 8), (8, 1)])
+    def test_the_time_between_nodes_passes_through_them(self, op: str, ranks: int, a_node: int) -> None:
         sizes = np.array([1e6, 3e7, 1e9])
-        seconds = collective_time("H100", op, sizes, ranks, network="1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s").seconds
+        points = "1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s"
+        seconds = collective_time("H100", op, sizes, ranks, ranks_per_node=a_node, network=points).seconds
         np.testing.assert_allclose(busbw(op, sizes, seconds, ranks), [9, 60, 180], rtol=1e-6)
 
     def test_one_slow_point_slows_large_messages_and_leaves_the_latency(self) -> None:
@@ -174,16 +167,8 @@ class TestMeasuredPointsOfANetwork:
         )
         assert slow[1] > 3 * usual[1]
         assert slow[0] == pytest.approx(usual[0], rel=0.1)
-
-    def test_nodes_of_one_gpu_pass_through_them_too(self) -> None:
-        seconds = collective_time("H100", "all_gather", 1e9, 8, ranks_per_node=1, network="1GB:20GB/s").seconds
-        assert float(busbw("all_gather", 1e9, seconds, 8)) == pytest.approx(20)
-
-    def test_nothing_changes_within_a_node(self) -> None:
-        usual, given = (
-            collective_time("H100", "all_reduce", 1e7, [2, 8], network=n).seconds for n in (None, "1GB:90GB/s")
-        )
-        np.testing.assert_array_equal(usual, given)
+        within = [collective_time("H100", "all_reduce", 1e7, [2, 8], network=n).seconds for n in (None, "1GB:90GB/s")]
+        np.testing.assert_array_equal(*within)
 
     def test_rates_and_points_read_as_people_write_them(self) -> None:
         assert network_of("NDR") == network_of("400Gbps") == 50e9
@@ -225,19 +210,6 @@ class TestTheOwnAllReduceOfServingLibraries:
         assert nccl.library == "nccl"
         factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
         assert own.seconds < factor * nccl.seconds
-
-    @pytest.mark.parametrize(
-        ("gpu", "op", "ranks", "library", "sentence"),
-        [
-            ("H100", "all_gather", 8, "trtllm", "only all_reduce within a node"),
-            ("H100", "all_reduce", 16, "vllm", "only all_reduce within a node"),
-            ("H100", "all_reduce", 8, "pytorch", "Of pytorch no collectives was measured"),
-            ("RTX 4090", "all_reduce", 8, "trtllm", "there is none"),
-        ],
-    )
-    def test_anything_else_is_refused(self, gpu: str, op: str, ranks: int, library: str, sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence):
-            collective_time(gpu, op, 1e6, ranks, library=library)
 
 
 class TestBetweenPublishedNodes:
@@ -291,7 +263,8 @@ def test_the_interval_over_pcie_covers_most_machines() -> None:
 def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:
     stated = {gpu: shipped_calibration(find_gpu(gpu).name).block(BLOCK).held_out for gpu in CALIBRATED}
     assert {gpu for gpu, held_out in stated.items() if held_out["median"] > 8} == {"L40S"}  # of six curves; 9.7 %
-    assert all(80 < held_out["coverage"] < 93 for held_out in stated.values())
+    assert stated["L40S"]["median"] < 10
+    assert all(85 < held_out["coverage"] < 93 for held_out in stated.values())
 
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
@@ -339,36 +312,10 @@ class TestWhatIsReadOffAnotherGpu:
         laws = transferred_laws(find_gpu(gpu), known)
         assert laws.origin.startswith(f"read off {nearest},")
         assert laws.transferred_error_percent == error_percent
-
-    def test_a_link_of_half_the_rate_carries_half_the_bytes_in_the_same_time(
-        self, known: dict[str, CollectiveLaws]
-    ) -> None:
-        laws = transferred_laws(find_gpu("H200 SXM"), {"B200 SXM": known["B200 SXM"]})
-        assert laws.speed_up == pytest.approx(0.5)
-
-    def test_without_any_calibration_nothing_is_made_up(self) -> None:
+        # A link of half the rate carries half the bytes in the same time.
+        assert transferred_laws(find_gpu("H200 SXM"), {"B200 SXM": known["B200 SXM"]}).speed_up == pytest.approx(0.5)
         with pytest.raises(UserError, match="No GPU's collectives are calibrated"):
-            transferred_laws(find_gpu("H200"), {})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("H200", "all_reduse", 1, 2), "Unknown collective 'all_reduse': choose from all_reduce"),
-        (("H200", "all_reduce", -1, 2), "-1 bytes was requested"),
-        (("H200", "all_reduce", np.nan, 2), "sizes of 0 bytes and more"),
-        (("H200", "all_reduce", 1, 0), "among 0 ranks"),
-        (("H2000", "all_reduce", 1, 2), "no GPU 'H2000'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: tuple, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        collective_time(*arguments)
-
-
-def test_a_network_that_carries_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="carries nothing"):
-        collective_time("H200", "all_reduce", 1, 16, network=-1)
+            transferred_laws(find_gpu(gpu), {})
 
 
 SIZES = 2.0 ** np.arange(3, 34)
@@ -387,28 +334,6 @@ def measured(measured_tables: Path) -> dict[tuple[Any, ...], np.ndarray]:
 
 
 @pytest.mark.slow
-def test_the_law_errs_by_less_than_a_tenth_at_measured_sizes_that_it_has_not_seen(measured) -> None:
-    errors = []
-    for curve in measured.values():
-        for ranks in np.unique(curve[:, 1]):
-            size, _, seconds = curve[curve[:, 1] == ranks].T
-            errors.append(held_out_errors(size, seconds))
-            assert np.median(errors[-1]) < 0.1
-    assert len(errors) > 40
-    assert np.median(np.concatenate(errors)) < 0.04
-
-
-@pytest.mark.slow
-def test_one_straight_line_misses_the_same_sizes_by_more_than_twice_as_much(measured) -> None:
-    piecewise, straight = [], []
-    for curve in list(measured.values())[::4]:
-        size, _, seconds = curve[curve[:, 1] == curve[0, 1]].T
-        piecewise.append(held_out_errors(size, seconds))
-        straight.append(held_out_errors(size, seconds, most_segments=1))
-    assert np.median(np.concatenate(straight)) > 2 * np.median(np.concatenate(piecewise))
-
-
-@pytest.mark.slow
 def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) -> None:
     errors = []
     for key, curve in measured.items():
@@ -420,16 +345,6 @@ def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) 
         errors.append(np.abs(law.seconds(held_out[:, 0], 4) / held_out[:, 2] - 1))
     assert len(errors) >= 5
     assert np.median(np.concatenate(errors)) < 0.12
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.floats(1e-6, 1e-4), st.floats(1e9, 1e12))
-def test_a_straight_line_is_recovered_with_one_segment(alpha_s: float, bytes_per_s: float) -> None:
-    law = PiecewiseAlphaBeta.fit(SIZES, alpha_s + SIZES / bytes_per_s)
-    [beta_s_per_byte] = law.betas_s_per_byte
-    np.testing.assert_allclose([law.start_s, 1 / beta_s_per_byte], [alpha_s, bytes_per_s], rtol=1e-4)
-    assert law.held_out_error == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -476,16 +391,14 @@ def test_too_few_sizes_give_a_line_that_states_no_error() -> None:
     assert PiecewiseAlphaBeta.fit([1024], [3e-6]).seconds(1024) == pytest.approx(3e-6)
 
 
-def test_between_measured_numbers_of_ranks_the_time_lies_between_theirs() -> None:
+def test_the_time_of_other_numbers_of_ranks_lies_between_theirs_or_goes_by_bytes_on_the_bus() -> None:
     law = over_ranks(
         "all_reduce", np.tile(SIZES, 2), np.repeat([2, 8], SIZES.size), np.repeat([1e-5, 3e-5], SIZES.size)
     )
     np.testing.assert_allclose([law.seconds(64, ranks) for ranks in (1, 2, 4, 8)], [0, 1e-5, 2e-5, 3e-5], rtol=1e-6)
-
-
-def test_beyond_measured_ranks_as_many_bytes_on_the_bus_take_as_long() -> None:
+    # Beyond them as many bytes on the bus take as long: 2(n-1)/n is 7/4 for 8 ranks and 1 for 2, so that a message of
+    # 7 MB among 2 loads the bus as one of 4 MB among 8.
     law = over_ranks("all_reduce", SIZES, np.full(SIZES.size, 8), 1e-5 + SIZES / 100e9)
-    # 2(n-1)/n is 7/4 for 8 ranks and 1 for 2: a message of 7 MB among 2 loads the bus as one of 4 MB among 8.
     np.testing.assert_allclose(law.seconds(7e6, 2), law.seconds(4e6, 8), rtol=1e-9)
     assert law.seconds(4e6, 1024) > law.seconds(4e6, 8)
 

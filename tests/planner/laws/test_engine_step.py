@@ -16,12 +16,8 @@ from pyperf_suite.planner.laws.training.engine_step import (
     engine_step,
     fit_line,
     line_errors,
-    pack_engine,
-    pack_lines,
     product_features,
     simulated_schedule_s,
-    unpack_engine,
-    unpack_lines,
 )
 from pyperf_suite.planner.laws.training.held_by_rank import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
@@ -74,14 +70,6 @@ def test_parts_add_up_and_none_is_below_nothing(data, tensor, pipeline, zero_sta
     assert min(found.parts.values()) >= -1e-12
 
 
-def test_each_engine_pays_for_what_it_does_besides():
-    ddp, zero1, zero2, zero3 = (step(data=2, zero_stage=stage) for stage in range(4))
-    assert ddp.seconds < zero2.seconds < zero3.seconds
-    tensors = 4 * 12 + 5
-    assert ddp.parts["parameters"] == 0
-    assert zero1.parts["parameters"] > CONSTANTS.broadcast_s * tensors
-
-
 @pytest.mark.parametrize(
     ("constant", "cuts"),
     [
@@ -103,17 +91,6 @@ def test_ranks_beyond_the_cores_take_turns():
     assert CONSTANTS.crowded(3, 2) == pytest.approx(1.65)
     assert CONSTANTS.crowded(8, 2) == pytest.approx(4.4)
     assert CONSTANTS.crowded(8, 16) == pytest.approx(2.2)
-
-
-def test_a_pipeline_that_shares_its_cores_pays_less_for_its_bubble():
-    on_own = step(4, replace(CONSTANTS, crowd=((1, 1.0), (4, 1.0))), pipeline=4)
-    shared = step(1, replace(CONSTANTS, crowd=((1, 1.0), (4, 4.0))), pipeline=4)
-    assert shared.parts["bubble"] / shared.seconds < on_own.parts["bubble"] / on_own.seconds
-
-
-def test_constants_and_lines_are_read_back_as_they_were_packed():
-    assert unpack_engine(pack_engine(CONSTANTS, {"mape": 1.0}, "here")) == CONSTANTS
-    assert unpack_lines(pack_lines(LINES, {"mape": 1.0}, "here")) == LINES
 
 
 def test_a_line_is_found_again_and_a_stranger_is_missed():
@@ -175,15 +152,6 @@ def test_interleaved_stages_do_every_action_once_and_never_wait_for_ever(stages,
     alone = simulated_schedule_s(orders, forward_1_backward_2, own_core)
     work = 3 * chunks * micro_batches
     assert work < alone <= work + 3 * chunks * (stages - 1)
-
-
-@given(st.integers(2, 4), st.integers(2, 3))
-def test_more_chunks_make_the_bubble_smaller(stages, chunks):
-    micro_batches = 2 * stages
-    plain = [one_forward_one_backward(stage, stages, micro_batches) for stage in range(stages)]
-    cut = [interleaved(stage, stages, chunks, micro_batches) for stage in range(stages)]
-    whole_s = simulated_schedule_s(plain, forward_1_backward_2, own_core)
-    assert simulated_schedule_s(cut, lambda action: forward_1_backward_2(action) / chunks, own_core) < whole_s
 
 
 def test_orders_that_wait_for_each_other_are_told():

@@ -1,6 +1,9 @@
-"""`pyperf_suite.planner.laws` gives seconds by default, and the whole answer for `explain=True`."""
+"""What holds for every law of `pyperf_suite.planner.laws`: seconds or the whole answer, causes, intervals, refusals."""
 
 from __future__ import annotations
+
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,26 +12,159 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.planner import laws
 from pyperf_suite.planner.laws.explained import Explained
 
-ASKED = {
-    "gemm_time": (4096, [1024, 4096], 4096),
-    "attention_time": (1, 4096, 4096, [16, 32], 8, 128),
-    "memory_bound_time": ([1e6, 1e9],),
-    "collective_time": ("all_reduce", [1e6, 1e9], 8),
+USUAL: dict[str, dict[str, Any]] = {
+    "gemm_time": {"gpu": "H200", "m": 1, "n": 1, "k": 1},
+    "attention_time": {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 80},
+    "memory_bound_time": {"gpu": "H200", "nbytes": 1e6},
+    "collective_time": {"gpu": "H200", "op": "all_reduce", "nbytes": 1, "ranks": 2},
+    "grouped_gemm_time": {
+        "gpu": "H200",
+        "tokens": 4096,
+        "hidden": 7168,
+        "expert_ffn": 2048,
+        "experts": 256,
+        "top_k": 8,
+    },
+    "mla_time": {"gpu": "H100", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 16},
 }
+BATCHES = {
+    "batch": np.array([1, 8, 4, 64]),
+    "seq_q": np.array([8192, 1024, 4096, 128]),
+    "seq_k": np.array([8192, 1024, 4096, 128]),
+    "heads": np.array([32, 32, 40, 8]),
+    "kv_heads": np.array([8, 32, 40, 1]),
+    "head_dim": np.array([128, 64, 80, 256]),
+}
+GPUS = ("A100", "B200", "H100", "H200", "L40S", "RTX 4090", "GB200", "A40")
+WAYS: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"backward": True}, {"dtype": "fp16"})
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_arrays_in_seconds_out_and_the_whole_answer_when_asked(name):
-    law = getattr(laws, name)
-    seconds, whole = law("H100", *ASKED[name]), law("H100", *ASKED[name], explain=True)
+@pytest.mark.parametrize(
+    ("name", "changed", "shape"),
+    [
+        ("gemm_time", {"m": 4096, "n": [1024, 4096], "k": 4096}, (2,)),
+        ("memory_bound_time", {"nbytes": [1e6, 1e9]}, (2,)),
+        ("memory_bound_time", {"gpu": "B300", "nbytes": np.ones((3, 1, 2))}, (3, 1, 2)),
+        ("memory_bound_time", {"gpu": "RTX 4090"}, ()),
+        ("collective_time", {"nbytes": [[1024.0], [2.0**20]], "ranks": [2, 4, 8, 64]}, (2, 4)),
+        ("grouped_gemm_time", {"tokens": [[64], [8192]], "ep": np.array([1, 8, 32])}, (2, 3)),
+        (
+            "mla_time",
+            {
+                "gpu": "B200",
+                "batch": [[1], [8], [300]],
+                "seq_q": 1000,
+                "seq_k": [1000, 4096],
+                "scope": "module",
+                "gemm_dtype": "nvfp4",
+            },
+            (3, 2),
+        ),
+        ("attention_time", {**BATCHES, "gpu": "V100", "dtype": "fp16"}, (4,)),
+        *(("attention_time", {**BATCHES, "gpu": gpu, **way}, (4,)) for gpu, way in itertools.product(GPUS, WAYS)),
+    ],
+)
+def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval(name, changed, shape):
+    law, arguments = getattr(laws, name), USUAL[name] | changed
+    sizes = [arguments.pop(each) for each in USUAL[name]]
+    whole = law(*sizes, **arguments, explain=True)
     assert isinstance(whole, Explained)
-    assert np.array_equal(seconds, whole.seconds)
-    assert seconds.shape == (2,)
-    assert 0 < seconds[0] < seconds[1] < 1
-    assert sum(whole.parts.values()) == pytest.approx(seconds)
+    assert np.array_equal(law(*sizes, **arguments), whole.seconds)
+    assert whole.seconds.shape == shape
+    assert np.all((whole.low < whole.seconds) & (whole.seconds < whole.high))
+    assert np.all(whole.seconds > 0)
+    np.testing.assert_allclose(sum(whole.parts.values()), whole.seconds, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_an_unknown_gpu_is_refused(name):
-    with pytest.raises(UserError, match="H1000"):
-        getattr(laws, name)("H1000", *ASKED[name])
+@pytest.mark.parametrize(
+    ("name", "changed", "sentence"),
+    [
+        *((name, {"gpu": "H2000"}, "H2000.*did you mean") for name in USUAL),
+        ("gemm_time", {"m": 0}, "m = 0"),
+        ("gemm_time", {"n": -8}, "n = -8"),
+        ("gemm_time", {"k": float("nan")}, "k = nan"),
+        ("gemm_time", {"k": 1e30}, r"k = 1e\+30"),
+        ("gemm_time", {"m": [1, 2], "n": [1, 2, 3]}, "broadcast"),
+        ("gemm_time", {"m": "wide"}, "have to be numbers"),
+        ("gemm_time", {"gpu": "H20", "dtype": "bf15"}, "bf15"),
+        ("gemm_time", {"layout": "XY"}, "XY"),
+        ("gemm_time", {"mode": "turbo"}, "burst, sustained"),
+        ("gemm_time", {"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
+        (
+            "gemm_time",
+            {"dtype": "fp8", "library": "cublas"},
+            "Of cublas no gemm_fp8 was measured on H200 SXM: there are ",
+        ),
+        (
+            "gemm_time",
+            {"gpu": "MI300X", "dtype": "fp8"},
+            "'fp8' was published of MI300X, but bf16 and fp16: measure one",
+        ),
+        ("gemm_time", {"gpu": "MI100"}, "No product of 'bf16' was published of MI100, but nothing"),
+        ("gemm_time", {"gpu": "MI300X", "library": "trtllm"}, "published of MI300X: there are those by pytorch"),
+        *(
+            (
+                "gemm_time",
+                {"gpu": "B200", "dtype": dtype},
+                f"No table of products of '{dtype}' was published: there are bf",
+            )
+            for dtype in ("int8", "fp4", "nvfp4", "mxfp4")
+        ),
+        ("attention_time", {"heads": 0}, "heads = 0"),
+        ("attention_time", {"batch": -3}, "batch = -3"),
+        ("attention_time", {"seq_q": np.nan}, "seq_q = nan"),
+        ("attention_time", {"head_dim": 1024}, "head_dim up to 512"),
+        ("attention_time", {"kv_heads": 12}, "choose kv_heads that divide heads"),
+        ("attention_time", {"kv_heads": 64}, "choose kv_heads that divide heads"),
+        ("attention_time", {"seq_k": 16}, "more queries than keys"),
+        ("attention_time", {"dtype": "int8"}, "ask for bf16, fp16, fp8"),
+        ("attention_time", {"dtype": "fp8", "backward": True}, "ask for bf16"),
+        ("attention_time", {"gpu": "V100"}, "no units for 'bf16'"),
+        ("attention_time", {"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
+        (
+            "attention_time",
+            {"library": "cublas"},
+            "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm",
+        ),
+        ("attention_time", {"library": "cublas", "gpu": "RTX 4090"}, "there are trtllm, sglang, vllm"),
+        ("attention_time", {"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
+        ("attention_time", {"seq_q": 8, "seq_k": 8192}, "give as many queries as keys"),
+        ("attention_time", {"window": -1}, "window = -1: give a size of 0"),
+        ("attention_time", {"window": 128, "causal": False}, "ask for causal or no window"),
+        ("memory_bound_time", {"nbytes": -1}, "cannot move"),
+        ("memory_bound_time", {"nbytes": [1, float("nan")]}, "cannot move"),
+        ("memory_bound_time", {"nbytes": float("inf")}, "cannot move"),
+        ("collective_time", {"op": "all_reduse"}, "Unknown collective 'all_reduse': choose from all_reduce"),
+        ("collective_time", {"nbytes": -1}, "-1 bytes was requested"),
+        ("collective_time", {"nbytes": np.nan}, "sizes of 0 bytes and more"),
+        ("collective_time", {"ranks": 0}, "among 0 ranks"),
+        ("collective_time", {"ranks": 16, "network": -1}, "carries nothing"),
+        ("collective_time", {"op": "all_gather", "library": "trtllm"}, "only all_reduce within a node"),
+        ("collective_time", {"ranks": 16, "library": "vllm"}, "only all_reduce within a node"),
+        ("collective_time", {"library": "pytorch"}, "Of pytorch no collectives was measured"),
+        ("collective_time", {"gpu": "RTX 4090", "library": "trtllm"}, "there is none"),
+        ("grouped_gemm_time", {"dtype": "int8"}, "bf16, fp16, fp8, fp8_block"),
+        ("grouped_gemm_time", {"gpu": "L40S", "dtype": "fp8", "library": "sglang"}, "there are trtllm, vllm"),
+        ("grouped_gemm_time", {"gpu": "A100", "dtype": "fp8"}, "no units"),
+        ("grouped_gemm_time", {"gpu": "MI300X"}, "only NVIDIA"),
+        ("grouped_gemm_time", {"balance": "uneven"}, "power_law_1.01"),
+        ("grouped_gemm_time", {"ep": 3}, "divide evenly"),
+        ("grouped_gemm_time", {"gpu": "RTX PRO 6000", "dtype": "fp8", "library": "vllm"}, "fp8_block or trtllm"),
+        ("grouped_gemm_time", {"tokens": 0}, "tokens"),
+        ("mla_time", {"gpu": "MI300X"}, "only on A100 SXM, B200 SXM"),
+        ("mla_time", {"gpu": "V100"}, "no units for 'bf16'"),
+        ("mla_time", {"library": "cublas"}, "there are trtllm, sglang, vllm"),
+        ("mla_time", {"batch": 0}, "No latent attention has batch = 0: give a size of 1"),
+        ("mla_time", {"scope": "module", "gemm_dtype": "nvfp4"}, "but trtllm: kernel, bf16 cache"),
+        ("mla_time", {"scope": "module", "library": "sglang"}, "Of sglang"),
+        ("mla_time", {"scope": "model"}, "has the scopes"),
+        ("mla_time", {"gemm_dtype": "int8"}, "in bf16, fp8_block, nvfp4, not int8"),
+        ("mla_time", {"seq_k": 32}, "at most as many queries as keys"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_law_is_refused_in_one_sentence(name, changed, sentence):
+    arguments = USUAL[name] | changed
+    sizes = [arguments.pop(each) for each in USUAL[name]]
+    with pytest.raises(UserError, match=sentence) as refused:
+        getattr(laws, name)(*sizes, **arguments)
+    assert "\n" not in str(refused.value)

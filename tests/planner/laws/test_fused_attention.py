@@ -7,7 +7,6 @@ import csv
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import (
     BACKWARD_HALF_SEQ,
@@ -29,37 +28,6 @@ from tools.fit.published import SAMPLE
 
 CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
 
-SHAPES = {
-    "batch": np.array([1, 8, 4, 64]),
-    "seq_q": np.array([8192, 1024, 4096, 128]),
-    "seq_k": np.array([8192, 1024, 4096, 128]),
-    "heads": np.array([32, 32, 40, 8]),
-    "kv_heads": np.array([8, 32, 40, 1]),
-    "head_dim": np.array([128, 64, 80, 256]),
-}
-
-
-@pytest.mark.parametrize("gpu", [*CALIBRATED, "RTX 4090", "GB200", "A40"])
-@pytest.mark.parametrize("requested", [{}, {"causal": False}, {"backward": True}, {"dtype": "fp16"}], ids=str)
-def test_causes_add_up_to_the_seconds(gpu, requested):
-    explained = attention_time(gpu, **SHAPES, **requested)
-    np.testing.assert_allclose(sum(explained.parts.values()), explained.seconds, rtol=1e-9)
-    assert np.all(explained.seconds > 0)
-    assert np.all((explained.low < explained.seconds) & (explained.seconds < explained.high))
-    assert explained.library == "trtllm"
-
-
-@pytest.mark.parametrize("gpu", CALIBRATED)
-def test_no_attention_is_faster_than_the_peak_of_the_data_sheet(gpu):
-    explained = attention_time(gpu, [1, 4, 16], 8192, 8192, 32, 8, [[64], [128], [256]])
-    assert np.all(explained.parts["ideal"] < explained.seconds)
-
-
-@pytest.mark.parametrize("gpu", CALIBRATED)
-def test_longer_sequences_take_longer(gpu):
-    seconds = attention_time(gpu, 2, *[2 ** np.arange(7, 15)] * 2, 32, 8, 128).seconds
-    assert np.all(np.diff(seconds) > 0)
-
 
 @pytest.mark.parametrize("gpu", CALIBRATED)
 def test_a_head_just_past_a_width_costs_as_much_as_the_next_width_but_its_bytes(gpu):
@@ -68,11 +36,6 @@ def test_a_head_just_past_a_width_costs_as_much_as_the_next_width_but_its_bytes(
     explained = attention_time(gpu, 1, 8192, 8192, 32, 8, [100, 128])
     assert explained.parts["alignment"][0] > 0.1 * past
     assert explained.parts["alignment"][1] == 0
-
-
-def test_keys_shared_by_heads_save_bytes_not_pairs():
-    shared, own = attention_time("H200", 8, 2048, 2048, 32, [4, 32], 128).seconds
-    assert 0.7 * own < shared < own
 
 
 def test_shapes_beyond_what_was_measured_are_marked():
@@ -142,17 +105,6 @@ def test_flash_attention_2_as_published_lies_within_the_interval_of_gpus_of_its_
     assert not is_desktop(find_gpu("B200"))
 
 
-@pytest.mark.parametrize("gpu", CALIBRATED)
-def test_each_library_answers_for_itself(gpu):
-    answers = {
-        library: attention_time(gpu, 1, 4096, 4096, 32, 8, 128, library=library)
-        for library in ("trtllm", "sglang", "vllm")
-    }
-    assert {explained.library for explained in answers.values()} == set(answers)
-    assert len({float(explained.seconds) for explained in answers.values()}) == 3
-    assert attention_time(gpu, 1, 4096, 4096, 32, 8, 128).library == "trtllm"
-
-
 def test_a_kernel_that_nothing_supports_makes_an_interval_in_which_no_gain_is_certain():
     # SGLang's heads of 192 run on Triton on a B200, its neighbours on TensorRT-LLM's kernels.
     narrow, doubtful, wide = (
@@ -178,16 +130,6 @@ def test_a_window_takes_less_the_shorter_it_is_and_none_from_the_sequence_on(gpu
     assert seconds(8192, seq=2048) == pytest.approx(seconds(0, seq=2048), rel=0.1)
 
 
-def test_windows_mixed_in_one_call_are_those_of_single_calls():
-    windows = np.array([0, 128, 1024, 0, 8192])
-    mixed = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=windows)
-    for place, window in enumerate(windows.tolist()):
-        one = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=window)
-        assert mixed.seconds[place] == pytest.approx(float(one.seconds))
-        assert mixed.low[place] == pytest.approx(float(one.low))
-    assert mixed.extrapolated.tolist() == [False, True, True, False, False]
-
-
 def test_more_multiprocessors_of_the_same_kind_are_faster():
     for faster, slower in (("GB200", "B200"), ("H100", "H100 PCIe")):
         one, other = (attention_time(gpu, 8, 8192, 8192, 32, 8, 128).seconds for gpu in (faster, slower))
@@ -209,50 +151,6 @@ def test_what_was_measured_on_a_machine_corrects_the_law_there():
 def test_a_calibration_without_attention_falls_back_to_what_is_shipped():
     shape = (2, 4096, 4096, 32, 8, 128)
     assert attention_time(Calibration("H200 SXM"), *shape).seconds == attention_time("H200", *shape).seconds
-
-
-def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
-    rng = np.random.default_rng(0)
-    heads = rng.choice([8, 16, 32, 64], 100_000)
-    shapes = (rng.integers(1, 9, heads.size), 4096, 4096, heads, heads // 4, rng.choice([64, 80, 128], heads.size))
-    seconds = attention_time("H200", *shapes).seconds
-    for i in (0, 77, 99_999):
-        one = attention_time("H200", shapes[0][i], 4096, 4096, heads[i], heads[i] // 4, shapes[5][i]).seconds
-        assert seconds[i] == pytest.approx(float(one), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"heads": 0}, "heads = 0"),
-        ({"batch": -3}, "batch = -3"),
-        ({"seq_q": np.nan}, "seq_q = nan"),
-        ({"head_dim": 1024}, "head_dim up to 512"),
-        ({"kv_heads": 12}, "choose kv_heads that divide heads"),
-        ({"kv_heads": 64}, "choose kv_heads that divide heads"),
-        ({"seq_k": 16}, "more queries than keys"),
-        ({"dtype": "int8"}, "ask for bf16, fp16, fp8"),
-        ({"dtype": "fp8", "backward": True}, "ask for bf16"),
-        ({"gpu": "H2000"}, "did you mean"),
-        ({"gpu": "V100"}, "no units for 'bf16'"),
-        ({"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
-        ({"library": "cublas"}, "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm, sglang, vllm"),
-        ({"library": "cublas", "gpu": "RTX 4090"}, "there are trtllm, sglang, vllm"),
-        ({"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
-        ({"seq_q": 8, "seq_k": 8192}, "give as many queries as keys"),
-        ({"window": -1}, "window = -1: give a size of 0"),
-        ({"window": 128, "causal": False}, "ask for causal or no window"),
-    ],
-)
-def test_what_cannot_be_asked_is_said_in_one_sentence(changed, said):
-    requested = {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 128}
-    with pytest.raises(UserError, match=said) as raised:
-        attention_time(**{**requested, **changed})
-    assert "\n" not in str(raised.value)
-
-
-def test_a_gpu_without_bf16_has_the_law_of_fp16():
-    assert attention_time("V100", 1, 2048, 2048, 16, 16, 64, dtype="fp16").seconds > 0
 
 
 def sdpa(dtype, what):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner import laws
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
@@ -19,27 +18,22 @@ from pyperf_suite.planner.laws.latent_attention import (
     pack_laws,
     unpack_law,
 )
-from tools.fit.latent import SMOOTH, Rows, held_out, latent_rows
+from tools.fit.latent import Rows, held_out, latent_rows
 from tools.fit.published import GPUS, SAMPLE, read_columns
 
-# What the error of sites left out may be, in %.
-TARGET = 12.0
 
-
-def shipped_blocks():
-    for calibration in all_shipped():
-        for name, block in calibration.blocks.items():
-            if name.startswith(LAW):
-                yield calibration.gpu, name, block
-
-
-@pytest.mark.parametrize(
-    ("gpu", "name", "block"), [pytest.param(*each, id=" ".join(each[:2])) for each in shipped_blocks()]
-)
-def test_sites_left_out_are_predicted_within_the_target_and_covered(gpu, name, block):
-    assert block.held_out["mape"] <= TARGET
-    assert 87 <= block.held_out["coverage"] <= 93
-    assert (np.asarray(block.arrays["coverage"]) >= 87).all()
+def test_sites_left_out_are_predicted_within_the_target_and_covered():
+    blocks = {
+        (calibration.gpu, name): block
+        for calibration in all_shipped()
+        for name, block in calibration.blocks.items()
+        if name.startswith(LAW)
+    }
+    assert len({gpu for gpu, _ in blocks}) == len(GPUS)
+    for key, block in blocks.items():
+        assert block.held_out["mape"] <= 12.0, key
+        assert 87 <= block.held_out["coverage"] <= 93, key
+        assert (np.asarray(block.arrays["coverage"]) >= 87).all(), key
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -58,13 +52,6 @@ def test_the_sample_is_predicted_and_covered(gpu):
     assert np.concatenate(covered).mean() > 0.82
 
 
-def test_causes_add_up_to_the_seconds_of_arrays_of_any_shape():
-    found = mla_time("B200", [[1], [8], [300]], 1000, [1000, 4096], 16, scope="module", gemm_dtype="nvfp4")
-    assert found.seconds.shape == (3, 2)
-    np.testing.assert_allclose(sum(found.parts.values()), found.seconds, rtol=1e-9)
-    assert (found.low < found.high).all()
-
-
 def test_a_gpu_without_tables_is_read_off_one_with_the_same_kernels_or_stated_wide():
     def width(gpu):
         found = mla_time(gpu, 4, 4096, 4096, 32)
@@ -78,26 +65,6 @@ def test_a_gpu_without_tables_is_read_off_one_with_the_same_kernels_or_stated_wi
     # Compute capability 12.0 has not the kernels of 10.0.
     assert far.origin.startswith("read off L40S")
     assert other > 1.5
-
-
-@pytest.mark.parametrize(
-    ("ask", "sentence"),
-    [
-        (lambda: mla_time("MI300X", 1, 64, 64, 8), "only on A100 SXM, B200 SXM"),
-        (lambda: mla_time("V100", 1, 64, 64, 8), "no units for 'bf16'"),
-        (lambda: mla_time("H100", 1, 64, 64, 8, library="cublas"), "there are trtllm, sglang, vllm"),
-        (lambda: mla_time("H100", 0, 64, 64, 8), "No latent attention has batch = 0: give a size of 1"),
-        (lambda: mla_time("H100", 1, 64, 64, 16, "module", "nvfp4"), "but trtllm: kernel, bf16 cache"),
-        (lambda: mla_time("H100", 1, 64, 64, 16, "module", library="sglang"), "Of sglang"),
-        (lambda: mla_time("H100", 1, 64, 64, 16, "model"), "has the scopes"),
-        (lambda: mla_time("H100", 1, 64, 64, 16, gemm_dtype="int8"), "in bf16, fp8_block, nvfp4, not int8"),
-        (lambda: mla_time("H100", 1, 64, 32, 16), "at most as many queries as keys"),
-    ],
-)
-def test_what_was_not_measured_is_refused_in_a_sentence_that_names_what_there_is(ask, sentence):
-    with pytest.raises(UserError, match="(?s)" + sentence) as refused:
-        ask()
-    assert str(refused.value).count("\n") == 0
 
 
 def test_sizes_beyond_the_table_are_marked():
@@ -144,7 +111,3 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
     assert error.mape < 6
     assert 85 < error.coverage < 95
     assert band.high.max() < 0.2
-
-
-def test_every_grid_of_a_law_has_its_smoothness():
-    assert [len(steps) for steps in SMOOTH] == [len(names) for names in GRIDS]

@@ -41,44 +41,41 @@ PLAN = ParallelPlan(
 )
 
 
-def cost(offload, framework="deepspeed", *, zero_stage=3, gradient_bytes=2, micro_batches=1, forward=0.0, backward=0.0):
-    waited, adam = offloaded(
-        offload, framework, HOST, 1e9, zero_stage, gradient_bytes, micro_batches, forward, backward
-    )
-    return float(waited), float(adam)
+ADAM_S, ADDED_S = 1e9 * ADAM_BYTES / 100e9, 1e9 * ADDED_BYTES / 100e9
+DRIVES_S = 1e9 * DRIVE_BYTES / 5e9 - ADAM_S
+LONG = {"forward": 1.0, "backward": 1.0}
 
 
-def test_adam_on_the_cpu_is_bound_by_the_hosts_memory():
-    for offload, framework in (("optimizer", "megatron"), ("cpu", "fsdp2"), ("nvme", "deepspeed")):
-        assert cost(offload, framework)[1] == pytest.approx(1e9 * ADAM_BYTES / 100e9)
-
-
-def test_zero_offload_sends_gradients_during_backward_and_parameters_back_after_the_update():
-    # 2 GB each way at 20 GB/s.
-    assert cost("optimizer")[0] == pytest.approx(0.1 + 0.1)
-    assert cost("optimizer", backward=0.04)[0] == pytest.approx(0.06 + 0.1)
-    assert cost("optimizer", backward=1.0)[0] == pytest.approx(0.1)
-    # Those of each micro-batch from ZeRO 2 on, of an iteration below; Megatron's wait for the end of backward.
-    assert cost("optimizer", micro_batches=4)[0] == pytest.approx(4 * 0.1 + 0.1)
-    assert cost("optimizer", micro_batches=4, zero_stage=1)[0] == pytest.approx(0.1 + 0.1)
-    assert cost("optimizer", "megatron", zero_stage=1, gradient_bytes=4, backward=1.0)[0] == pytest.approx(0.2 + 0.1)
-
-
-def test_parameters_are_fetched_in_forward_and_backward_of_each_micro_batch():
-    assert cost("cpu", backward=1.0)[0] == pytest.approx(0.1)
-    assert cost("cpu", forward=1.0, backward=1.0)[0] == 0
-    # FSDP sends 4 bytes a parameter, and adds gradients of further micro-batches on the CPU.
-    assert cost("cpu", "fsdp2", gradient_bytes=4, backward=1.0)[0] == pytest.approx(0.2)
-    added = 1e9 * ADDED_BYTES / 100e9
-    assert cost("cpu", "fsdp2", gradient_bytes=4, micro_batches=3, forward=1, backward=1)[0] == pytest.approx(2 * added)
-    # DeepSpeed brings the sum so far back to the GPU, next to the parameters.
-    assert cost("cpu", micro_batches=2, forward=1.0)[0] == pytest.approx(2 * 0.2)
-
-
-def test_drives_are_read_and_written_while_adam_computes():
-    waited, adam = cost("nvme", forward=1.0, backward=1.0)
-    assert waited == pytest.approx(1e9 * DRIVE_BYTES / 5e9 - adam)
-    assert cost("nvme", backward=1.0)[0] == pytest.approx(waited + 2e9 / 5e9)
+@pytest.mark.parametrize(
+    ("offload", "framework", "changed", "waited_s"),
+    [
+        # 2 GB each way at 20 GB/s: gradients during backward, parameters back after the update.
+        ("optimizer", "deepspeed", {}, 0.1 + 0.1),
+        ("optimizer", "deepspeed", {"backward": 0.04}, 0.06 + 0.1),
+        ("optimizer", "deepspeed", {"backward": 1.0}, 0.1),
+        # Those of each micro-batch from ZeRO 2 on, of an iteration below; Megatron's wait for the end of backward.
+        ("optimizer", "deepspeed", {"micro_batches": 4}, 4 * 0.1 + 0.1),
+        ("optimizer", "deepspeed", {"micro_batches": 4, "zero_stage": 1}, 0.1 + 0.1),
+        ("optimizer", "megatron", {"zero_stage": 1, "gradient_bytes": 4, "backward": 1.0}, 0.2 + 0.1),
+        # Parameters are fetched in forward and backward of each micro-batch.
+        ("cpu", "deepspeed", {"backward": 1.0}, 0.1),
+        ("cpu", "deepspeed", LONG, 0),
+        # FSDP sends 4 bytes a parameter, and adds gradients of further micro-batches on the CPU.
+        ("cpu", "fsdp2", {"gradient_bytes": 4, "backward": 1.0}, 0.2),
+        ("cpu", "fsdp2", {"gradient_bytes": 4, "micro_batches": 3, **LONG}, 2 * ADDED_S),
+        # DeepSpeed brings the sum so far back to the GPU, next to the parameters.
+        ("cpu", "deepspeed", {"micro_batches": 2, "forward": 1.0}, 2 * 0.2),
+        # Drives are read and written while Adam computes.
+        ("nvme", "deepspeed", LONG, DRIVES_S),
+        ("nvme", "deepspeed", {"backward": 1.0}, DRIVES_S + 2e9 / 5e9),
+    ],
+)
+def test_an_iteration_waits_for_what_is_not_hidden_and_adam_is_bound_by_the_hosts_memory(
+    offload, framework, changed, waited_s
+):
+    usual = {"zero_stage": 3, "gradient_bytes": 2, "micro_batches": 1, "forward": 0.0, "backward": 0.0} | changed
+    waited, adam = offloaded(offload, framework, HOST, 1e9, *usual.values())
+    assert (float(waited), float(adam)) == pytest.approx((waited_s, ADAM_S))
 
 
 def test_a_host_is_the_makers_server_or_the_cpu_on_the_module():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.training.memory import MemoryNeed
 from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs, run_of
 from pyperf_suite.planner.laws.training.step import step_time
 from tools.fit.published import SAMPLE
@@ -92,9 +91,3 @@ def test_no_run_that_ran_is_said_not_to_fit_and_printed_memory_lies_within_the_b
     printed = [run for run in runs if run.memory_gib]
     assert all(run.need.least / 2**30 <= run.memory_gib for run in printed)
     assert np.mean([run.memory_gib <= run.need.most / 2**30 for run in printed]) > 0.85
-
-
-def test_a_need_fits_for_sure_perhaps_or_not():
-    need = MemoryNeed(10e9, 10e9, 10e9, 10e9)
-    verdicts = [need.verdict(size) for size in (20e9, 40e9, 80e9)]
-    assert verdicts == ["does not fit", "may not fit", "fits"]

@@ -42,9 +42,13 @@ def test_the_causes_add_up_to_the_time_whatever_the_gpu_is_named_by(gpu):
     explained = memory_bound_time(gpu, SIZES)
     assert explained.parts.keys() == {"ideal", "bandwidth", "cache", "launch"}
     assert sum(explained.parts.values()) == pytest.approx(explained.seconds, rel=1e-12)
-    assert explained.seconds == pytest.approx(memory_bound_time(gpu, SIZES).seconds)
     assert explained.error_percent is not None
     assert explained.origin
+    if gpu is CALIBRATION:  # without a band no interval is known
+        assert explained.low is None
+    else:
+        assert (explained.low < explained.seconds).all()
+        assert (explained.high >= 0.999 * explained.seconds).all()
 
 
 def test_a_calibration_is_obeyed():
@@ -54,50 +58,21 @@ def test_a_calibration_is_obeyed():
     assert small == pytest.approx(2e-6 + 1e6 / (2.0 * gpu.memory_bytes_per_s))
 
 
-@pytest.mark.parametrize("gpu", ["H200", "L40S", "B300", "RTX 4090"])
-def test_the_time_lies_in_its_interval_or_at_its_end(gpu):
-    explained = memory_bound_time(gpu, SIZES)
-    assert explained.low.shape == explained.seconds.shape
-    assert (explained.low < explained.seconds).all()
-    assert (explained.high >= 0.999 * explained.seconds).all()
-
-
-def test_of_a_calibration_without_a_band_no_interval_is_known():
-    assert memory_bound_time(CALIBRATION, 1e6).low is None
-
-
 def test_sizes_beyond_those_fitted_are_marked():
     explained = memory_bound_time(CALIBRATION, [1e3, 1e6, 1e10])
     assert explained.extrapolated.tolist() == [True, False, True]
 
 
-def test_shape_and_single_numbers_are_kept():
-    assert memory_bound_time("H200", 1e6).seconds.shape == ()
-    assert memory_bound_time("H200", np.ones((3, 1, 2))).seconds.shape == (3, 1, 2)
-
-
-@pytest.mark.parametrize("nbytes", [-1, [1, float("nan")], float("inf")])
-def test_bytes_that_cannot_be_moved_are_refused(nbytes):
-    with pytest.raises(UserError, match="cannot move"):
-        memory_bound_time("H200", nbytes)
-
-
-def test_a_gpu_that_was_not_measured_is_read_off_the_most_alike():
+def test_a_gpu_that_was_not_measured_is_read_off_the_most_alike_and_another_architecture_less_surely():
     known = dict.fromkeys(("H200 SXM", "A100 SXM", "L40S"), LAW)
-    for name, similar in [("GH200", "H200 SXM"), ("RTX 4090", "L40S"), ("A40", "L40S"), ("MI300X", "H200 SXM")]:
-        law = transferred_law(find_gpu(name), known)
-        assert law.transferred
-        assert law.origin.startswith(f"read off {similar},")
+    law = transferred_law(find_gpu("A40"), known)
+    assert law.transferred
+    assert law.origin.startswith("read off L40S,")
     assert memory_bound_time("GH200", 1e6).extrapolated
     with pytest.raises(UserError, match="calibrate one"):
         transferred_law(find_gpu("A40"), {})
-
-
-def test_an_architecture_that_was_not_measured_is_told_less_surely():
-    known = {"H200 SXM": LAW}
-    assert (
-        transferred_law(find_gpu("V100"), known).error_percent > transferred_law(find_gpu("H100"), known).error_percent
-    )
+    same, other = (transferred_law(find_gpu(gpu), {"H200 SXM": LAW}) for gpu in ("H100", "V100"))
+    assert other.error_percent > same.error_percent
 
 
 PALM = ModelDimensions(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.collectives import has_nvlink, link_bytes_per_s
 from pyperf_suite.planner.laws.transfers import have_same_kernels, nearest
@@ -28,18 +27,15 @@ MEASURED = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
         ("RTX 5090", "L40S"),
         ("V100", "A100 SXM"),
         ("MI300X", "H200 SXM"),
+        # Those that were measured, as if they had not been.
+        ("A100 SXM", "H100 SXM"),
+        ("L40S", "A100 SXM"),
+        ("H100 SXM", "H200 SXM"),
+        ("B200 SXM", "H200 SXM"),
     ],
 )
 def test_first_the_same_kernels_then_the_same_memory_then_the_nearest_rate(gpu, source):
-    assert nearest(find_gpu(gpu), MEASURED, "attention is").name == source
-
-
-@pytest.mark.parametrize(
-    ("gpu", "left"),
-    [("A100 SXM", "H100 SXM"), ("L40S", "A100 SXM"), ("H100 SXM", "H200 SXM"), ("B200 SXM", "H200 SXM")],
-)
-def test_a_gpu_left_out_is_read_off_the_one_that_its_tables_were_judged_by(gpu, left):
-    assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == left
+    assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == source
 
 
 def test_pcie_never_stands_for_nvlink():
@@ -53,11 +49,6 @@ def test_consumer_blackwell_has_not_the_kernels_of_servers():
     assert have_same_kernels(find_gpu("B300"), find_gpu("B200"))
     assert not have_same_kernels(find_gpu("RTX 5090"), find_gpu("B200"))
     assert not have_same_kernels(find_gpu("MI300X"), find_gpu("MI300X"))
-
-
-def test_without_any_measured_gpu_one_is_to_be_calibrated():
-    with pytest.raises(UserError, match="calibrate one"):
-        nearest(find_gpu("H100"), (), "memory is")
 
 
 @pytest.mark.slow

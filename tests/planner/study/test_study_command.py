@@ -176,24 +176,15 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
     [
         (("--data", "two"), "data=two was requested, but data takes int values"),
         (("--data", "1,,2"), "data= was requested"),
-        (("--data", "0"), "data is at least 1"),
         (("--data", "3"), "A global batch of 8 cannot be cut"),
         (("--data", "1,2", "--ranks", "3"), "No configuration takes 3 ranks"),
         (("--ranks", "many"), "--ranks 'many' was requested, but takes whole numbers"),
         (("--ranks", "64"), "No configuration takes 64 ranks"),
-        (("--zero", "9", "--data", "2"), "between 0 and 3"),
-        (("--tensor", "3"), "cannot be cut over TP = 3"),
-        (("--pipeline", "5"), "cannot be cut into 5 stages"),
-        (("--attention", "fast"), "attention=fast was requested"),
         (("--checkpointing", "most"), "There is no checkpointing 'most'"),
-        (("--implementation", "mpi"), "has no implementation 'mpi'"),
         (("--implementation", "nccl"), "runs on cuda, but the requested device is cpu"),
-        (("--dtype", "fp8"), "dtype=fp8 was requested"),
-        (("--hidden", "130"), "hidden = 130 cannot be divided"),
         (("--hidden", "-4"), "hidden is at least 1"),
         (("--steps", "1"), "steps=1 was requested"),
         (("--warm-up", "0"), "warm_up=0 was requested"),
-        (("--experiments", "0"), "experiments=0 was requested"),
         (("--only", "12"), "--only 12 was requested, but configurations are numbered 1 to 11"),
         (("--only", "0"), "--only 0 was requested"),
         (("--only", "x"), "--only 'x' was requested, but takes whole numbers"),
@@ -319,19 +310,8 @@ def test_a_rank_that_is_killed_costs_its_configuration_and_the_study_goes_on(kil
 
 def test_under_torchrun_its_ranks_are_the_study_and_another_world_waits(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    command += [
-        "pyperf_suite",
-        "study",
-        *TINY,
-        *SHORT,
-        "--data",
-        "1,2",
-        "--experiments",
-        "2",
-        "--results",
-        str(tmp_path),
-    ]
-    command += ["--resume", "job", "--only", "1,2"]
+    command += ["pyperf_suite", "study", *TINY, *SHORT, "--data", "1,2", "--experiments", "2"]
+    command += ["--results", str(tmp_path), "--resume", "job", "--only", "1,2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A study says which way is fastest and by how much, what each way costs, and how far predictions are off."""
+"""A study says which way is fastest and by how much, what each costs and leaves, and how far predictions are off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.findings.data import Bars, Findings, Remark, Table
+from pyperf_suite.findings.data import Bars, Findings, Remark
 from pyperf_suite.planner import study as message
 from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors
 from pyperf_suite.planner.study.grid import OPERATOR
@@ -22,6 +22,8 @@ from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, ran
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.training import Checkpointing
+from tests.records import cells as rows
+from tests.records import remarks
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]
@@ -33,17 +35,12 @@ def found(records: Sequence[Record], predictor: Any = None) -> Findings:
 
 def remark_with(findings: Findings, *names: str) -> Remark:
     """The only remark that tells of all these values."""
-    (only,) = [each for each in findings.remarks if isinstance(each, Remark) and {*names} <= each.values.keys()]
+    (only,) = remarks(findings, *names)
     return only
 
 
 def value(remark: Remark, name: str) -> float:
     return remark.values[name].value  # type: ignore[union-attr]
-
-
-def rows(table: Table) -> list[dict[str, Any]]:
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def ranks(**columns: list[float]) -> dict[str, Any]:
@@ -269,17 +266,13 @@ def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_o
 
 def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
     findings = found(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "xy " * 300))
-    assert value_of_lost(findings) == (1, 1, "1 rank flash")
+    said = remark_with(findings, "lost").values
+    assert (said["lost"], said["configurations"], said["names"]) == (1, 1, "1 rank flash")
     (lost,) = findings.tables
     assert lost.rows[0][1] == "unsupported"
     assert lost.rows[0][-1].startswith("no room at all xy xy")
     assert len(lost.rows[0][-1]) <= 160
     assert findings.figures == ()
-
-
-def value_of_lost(findings: Findings) -> tuple[Any, ...]:
-    lost = remark_with(findings, "lost")
-    return lost.values["lost"], lost.values["configurations"], lost.values["names"]
 
 
 def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits: Visits) -> None:
@@ -323,14 +316,6 @@ def test_an_experiment_that_took_no_time_is_lost(steps: list[float]) -> None:
     assert result.rate == 16
 
 
-@given(st.lists(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=6), min_size=2, max_size=8), st.integers(1, 512))
-def test_the_mean_lies_between_the_experiments_and_the_median_within_its_interval(experiments, samples) -> None:
-    result = result_of(samples, experiments)
-    assert min(result.rates) * (1 - 1e-9) <= result.rate <= max(result.rates) * (1 + 1e-9)
-    assert result.median[0].low <= result.median[0].value <= result.median[0].high
-    assert len(result.rates) == len(experiments)
-
-
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))
 def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
     predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
@@ -339,3 +324,53 @@ def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
         assert order == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
     else:
         assert order is None
+
+
+MIB = 2**20
+
+
+def holding(used: int, capacity: int, activations: int) -> dict[str, Any]:
+    bytes_ = {"parameter_bytes": [MIB], "saved_activation_bytes": [activations * MIB]}
+    return {"rank_bytes": {**bytes_, "resident_bytes": [used * MIB], "capacity_bytes": [capacity * MIB]}}
+
+
+def headroom(records: list[Record]) -> list[Remark]:
+    return remarks(PROBE.findings(records), "limit")
+
+
+@pytest.fixture
+def two(layout: Layout, visits: Visits) -> Visits:
+    """two(0.5): micro-batches of 2 in a second, and of 8 in so many; 400 MiB, of which 100 are activations."""
+
+    def made(seconds: float, capacity: int = 1000, **otherwise: Any) -> list[Record]:
+        small = visits(layout(batch=2), [1.0, 1.0, 1.0], holding(400, capacity, 100), **otherwise)
+        return small + visits(layout(batch=8), [seconds] * 3, holding(700, capacity, 400), **otherwise)
+
+    return made
+
+
+def test_the_micro_batch_that_would_fit_is_named_with_what_it_was_measured_to_gain_if_it_was(two: Any) -> None:
+    (said,) = headroom(two(1.25))
+    assert (said.values["own"], said.values["batch"]) == (2, 8)
+    assert said.values["unused"].value == 600 * MIB
+    assert said.values["gain"].value == pytest.approx(0.8)
+    (said,) = headroom([each for each in two(2.0) if each.parsed_case().parameters.batch == 2])
+    assert (said.values["batch"], said.values["gain"]) == (8, None)
+
+
+def test_no_larger_one_is_offered_than_stays_clear_of_the_limit(two: Any) -> None:
+    # 4 sequences hold 500 MiB, 8 hold 700: more than 95 % of 720.
+    said = [each for each in headroom(two(2.0, capacity=720)) if each.kind != "caution"]
+    assert [each.values["batch"] for each in said] == [4]
+
+
+def test_within_five_percent_of_the_limit_is_a_caution(two: Any) -> None:
+    near = [each for each in headroom(two(0.5, capacity=720)) if each.kind == "caution"]
+    assert [(each.values["used"].value, each.values["count"]) for each in near] == [(700 * MIB, 1)]
+    assert not [each for each in headroom(two(0.5, capacity=800)) if each.kind == "caution"]
+
+
+def test_a_limit_that_was_asked_for_stands_for_the_machine(two: Any) -> None:
+    said = headroom(two(2.0, sampling={"memory_limit_bytes": 410 * MIB}))
+    assert {each.values["limit"].value for each in said} == {410 * MIB}
+    assert any(each.kind == "caution" for each in said)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.study.grid import (
     MOST_CONFIGURATIONS,
@@ -15,7 +14,6 @@ from pyperf_suite.planner.study.grid import (
     StudyAxes,
     cases_of,
     default_axes,
-    of_worlds,
     worlds_of,
 )
 from pyperf_suite.workloads.training import Checkpointing
@@ -51,6 +49,8 @@ def test_the_default_grid_of_a_gpu_machine_uses_no_more_gpus_than_there_are(gpus
 
 
 def test_lists_are_crossed_and_what_cannot_be_is_left_out() -> None:
+    (case,) = cases_of(default_axes(CPU).given({"data": (4,), "batch": (1,), "global_batch": (24,)}))
+    assert (case.parameters.micro_batches, case.parameters.global_batch) == (6, 24)
     assert crossed(data=(1, 2), zero_stage=(0, 1, 3)) == [
         *("1 rank flash", "dp2 flash", "dp2 zero1 flash", "dp2 zero3 flash"),
     ]
@@ -61,11 +61,6 @@ def test_cuts_of_ones_own_replace_the_default_configurations_and_other_axes_chan
     everywhere = crossed(attention=("explicit",))
     assert len(everywhere) == 10
     assert all("explicit" in name for name in everywhere)
-
-
-def test_micro_batches_fill_the_global_batch() -> None:
-    (case,) = cases_of(default_axes(CPU).given({"data": (4,), "batch": (1,), "global_batch": (24,)}))
-    assert (case.parameters.micro_batches, case.parameters.global_batch) == (6, 24)
 
 
 def test_the_same_configuration_named_twice_is_run_once() -> None:
@@ -88,7 +83,9 @@ def test_the_same_configuration_named_twice_is_run_once() -> None:
         ({"tensor": (3,)}, "cannot be cut over TP = 3 evenly"),
         ({"tensor": (0,)}, "tensor=0 was requested"),
         ({"pipeline": (3,)}, "4 layers cannot be cut into 3 stages"),
+        ({"pipeline": (5,)}, "4 layers cannot be cut into 5 stages"),
         ({"pipeline": (8,)}, "4 layers cannot be cut into 8 stages"),
+        ({"data": (2,), "zero_stage": (9,)}, "between 0 and 3"),
         ({"chunks": (2,)}, "2 chunks are of a pipeline, but there is one stage"),
         ({"zero_stage": (4,)}, "zero_stage=4 was requested"),
         ({"zero_stage": (-1,)}, "zero_stage=-1 was requested"),
@@ -117,13 +114,6 @@ def test_a_value_that_can_never_be_is_refused_by_name(axes: dict[str, Any], sent
     assert "\n" not in str(refused.value)
 
 
-def test_a_world_that_nothing_takes_is_refused_with_those_there_are() -> None:
-    cases = cases_of(default_axes(CPU))
-    assert {case.parameters.ranks for case in of_worlds(cases, [2, 4])} == {2, 4}
-    with pytest.raises(UserError, match=r"No configuration takes 6 ranks .*: those requested take 1, 2, 4"):
-        of_worlds(cases, [6])
-
-
 def test_a_configuration_is_read_as_it_is_written() -> None:
     for text in ("data=2;zero_stage=3", "data=1|2|4", "attention=math", "checkpointing=every:2;pipeline=2", ""):
         assert str(Configuration.parse(text)) == text
@@ -134,12 +124,3 @@ def test_a_configuration_is_read_as_it_is_written() -> None:
 def test_a_configuration_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         Configuration.parse(text)
-
-
-def test_the_probe_takes_axes_as_every_probe_does() -> None:
-    probe = find_probe("study")
-    assert len(probe.cases("quick", CPU)) == 11
-    cases = probe.cases("quick", CPU, {"configuration": "data=2;zero_stage=3,tensor=2"})
-    assert [case.parameters.name for case in cases] == ["dp2 zero3 flash", "tp2 flash"]
-    with pytest.raises(UserError, match="data takes int values"):
-        probe.cases("quick", CPU, {"data": "two"})

@@ -123,9 +123,9 @@ def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"engine": "deepspeed", "tensor": 2}, "data parallelism alone"),
+        ({"tensor": 2}, "data parallelism alone"),
         ({"engine": "torch", "offload": "cpu"}, "zero_stage 2 or 3"),
-        ({"engine": "deepspeed", "offload": "cpu", "zero_stage": 0}, "needs shards"),
+        ({"offload": "cpu", "zero_stage": 0}, "needs shards"),
         ({"engine": "horovod"}, "horovod"),
         ({"offload": "nvme"}, "nvme"),
     ],

@@ -9,6 +9,8 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
 from pyperf_suite.workloads.workload import ExecutionContext
@@ -121,15 +123,6 @@ def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one):
     assert "were counted" in made.verify_last().first
 
 
-@pytest.mark.parametrize("vocab", [0, 96])
-@pytest.mark.parametrize("gated", [False, True])
-def test_bytes_of_gradients_are_those_of_the_models_weights(vocab, gated):
-    from pyperf_suite.workloads.training.gpt import build
-
-    p = replace(SMALL, vocab=vocab, gated=gated)
-    assert p.gradient_bytes == 4 * sum(each.numel() for each in build(p).parameters())
-
-
 def test_data_parallel_says_how_many_gpus_it_lacks():
     with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
         DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", ExecutionContext(Device("cuda")))
@@ -138,5 +131,6 @@ def test_data_parallel_says_how_many_gpus_it_lacks():
 def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
     assert DataParallel().ranks(replace(SMALL, exchange="dp", ranks=4)) == 1
     assert DataParallel().ranks(replace(SMALL, ranks=4)) == 4
-    assert DataParallel().environment(SMALL) == {}
-    assert DataParallel().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+    for workload, usual in ((DataParallel(), SMALL), (Collective(), CollectiveParameters("all_reduce", 1024, 2))):
+        assert workload.environment(usual) == {}
+        assert workload.environment(replace(usual, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}

@@ -31,35 +31,27 @@ def saved(shape, **kind):
     return saved_bytes(model, lambda: model(*placed))
 
 
-def test_a_product_keeps_its_input_and_not_its_weight_nor_its_result():
-    layer, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
-    assert saved_bytes(layer, lambda: layer(x)) == 3 * 8 * 4
+LAYER, ROWS, LEAF = torch.nn.Linear(8, 8), torch.randn(10, 8), torch.randn(5, requires_grad=True)
 
 
-def test_a_view_keeps_all_of_its_storage_and_that_once():
-    layer, x = torch.nn.Linear(8, 8), torch.randn(10, 8)
-    assert saved_bytes(layer, lambda: layer(x[:2]) + layer(x[5:6])) == 10 * 8 * 4
+def with_a_branch_that_is_dropped():
+    LAYER(LAYER(ROWS.sin()))
+    return LAYER(ROWS)
 
 
-def test_a_result_counts_where_backward_needs_it():
-    x = torch.randn(5, requires_grad=True)
-    assert saved_bytes(torch.nn.Identity(), lambda: x.exp()) == 5 * 4
-
-
-def test_what_nothing_is_computed_for_keeps_nothing():
-    layer, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
-    with torch.no_grad():
-        assert saved_bytes(layer, lambda: layer(x)) == 0
-
-
-def test_a_branch_that_is_dropped_is_not_kept():
-    layer, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
-
-    def call():
-        layer(layer(x.sin()))
-        return layer(x)
-
-    assert saved_bytes(layer, call) == 3 * 8 * 4
+@pytest.mark.parametrize(
+    ("call", "elements"),
+    [
+        (lambda: LAYER(ROWS), 10 * 8),  # the input of a product, neither its weight nor its result
+        (lambda: LAYER(ROWS[:2]) + LAYER(ROWS[5:6]), 10 * 8),  # all of a view's storage, and that once
+        (LEAF.exp, 5),  # a result, where backward needs it
+        (torch.no_grad()(lambda: LAYER(ROWS)), 0),
+        (with_a_branch_that_is_dropped, 10 * 8),
+    ],
+    ids=["product", "views", "result", "no gradient", "dropped"],
+)
+def test_what_backward_needs_is_kept_once_and_whole(call, elements):
+    assert saved_bytes(LAYER, call) == 4 * elements
 
 
 @pytest.mark.parametrize(
@@ -86,22 +78,16 @@ def test_what_lives_on_is_what_the_hooks_saw(shape):
     del result
 
 
-def test_a_checkpointed_group_keeps_its_input_alone():
-    shape = replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))
-    assert saved(shape) == 2 * TENSOR
-
-
 def test_selective_checkpointing_hides_what_it_keeps_from_hooks_but_not_from_the_count():
     every, selective, none = (
         saved(replace(SHAPE, checkpointing=Checkpointing.parse(text))) for text in ("every:1", "selective", "none")
     )
-    assert every == 2 * TENSOR
+    assert every == 2 * TENSOR, "the input of each group alone"
+    assert saved(replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))) == 2 * TENSOR
     # Of each block: qkv, attention's result, what comes after it, and the hidden layer before GELU.
     assert every + 2 * 8 * TENSOR < selective < none
-
-
-def test_half_as_wide_elements_take_half_of_the_bytes_but_for_statistics():
-    assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(saved(SHAPE) / 2, rel=0.01)
+    # Half as wide elements take half of the bytes, but for statistics.
+    assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(none / 2, rel=0.01)
 
 
 def test_casts_of_weights_are_told_apart_and_stay_as_many_at_any_batch():

@@ -7,10 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import input_pipeline
 from pyperf_suite.workloads.training.input_pipeline import (
     InputPipeline,
@@ -61,12 +58,6 @@ def test_every_sample_decodes_to_what_was_written_and_to_no_other(tmp_path):
     assert files.bytes_a_file > 1000
 
 
-def test_words_of_the_vocabulary_are_all_different():
-    assert (
-        len({input_pipeline._word(number) for number in range(input_pipeline.VOCABULARY)}) == input_pipeline.VOCABULARY
-    )
-
-
 @pytest.mark.parametrize(
     ("order", "sentence"),
     [
@@ -81,13 +72,8 @@ def test_a_sample_that_comes_twice_or_never_is_found(order, sentence, tmp_path):
     wrong, first = wrong_samples(files, batched(files, order))
     assert wrong > 0
     assert first == sentence
-
-
-def test_a_sample_under_another_number_is_found(tmp_path):
-    files = TextFiles(tmp_path, 2, seed=0)
-    ((_, samples),) = batched(files, [0, 1])
-    wrong, first = wrong_samples(files, [(torch.tensor([1, 0]), samples)])
-    assert (wrong, first) == (2, "sample 1 is not what was written")
+    (numbers, samples), *_ = batched(files, [0, 1])
+    assert wrong_samples(files, [(numbers.flip(0), samples)])[1] == "sample 1 is not what was written"
 
 
 @pytest.mark.parametrize(
@@ -151,19 +137,6 @@ def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tm
     with pytest.raises(ZeroDivisionError):
         prepare(SMALL)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_pinned_memory_on_a_cpu_is_unsupported(prepare):
-    with pytest.raises(Unsupported, match="copies to a GPU"):
-        prepare(replace(SMALL, pinned=True))
-
-
-def test_a_case_is_measured_like_any_other():
-    case = Case("input_pipeline", SMALL, "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["verification"]["compared"] == SMALL.batch, "of the step that was looked at"
 
 
 @pytest.mark.gpu

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
@@ -15,7 +14,6 @@ from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     BLOCK_PARTS,
     LAYERS,
-    PART_DTYPES,
     BlockPart,
     BlockPartParameters,
     LayerPass,
@@ -37,14 +35,6 @@ def prepared(layer, phase="forward", **changed):
     return LayerPass().implementation("torch").prepare(parameters, ExecutionContext(CPU))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("layer", "phase"), EVERY)
-def test_every_pass_is_that_of_float64(layer, phase, dtype):
-    checked = prepared(layer, phase, dtype=dtype).check()
-    assert checked.compared >= SMALL.hidden
-    assert checked.wrong == 0, checked.first
-
-
 @pytest.mark.parametrize(("layer", "phase"), [each for each in EVERY if each[0] != "copy"])
 def test_a_formula_that_is_slightly_another_is_found(layer, phase, monkeypatch):
     steps, apply = prepared(layer, phase, dtype="bfloat16"), layers.written_out
@@ -57,36 +47,17 @@ def test_a_formula_that_is_slightly_another_is_found(layer, phase, monkeypatch):
     assert steps.check().wrong > 0
 
 
-def test_a_single_wrong_element_is_found_and_named(monkeypatch):
+def test_a_wrong_element_is_found_and_named_and_so_is_what_is_no_number():
     steps = prepared("gelu", "backward", dtype="bfloat16")
-    run = steps._run
-
-    def once_wrong(own):
-        (gradient,) = run(own)
-        gradient[3, 7] = 0.0 if abs(float(gradient[3, 7])) > 0.5 else 1.0
-        return (gradient,)
-
-    monkeypatch.setattr(steps, "_run", once_wrong)
-    checked = steps.check()
-    assert checked.wrong == steps.sets
+    assert steps.check().wrong == 0
+    (gradient,) = steps.results(0).values()
+    gradient[3, 7] = 0.0 if abs(float(gradient[3, 7])) > 0.5 else 1.0
+    checked = steps.verify_last(0)
+    assert checked.wrong == 1
     assert checked.first.startswith("the gradient of input 0 at (3, 7)")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("phase", ["forward", "dgrad", "wgrad"])
-def test_the_largest_element_with_the_wrong_sign_is_found_in_any_operand_set(phase, dtype, monkeypatch):
-    steps = prepared("linear", phase, dtype=dtype)
-    run = steps._run
-
-    def flipped(own):
-        (result,) = run(own)
-        result = result.detach().clone()
-        if own is steps._sets[-1]:
-            result.view(-1)[result.abs().argmax()] *= -1
-        return (result,)
-
-    monkeypatch.setattr(steps, "_run", flipped)
-    assert steps.check().wrong == 1
+    gradient *= float("nan")
+    checked = steps.verify_last(0)
+    assert checked.wrong == checked.compared
 
 
 def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
@@ -100,14 +71,6 @@ def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
     assert answer["outcome"] == "failed"
 
 
-def test_a_result_with_nan_is_wrong(monkeypatch):
-    steps = prepared("copy")
-    run = steps._run
-    monkeypatch.setattr(steps, "_run", lambda own: tuple(each * float("nan") for each in run(own)))
-    checked = steps.check()
-    assert checked.wrong == checked.compared
-
-
 @pytest.mark.parametrize("layer", ["linear", "conv"])
 @pytest.mark.parametrize("phase", ["forward", "backward", "dgrad", "wgrad"])
 @pytest.mark.parametrize("out", [0, 40])
@@ -119,14 +82,6 @@ def test_products_count_the_flops_that_torch_counts(layer, phase, out):
         steps.launch(0)
     # torch counts the taps of a convolution that fall on the border of zeros as well.
     assert LayerPass().work(steps._p).flop == counter.get_total_flops()
-
-
-def test_backward_of_a_product_is_twice_the_flops_of_forward():
-    for layer in ("linear", "conv"):
-        forward, backward, dgrad, wgrad = (
-            layers.work(replace(SMALL, layer=layer, phase=phase, out=40)).flop for phase in passes_of(layer)
-        )
-        assert backward == dgrad + wgrad == 2 * forward
 
 
 @pytest.mark.parametrize("layer", ACTIVATIONS)
@@ -151,9 +106,6 @@ def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
     own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
     counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
     assert list(steps.observed()["saved"].samples) == [counted]
-
-
-def test_only_forward_tells_what_is_kept():
     assert prepared("linear", "backward").observed() == {}
     assert list(prepared("copy").observed()["saved"].samples) == [0]
 
@@ -165,22 +117,7 @@ def test_operands_take_turns_until_they_exceed_the_caches():
     assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
 
 
-def test_a_cpu_says_that_it_has_no_tfloat32():
-    with pytest.raises(Unsupported, match="no tfloat32"):
-        prepared("linear", dtype="tfloat32")
-
-
 PART = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
-
-
-@pytest.mark.parametrize("part", BLOCK_PARTS)
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_part_is_right(part, gated, dtype):
-    p = replace(PART, part=part, gated=gated, dtype=dtype, kv_heads=2)
-    answer = measure_case(Case("block_part", p, "torch"), None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"]["bytes"] > 0
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -200,27 +137,3 @@ def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
         lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1]),
     )
     assert steps.check().wrong > 0
-
-
-@pytest.mark.parametrize("pick", ["largest", "usual"])
-@pytest.mark.parametrize("dtype", PART_DTYPES)
-@pytest.mark.parametrize("part", BLOCK_PARTS)
-def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkeypatch):
-    steps = (
-        BlockPart()
-        .implementation("torch")
-        .prepare(replace(PART, part=part, dtype=dtype, seq=64), ExecutionContext(CPU))
-    )
-    right = steps._forward
-
-    def flipped(inputs, weights):
-        result = right(inputs, weights)
-        if inputs[0].dtype != torch.float64:
-            sizes = result.reshape(-1).abs()
-            place = int(sizes.argmax() if pick == "largest" else sizes.argsort()[3 * len(sizes) // 5])
-            result = result.clone(memory_format=torch.contiguous_format)
-            result.view(-1)[place] *= -1
-        return result
-
-    monkeypatch.setattr(steps, "_forward", flipped)
-    assert steps.check().wrong == 1

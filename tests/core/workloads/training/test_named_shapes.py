@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite import workloads
-from pyperf_suite.errors import Failed, UserError
+from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.workloads import training
@@ -57,11 +57,6 @@ def test_an_encoder_sees_what_comes_later_and_counts_no_logits() -> None:
         assert not torch.equal(model(tokens, classes), model(other, classes))
     logits = 6 * shape.tokens * shape.hidden * shape.vocab
     assert requested_flop(shape) == model_flop(shape.dimensions, shape.batch, shape.seq) - logits
-
-
-def test_classes_need_a_vocabulary() -> None:
-    with pytest.raises(UserError, match="with a vocabulary"):
-        TransformerShape(classes=2).validate()
 
 
 @pytest.mark.parametrize(("layer", "is_seen"), [(0, True), (2, False), (3, True)])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.training import optimizer
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
@@ -40,11 +40,6 @@ def test_every_way_updates_as_float64_does_step_after_step(optimizer, way):
         for _ in range(10):
             steps.launch(0)
     assert checked.compared > ELEMENTS
-
-
-@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
-def test_half_as_wide_elements_pass_a_wider_limit(way):
-    assert prepared(way, replace(ADAMW, dtype="bfloat16")).check().wrong == 0
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adafactor"])
@@ -141,9 +136,3 @@ def test_adafactor_leaves_a_matrix_of_equal_gradients_with_one_scale():
     after, state = optimizer.adafactor(weight, gradient, {}, 1, 1e-3, 0.1)
     assert state["row_var"] == pytest.approx(np.full((3, 1), 0.25))
     assert weight * (1 - 1e-4) - after == pytest.approx(np.full((3, 4), 2.0 * 1e-3))
-
-
-@pytest.mark.parametrize("text", ["", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc"])
-def test_a_set_of_tensors_shows_its_form(text):
-    with pytest.raises(UserError, match="TENSORSxROWSxCOLUMNS"):
-        TensorSet.parse(text)

@@ -20,11 +20,10 @@ from pyperf_suite.workloads.training import Checkpointing, TransformerShape, req
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.step_memory import (
-    CheckpointedStepParameters,
     TrainingMemory,
     TrainingMemoryParameters,
 )
-from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
@@ -144,38 +143,3 @@ def test_gradients_count_where_a_pass_makes_them():
 def test_adamw_needs_two_moments_a_weight_and_its_gradient_and_a_copy_of_all_to_be_checked():
     p = OptimizerUpdateParameters(TensorSet(2, 8, 8))
     assert find_workload("optimizer_update").footprint_bytes(p) == 2 * 4 * 4 * 128
-
-
-SMALL = {"hidden": 64, "heads": 4, "layers": 3, "seq": 16, "batch": 2}
-CASES = {
-    "training_step": TrainingStepParameters(**SMALL, checkpointing=Checkpointing("every", 2)),
-    "checkpointed_step": CheckpointedStepParameters(**SMALL, part="train"),
-    "precision_step": PrecisionStepParameters(**SMALL, precision="autocast_bfloat16", cast_cache="nested"),
-    "block_part": BlockPartParameters(**SMALL, part="up"),
-    "layer_pass": LayerPassParameters(layer="attention", phase="backward", batch=2, seq=36, hidden=24, heads=3),
-    "optimizer_update": OptimizerUpdateParameters(TensorSet(5, 24, 16), optimizer="SGD"),
-}
-
-
-def case_of(operator, implementation="", **change):
-    usual = "foreach" if operator == "optimizer_update" else "torch"
-    return Case(operator, replace(CASES[operator], **change), implementation or usual)
-
-
-@pytest.mark.parametrize(
-    ("operator", "change", "work"),
-    [
-        ("training_step", {}, ("flop", round(requested_flop(CASES["training_step"])))),
-        ("precision_step", {"micro_batches": 2}, ("flop", 2 * round(requested_flop(CASES["precision_step"])))),
-        ("checkpointed_step", {"part": "forward"}, ("flop", round(requested_flop(CASES["checkpointed_step"]) / 3))),
-        ("layer_pass", {}, ("flop", 2.5 * 4 * 2 * 24 * 36 * 37 // 2)),
-        ("block_part", {}, ("flop", 2 * 32 * 64 * 256)),
-        ("optimizer_update", {}, ("bytes", 5 * 4 * 5 * 24 * 16)),
-    ],
-)
-def test_a_case_is_measured_like_any_other(operator, change, work):
-    case = case_of(operator, **change)
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"][work[0]] == work[1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import topology as wires
 from pyperf_suite.hardware.devices import Device, Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
@@ -20,41 +21,22 @@ from pyperf_suite.workloads.exact import NCCL_SWITCHES, Topology, TopologyParame
 from pyperf_suite.workloads.workload import ExecutionContext
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
-FIGURES = {"generation": 5, "width": 16, "slot_generation": 5, "slot_width": 16, "card_generation": 5}
 
 
-class Manager:
+def manager(generation: int = 5, count: int = 8) -> SimpleNamespace:
     """An NVML whose GPUs all tell the same link, and count from the last."""
-
-    def __init__(self, count: int = 8, **figures: int) -> None:
-        self.count, self.figures = count, FIGURES | figures
-
-    def pci_address(self, uuid: str) -> str:
-        return f"0000:{uuid[-1]}7:00.0"
-
-    def pcie(self, uuid: str) -> dict[str, int]:
-        return self.figures
-
-    def index(self, uuid: str) -> int:
-        return self.count - 1 - int(uuid[-1])
-
-    def nvlink_states(self, uuid: str) -> tuple[bool, ...]:
-        return (True,) * 18
-
-    def pcie_replays(self, uuid: str) -> int:
-        return int(uuid[-1])
-
-    def settings(self, uuid: str) -> dict[str, object]:
-        return {"persistence": True}
-
-    def health(self, uuid: str) -> dict[str, object]:
-        return {"temperature_celsius": 40}
-
-    def memory_errors(self, uuid: str) -> dict[str, int]:
-        return {"uncorrected": 0}
-
-    def direct_copies(self, uuid: str, other: str) -> str | None:
-        return {"GPU-0": "allowed", "GPU-1": "not supported"}.get(uuid)
+    figures = {"slot_generation": 5, "card_generation": 5, "width": 16, "slot_width": 16, "generation": generation}
+    return SimpleNamespace(
+        pci_address=lambda uuid: f"0000:{uuid[-1]}7:00.0",
+        pcie=lambda uuid: figures,
+        index=lambda uuid: count - 1 - int(uuid[-1]),
+        nvlink_states=lambda uuid: (True,) * 18,
+        pcie_replays=lambda uuid: int(uuid[-1]),
+        settings=lambda uuid: {"persistence": True},
+        health=lambda uuid: {"temperature_celsius": 40},
+        memory_errors=lambda uuid: {"uncorrected": 0},
+        direct_copies=lambda uuid, other: {"GPU-0": "allowed", "GPU-1": "not supported"}.get(uuid),
+    )
 
 
 @pytest.fixture
@@ -73,10 +55,6 @@ def eight_gpus(monkeypatch: pytest.MonkeyPatch):
     return see
 
 
-def empty(tmp_path: Path) -> KernelFiles:
-    return KernelFiles(tmp_path)
-
-
 def test_this_host_is_read_into_a_record_of_plain_json():
     answer = measure_case(Case("topology", TopologyParameters(), "system"), None, Device("cpu"))
     assert (answer["kind"], answer["outcome"]) == ("static", "ok")
@@ -86,9 +64,10 @@ def test_this_host_is_read_into_a_record_of_plain_json():
     assert answer["metrics"]["cores"]["value"] == details["cores"]
 
 
-def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for_it(eight_gpus, tmp_path):
-    eight_gpus(Manager())
-    found = gpu_details(empty(tmp_path))
+def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for_it(eight_gpus, tmp_path, monkeypatch):
+    eight_gpus(manager())
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    found = gpu_details(KernelFiles(tmp_path))
     assert [(gpu["index"], gpu["smi"]) for gpu in found["gpus"]] == [(n, f"GPU{7 - n}") for n in range(8)]
     first = found["gpus"][0]
     assert (first["now"], first["slot"], first["card"], first["awake"]) == (*("gen 5 x16",) * 3, True)
@@ -99,11 +78,12 @@ def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for
     }
     assert found["direct_copies"] == message, "pairs of which nothing is told are left out"
     assert found["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
+    assert found["nccl"] == {"NCCL_P2P_DISABLE": "1"}, "what takes paths away from NCCL is kept"
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(Manager(generation=1))
+    eight_gpus(manager(generation=1))
     requested = []
 
     def at_work(index: int, ask: Any) -> PcieLink:
@@ -111,38 +91,30 @@ def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_p
         return PcieLink(5, 16) if index else PcieLink(4, 16)
 
     monkeypatch.setattr(exact, "_at_work", at_work)
-    links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(empty(tmp_path))["gpus"]]
+    links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(KernelFiles(tmp_path))["gpus"]]
     assert links == [("gen 4 x16", True), *[("gen 5 x16", True)] * 7]
     assert requested == [PcieLink(1, 16)] * 8
 
 
 def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(Manager(generation=1))
+    eight_gpus(manager(generation=1))
     monkeypatch.setattr(exact, "_at_work", lambda index, ask: None)
-    gpu = gpu_details(empty(tmp_path))["gpus"][0]
+    gpu = gpu_details(KernelFiles(tmp_path))["gpus"][0]
     assert (gpu["now"], gpu["awake"]) == ("gen 1 x16", False)
 
 
 def test_what_nvml_or_nvidia_smi_does_not_tell_is_left_out_with_the_reason(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(Unavailable("libnvidia-ml cannot be opened"))
     monkeypatch.setattr(exact.topology, "read", lambda: Unavailable("nvidia-smi cannot be run"))
-    found = gpu_details(empty(tmp_path))
+    found = gpu_details(KernelFiles(tmp_path))
     assert found["gpus"][0] == {"index": 0, "name": "NVIDIA H200", "compute_capability": [9, 0]}
     assert found["unavailable"] == ["libnvidia-ml cannot be opened", "nvidia-smi cannot be run"]
 
 
-def test_what_takes_paths_away_from_nccl_is_kept(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(Manager())
-    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert gpu_details(empty(tmp_path))["nccl"] == {"NCCL_P2P_DISABLE": "1"}
-
-
-def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_sentence(monkeypatch):
+def test_a_machine_without_a_gpu_is_unsupported_in_a_sentence(monkeypatch):
     monkeypatch.setattr(exact, "gpus", list)
     with pytest.raises(Unsupported, match=r"sees no GPU\."):
         Topology().prepare(TopologyParameters("gpus"), "system", ExecutionContext(Device("cpu")))
-    with pytest.raises(UserError, match="choose from host, gpus"):
-        Topology().validate(TopologyParameters("disks"))
 
 
 @pytest.mark.gpu

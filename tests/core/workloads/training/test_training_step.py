@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.training import PRECISIONS, Checkpointing, TransformerShape, training_step
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, training_step
 from pyperf_suite.workloads.training.training_step import (
-    CAST_CACHES,
     PrecisionStep,
     PrecisionStepParameters,
     TrainingStep,
@@ -29,30 +28,11 @@ torch = pytest.importorskip("torch")
 CPU = Device("cpu")
 BRIEF = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
 SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
-SHAPES = {
-    "gpt-2": SMALL,
-    "with logits": replace(SMALL, vocab=96),
-    "llama": replace(SMALL, vocab=96, gated=True, kv_heads=2, tied=False),
-    "explicit attention": replace(SMALL, attention="explicit", kv_heads=2),
-    "with dropout": replace(SMALL, dropout=0.2),
-    "selective": replace(SMALL, checkpointing=Checkpointing("selective")),
-    "every second block": replace(SMALL, checkpointing=Checkpointing("every", 2)),
-    "with AdamW": replace(SMALL, part="train"),
-    "an encoder": replace(SMALL, vocab=96, classes=3),
-    "an encoder as BERT was": replace(SMALL, vocab=96, classes=2, attention="explicit", dropout=0.1),
-}
 
 
 def prepared(parameters: TrainingStepParameters, seed: int = 0):
     workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
     return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
-
-
-@pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
-def test_every_gradient_is_that_of_float64(parameters):
-    checked = prepared(parameters).check()
-    assert checked.compared > 10
-    assert checked.wrong == 0, checked.first
 
 
 def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
@@ -71,68 +51,12 @@ def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch
     assert (steps.check().wrong == 0) is is_right
 
 
-@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
-def test_every_precision_passes_its_own_limit(precision):
-    checked = prepared(replace(SMALL, precision=precision, vocab=96)).check()
-    assert checked.wrong == 0, checked.first
-
-
-def test_a_cpu_says_that_it_has_no_tfloat32():
-    with pytest.raises(Unsupported, match="no tfloat32"):
-        prepared(replace(SMALL, precision="tfloat32"))
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
     steps = prepared(replace(SMALL, attention="explicit", precision=precision))
     for block in steps.model.blocks:
         block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
     assert steps.check().wrong > 0
-
-
-def flipping(steps, monkeypatch, name, pick):
-    """Has each backward pass turn the sign of one element of the gradient of `name`."""
-    backward, weight = steps.backward, dict(steps.model.named_parameters())[name]
-
-    def then_flip(result):
-        backward(result)
-        if weight.grad is not None:
-            weight.grad.view(-1)[pick(weight.grad.view(-1).abs())] *= -1
-
-    monkeypatch.setattr(steps, "backward", then_flip)
-
-
-def of_usual_size(sizes):
-    """The place of an element as large as half of all are, or larger."""
-    return int(sizes.argsort()[3 * len(sizes) // 5])
-
-
-@pytest.mark.parametrize("pick", [torch.argmax, of_usual_size], ids=["largest", "usual"])
-@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
-@pytest.mark.parametrize(
-    "name", ["tokens.weight", "blocks.blocks.1.attention.qkv.weight", "blocks.blocks.0.mlp.up.bias"]
-)
-def test_a_single_element_with_the_wrong_sign_is_found(precision, name, pick, monkeypatch):
-    steps = prepared(replace(SMALL, precision=precision, vocab=96))
-    flipping(steps, monkeypatch, name, pick)
-    checked = steps.check()
-    assert checked.wrong == 1
-    assert f"gradient of {name} at" in checked.first
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_single_wrong_element_of_the_result_is_found(precision, monkeypatch):
-    steps = prepared(replace(SMALL, precision=precision, part="forward"))
-    assert steps.check().wrong == 0
-    forward = steps.forward
-
-    def spoilt():
-        result = forward().detach().clone()
-        result[1, 5, 7] += 0.5
-        return result
-
-    monkeypatch.setattr(steps, "forward", spoilt)
-    assert steps.check().wrong == 1
 
 
 @pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
@@ -167,13 +91,6 @@ def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
     assert prepared(replace(SMALL, checkpointing=Checkpointing("selective"))).check().wrong == 0
 
 
-def test_a_lost_residual_is_found(monkeypatch):
-    steps = prepared(SMALL)
-    block = steps.model.blocks[1]
-    monkeypatch.setattr(block, "forward", lambda x: block.mlp(block.mlp_norm(x)))
-    assert steps.check().wrong > 0
-
-
 @pytest.mark.parametrize("vocab", [0, 96])
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_laws_count_the_parameters_that_torch_has(vocab, gated):
@@ -184,34 +101,6 @@ def test_the_laws_count_the_parameters_that_torch_has(vocab, gated):
     # The laws' model always has an embedding and a last norm: of a stack of blocks both are left out.
     outside = 0 if vocab else shape.dimensions.outer_parameters
     assert sum(each.numel() for each in build(shape).parameters()) == counted - outside
-
-
-def test_checkpointing_keeps_less_and_gives_the_same_gradients():
-    from pyperf_suite.workloads.training.gpt import build, inputs
-
-    kept, gradients = {}, {}
-    for text in ("none", "selective", "every:1"):
-        shape = replace(SMALL, checkpointing=Checkpointing.parse(text))
-        model, packed = build(shape), []
-
-        def pack(tensor, packed=packed):
-            packed.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = model(*inputs(shape))
-        result.sum().backward()
-        kept[text] = len(packed)
-        gradients[text] = torch.cat([each.grad.flatten() for each in model.parameters()])
-    assert kept["every:1"] < kept["none"]
-    assert torch.equal(gradients["none"], gradients["selective"])
-    assert torch.equal(gradients["none"], gradients["every:1"])
-
-
-@pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
-def test_unknown_checkpointing_names_the_forms_there_are(text):
-    with pytest.raises(UserError, match="none, every:K or selective"):
-        Checkpointing.parse(text)
 
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
@@ -274,19 +163,6 @@ CAST_BY_AUTOCAST = 2 * 4 * 2 + 1
 
 def observed(parameters):
     return {name: each.samples[0] for name, each in prepared(parameters).observed().items()}
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16"])
-def test_gradients_add_up_over_micro_batches_in_every_precision(precision):
-    checked = prepared(replace(PRECISE, precision=precision, micro_batches=3)).check()
-    assert checked.compared > 40
-    assert checked.wrong == 0, checked.first
-
-
-@pytest.mark.parametrize("cast_cache", CAST_CACHES)
-def test_gradients_are_the_same_however_long_casts_are_kept(cast_cache):
-    checked = prepared(replace(AUTOCAST, micro_batches=2, cast_cache=cast_cache)).check()
-    assert checked.wrong == 0, checked.first
 
 
 def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):
@@ -399,7 +275,8 @@ def test_a_layer_whose_gradients_are_a_hundredth_too_large_is_found(precision):
 def test_no_honest_step_is_refused_and_large_errors_are_as_rare_as_the_limits_presume(precision):
     levels, beyond, count = torch.tensor([4.0, 6.0, 8.0, 10.0]), torch.zeros(4), 0
     for seed in range(1, 8):
-        for shape in (SHAPES["with logits"], SHAPES["llama"], SHAPES["an encoder"]):
+        for change in ({}, {"gated": True, "kv_heads": 2, "tied": False}, {"classes": 3}):
+            shape = replace(SMALL, vocab=96, **change)
             steps = prepared(replace(shape, precision=precision), seed)
             checked = steps.check()
             assert checked.wrong == 0, checked.first

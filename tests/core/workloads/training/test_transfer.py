@@ -158,11 +158,6 @@ def test_a_disk_without_room_is_said_to_be_one(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_named():
-    with pytest.raises(Unsupported, match="no folder /nowhere"):
-        prepared("disk_cached", 4096, folder="/nowhere")
-
-
 def test_files_go_to_the_disk_of_the_results_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert transfer.folder_of(TransferParameters(1)) == tmp_path
@@ -177,11 +172,6 @@ def test_slots_turn_the_caches_over_where_copies_are_small():
     assert [slot.size for slot in steps.cut(steps.target)] == [1 << 20] * steps.sets
 
 
-def test_a_gpu_that_is_not_there_makes_its_cases_unsupported():
-    with pytest.raises(Unsupported, match="no GPU"):
-        prepared("host_to_device", 4096)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["host_to_device", "device_to_host"])
 @pytest.mark.parametrize("pinned", [False, True])
@@ -190,11 +180,3 @@ def test_every_byte_crosses_the_bus(way, pinned):
     checked = Transfer().implementation(way).prepare(parameters, ExecutionContext(Device("cuda"))).check()
     assert checked.wrong == 0, checked.first
     assert checked.compared >= 1 << 20
-
-
-def test_a_case_is_measured_like_any_other():
-    case = Case("transfer", TransferParameters(1 << 16), "memcpy")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"] == {"flop": 0, "bytes": 1 << 16}

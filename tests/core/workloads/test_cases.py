@@ -1,4 +1,4 @@
-"""What no machine can measure is refused in one sentence before anything is measured, whatever the workload."""
+"""Cases of every workload: measured like any other, refused in one sentence where no machine or not this one can."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.matmul import GroupedMatmulParameters
+from pyperf_suite.workloads.exact import CompiledKernelParameters, TopologyParameters
+from pyperf_suite.workloads.matmul import GroupedMatmulParameters, MatmulParameters
+from pyperf_suite.workloads.training import Checkpointing, requested_flop
 from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
@@ -24,7 +30,9 @@ from pyperf_suite.workloads.training.overlap import OverlapParameters
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
+from pyperf_suite.workloads.workload import ExecutionContext
 
+CPU = Device("cpu")
 SMALL = {"hidden": 64, "heads": 4, "layers": 3, "seq": 16, "batch": 2}
 RIGHT: dict[str, Any] = {
     "training_step": TrainingStepParameters(**SMALL),
@@ -40,7 +48,13 @@ RIGHT: dict[str, Any] = {
     "grouped_matmul": GroupedMatmulParameters(experts=4, rows=70, n=24, k=16, dtype="float32"),
     "collective": CollectiveParameters("all_reduce", 1024, 8),
     "attention": AttentionParameters(1, 12, 64, 64),
+    "matmul": MatmulParameters(33, 65, 47, Schedule("library", 1)),
+    "compiled_kernel": CompiledKernelParameters("sm80_bf16_bf16_tn_64x64x64_s4_w2x2", "sm_80"),
+    "topology": TopologyParameters(),
 }
+STEP_FLOP = round(requested_flop(RIGHT["training_step"]))
+OURS = {"schedule": Schedule("data_parallel", 1)}
+PADDING = ("torch_padded", "cublas_padded")
 REFUSED = [
     ("training_step", "torch", {"hidden": 66}, "cannot be divided into 4 heads"),
     ("training_step", "torch", {"kv_heads": 3}, "cannot share 3 key-value heads"),
@@ -153,13 +167,131 @@ REFUSED = [
     ("attention", "sdpa_default", {"head_dim": 0}, "head_dim=0"),
     ("attention", "sdpa_default", {"seq_k": -1}, "seq_k=-1"),
     ("attention", "sdpa_default", {"seq_q": 1 << 40}, "seq_q=1099511627776"),
+    *(
+        ("attention", library, {"blocks": Blocks(64, 64)}, "chooses its blocks itself, but 64x64")
+        for library in ("sdpa_default", "sdpa_flash", "flex", "two_gemm")
+    ),
+    ("attention", "native", {"backward": True}, "computes the forward pass only"),
+    ("attention", "native", {"workers": 4096}, "4096 workers were requested"),
+    ("attention", "native", {"blocks": Blocks(64, 33)}, "Blocks 64x33 cannot be computed"),
+    ("attention", "native", {"blocks": Blocks(64, 64, stages=3)}, "64x64:s3 name stages or warps.*ask for 64x64"),
+    ("attention", "native", {"blocks": Blocks(64, 64, warps=4)}, "Blocks 64x64:w4 name stages or warps"),
+    ("attention", "triton", {"blocks": Blocks(100, 64)}, "the nearest are 128x64"),
+    ("attention", "triton", {"blocks": Blocks(128, 64, warps=3)}, "power of two"),
+    ("attention", "triton", {"dtype": "int8"}, "choose from float32, float16, bfloat16"),
+    ("attention", "triton", {"batch": 1 << 15, "seq_q": 1 << 15}, "rows were requested in all"),
+    ("matmul", "torch", {"dtype": "int32"}, "operands of integers are int8"),
+    ("matmul", "torch", {"dtype": "int7"}, "dtype=int7"),
+    ("matmul", "torch", {"dtype": "int8", "out_dtype": "float32"}, "int8 into float32"),
+    ("matmul", "torch", {"out_dtype": "int32"}, "float32 into int32"),
+    ("matmul", "torch", {"out_dtype": "int8"}, "products of int8 are stored as int32"),
+    ("matmul", "torch", {"out_dtype": "tfloat32"}, "products of tfloat32 are stored as float32"),
+    *(
+        (
+            "matmul",
+            library,
+            {"dtype": dtype, "out_dtype": out, "pad_to": 8 if library in PADDING else 1},
+            f"of {dtype} writes .*but {out} was requested",
+        )
+        for library in ("torch", "cublas", *PADDING)
+        for dtype, out in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float8_e4m3fn", "float8_e4m3fn"))
+    ),
+    *(
+        ("matmul", kernel, {"dtype": dtype, **OURS}, f"{dtype} into .* was requested.*bf16")
+        for kernel in ("cuda_sm80", "cuda_sm90")
+        for dtype in ("int8", "tfloat32")
+    ),
+    *(
+        ("matmul", other, {"pad_to": 8}, "pad_to=8 was requested: use torch_padded or cublas_padded")
+        for other in sorted({*find_workload("matmul").implementations} - {*PADDING})
+    ),
+    *(("matmul", library, {"pad_to": 1}, "pad_to = 1 leaves them as they are") for library in PADDING),
+    ("matmul", "torch_padded", {"pad_to": 0}, "pad_to=0 was requested"),
+    ("matmul", "torch_padded", {"pad_to": -8}, "pad_to=-8 was requested"),
+    ("compiled_kernel", "nvrtc", {"target": "sm_12"}, r"target=sm_12 .* sm_100, sm_80, sm_90, sm_90a"),
+    ("compiled_kernel", "nvrtc", {"kernel": "sm80_of_dreams"}, "'sm80_of_dreams' for sm_80: choose from sm80_"),
+    ("training_step", "torch", {"classes": 2}, "with a vocabulary"),
+    ("topology", "system", {"part": "disks"}, "choose from host, gpus"),
+]
+# What is right, but not on a CPU or not on this one.
+UNSUPPORTED = [
+    ("attention", "sdpa_cudnn", {}, r"runs on GPUs only\.$"),
+    ("attention", "sdpa_efficient", {}, r"runs on GPUs only\.$"),
+    ("attention", "flex", {"backward": True}, "no backward pass on CPUs"),
+    *(
+        ("attention", "native", {"dtype": "float32", "blocks": blocks, **change}, words)
+        for blocks in (None, Blocks(16, 64))
+        for change, words in (
+            ({"dtype": "float16"}, "choose float32 or bfloat16"),
+            ({"head_dim": 520}, "head_dim = 520 is out of range"),
+        )
+    ),
+    *(
+        ("matmul", library, {"dtype": dtype, "pad_to": pad_to}, f"{words}.*: ask for float32 or bfloat16")
+        for library, pad_to in (("torch", 1), ("torch_padded", 8))
+        for dtype, words in (("tfloat32", "tfloat32 is arithmetic of GPUs"), ("int8", "Products of int8 are measured"))
+    ),
+    ("matmul", "native", {"dtype": "int8", **OURS}, "'int8' is unknown: choose float32 or bfloat16"),
+    ("matmul", "native", {"dtype": "float16", **OURS}, "'float16' is unknown: choose float32 or bfloat16"),
+    ("grouped_matmul", "triton", {}, "compiles for GPUs"),
+    ("layer_pass", "torch", {"layer": "linear", "dtype": "tfloat32"}, "no tfloat32"),
+    ("training_step", "torch", {"precision": "tfloat32"}, "no tfloat32"),
+    ("input_pipeline", "torch", {"pinned": True}, "copies to a GPU"),
+    ("transfer", "host_to_device", {}, "no GPU"),
+    ("transfer", "disk_cached", {"folder": "/nowhere"}, "no folder /nowhere"),
 ]
 
 
 @pytest.mark.parametrize(("workload", "implementation", "change", "sentence"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(workload, implementation, change, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence) as refused:
         Case(workload, replace(RIGHT[workload], **change), implementation).validate()
+    assert ". " not in str(refused.value).replace("\n", ". ")
+
+
+@pytest.mark.parametrize(("workload", "implementation", "change", "sentence"), UNSUPPORTED)
+def test_what_this_machine_cannot_do_is_unsupported_in_one_sentence(workload, implementation, change, sentence):
+    pytest.importorskip("torch")
+    case = Case(workload, replace(RIGHT[workload], **change), implementation)
+    case.validate()
+    with pytest.raises(Unsupported, match=sentence):
+        find_workload(workload).prepare(case.parameters, implementation, ExecutionContext(CPU))
+
+
+@pytest.mark.parametrize(
+    ("workload", "implementation", "change", "work"),
+    [
+        ("training_step", "torch", {"checkpointing": Checkpointing("every", 2)}, {"flop": STEP_FLOP}),
+        ("precision_step", "torch", {"micro_batches": 2}, {"flop": 2 * STEP_FLOP}),
+        ("checkpointed_step", "torch", {"part": "forward"}, {"flop": round(STEP_FLOP / 3)}),
+        ("layer_pass", "torch", {}, {"flop": 2.5 * 4 * 2 * 24 * 36 * 37 // 2}),
+        ("block_part", "torch", {}, {"flop": 2 * 32 * 64 * 256}),
+        ("optimizer_update", "foreach", {}, {"bytes": 5 * 4 * 5 * 24 * 16}),
+        ("transfer", "memcpy", {}, {"flop": 0, "bytes": 4096}),
+        ("input_pipeline", "torch", {}, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_case_is_measured_like_any_other(workload, implementation, change, work):
+    pytest.importorskip("torch")
+    case = Case(workload, replace(RIGHT[workload], **change), implementation)
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert work.items() <= answer["work"].items()
+    assert answer["verification"]["compared"] > 0
+
+
+@pytest.mark.parametrize("text", ["", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc"])
+def test_a_set_of_tensors_shows_its_form(text):
+    with pytest.raises(UserError, match="TENSORSxROWSxCOLUMNS"):
+        TensorSet.parse(text)
+
+
+@pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
+def test_unknown_checkpointing_names_the_forms_there_are(text):
+    with pytest.raises(UserError, match="none, every:K or selective"):
+        Checkpointing.parse(text)
 
 
 def test_a_module_of_its_name_brings_a_workload_and_one_without_is_refused(monkeypatch):
@@ -169,6 +301,8 @@ def test_a_module_of_its_name_brings_a_workload_and_one_without_is_refused(monke
     monkeypatch.setattr(found, "WORKLOAD", own, raising=False)
     monkeypatch.setitem(sys.modules, found.__name__, found)
     assert find_workload("brought") is own
+    with pytest.raises(UserError, match=r"'divination'.*matmul"):
+        find_workload("divination")
     with pytest.raises(UserError, match="operator"):
         find_workload("operator")  # a module of the package, but no workload
     find_workload.cache_clear()
