@@ -232,8 +232,8 @@ def _are_samples(samples: Any) -> bool:
 def _are_finite(values: list[Any]) -> bool:
     """Whether each is a finite number; checked all at once where they are plain numbers, for a journal has millions."""
     if values and set(map(type, values)) <= {int, float}:
-        total = sum(values)
-        return min(values) > -LARGEST and max(values) < LARGEST and total == total  # a nan makes the total one
+        within = min(values) > -LARGEST and max(values) < LARGEST
+        return within and (total := sum(values)) == total  # a nan makes the total one
     return all(map(_is_finite, values))
 
 

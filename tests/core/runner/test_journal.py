@@ -157,6 +157,7 @@ def test_a_record_of_another_kind_is_told_of_in_a_sentence_however_long_its_word
         {"state": None},
         {"quality": {"converged": True, "discarded": [7]}},
         {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "value": 10**400}}},
+        {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "samples": [0.1, 10**400]}}},
         {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "value": 0}}},
         {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "samples": ["x"]}}},
         {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "unit": None}}},
