@@ -222,8 +222,8 @@ def sampled(
                     measurement: Measurement = end.value
                     break
             others_ran = yield
-    drift = disturbances.drift() if disturbances else 0.0
-    metrics = {"time": dataclasses.asdict(time_metric(measurement, drift))}
+    disturbed = disturbances.report() if disturbances else {}
+    metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0)))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
         read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
@@ -235,7 +235,7 @@ def sampled(
         **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
-        **({"disturbances": disturbances.report()} if disturbances else {}),
+        **({"disturbances": disturbed} if disturbed else {}),
     }
     return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
 

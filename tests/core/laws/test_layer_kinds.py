@@ -12,15 +12,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
+from tests.models import GEMMA, KINDS, SCOUT, SMALL_LLAMA
 
-LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
-GEMMA = replace(LLAMA, window=256, windowed_layers=10)
-SCOUT = replace(LLAMA, window=256, windowed_layers=9, chunked=True)
-SPARSE = ModelDimensions(
-    12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True, experts=16, top_k=2, expert_ffn=512, shared_ffn=512,
-    dense_layers=2,
-)  # fmt: skip
-KINDS = {"gemma": GEMMA, "scout": SCOUT, "sparse": SPARSE}
 each_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS.keys())
 
 
@@ -33,7 +26,7 @@ def seen(seq: int, window: int, chunked: bool) -> int:
 def test_a_query_sees_its_window_or_its_chunk_and_no_key_behind_it(seq: int, window: int, chunked: bool) -> None:
     if chunked:  # the last chunk may be shorter, which is counted as if all were equally long
         seq = window * max(1, seq // window) if seq > window else seq
-    model = replace(LLAMA, window=window, windowed_layers=12, chunked=chunked)
+    model = replace(SMALL_LLAMA, window=window, windowed_layers=12, chunked=chunked)
     [call] = attention_calls(model, 2, seq)
     assert call.flop() == 4 * 2 * model.heads * model.head_dim * seen(seq, window, chunked) * 12
 
@@ -43,17 +36,17 @@ def test_layers_with_a_window_and_without_are_two_calls() -> None:
     assert (whole.calls, whole.window, windowed.calls, windowed.window) == (2, 0, 10, 256)
     whole, chunked = attention_calls(SCOUT, 2, 4096)
     assert (whole.calls, chunked.calls, chunked.batch, chunked.seq, chunked.window) == (3, 9, 32, 256, 0)
-    [only] = attention_calls(LLAMA, 2, 4096)
+    [only] = attention_calls(SMALL_LLAMA, 2, 4096)
     assert (only.calls, only.is_windowed) == (12, False)
 
 
 def test_a_window_costs_no_parameters_and_saves_attention_alone() -> None:
-    assert GEMMA.parameters == LLAMA.parameters
-    [whole] = attention_calls(LLAMA, 1, 8192)
-    assert model_flop(LLAMA, 1, 8192) - model_flop(GEMMA, 1, 8192) == pytest.approx(
+    assert GEMMA.parameters == SMALL_LLAMA.parameters
+    [whole] = attention_calls(SMALL_LLAMA, 1, 8192)
+    assert model_flop(SMALL_LLAMA, 1, 8192) - model_flop(GEMMA, 1, 8192) == pytest.approx(
         3 * (10 / 12) * whole.flop() * (1 - seen(8192, 256, False) / seen(8192, 8192, False))
     )
-    assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(LLAMA, 1, 8192)
+    assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(SMALL_LLAMA, 1, 8192)
 
 
 @each_kind

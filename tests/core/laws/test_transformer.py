@@ -22,63 +22,14 @@ from pyperf_suite.laws.transformer import (
     model_flop,
     products,
 )
+from tests.models import DEEPSEEK, LLAMA, MIXTRAL, MODELS, models, sizes
 
-MODELS = {
-    "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),
-    "bert": ModelDimensions(12, 768, 3072, 12, 30522, positions=512, bias=True, tied=True, causal=False),
-    "llama-3-8b": ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True),
-    "falcon-7b": ModelDimensions(32, 4544, 18176, 71, 65024, kv_heads=1, norms=1, norm_bias=True, tied=True),
-    "mixtral-8x7b": ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2),
-    "deepseek-v2-lite": ModelDimensions(
-        layers=27,
-        hidden=2048,
-        ffn=10944,
-        heads=16,
-        vocab=102400,
-        head_dim=192,
-        gated=True,
-        experts=64,
-        top_k=6,
-        expert_ffn=1408,
-        shared_ffn=2816,
-        dense_layers=1,
-        latent_rank=512,
-        rope_head_dim=64,
-        value_head_dim=128,
-    ),
-    "deepseek-v3": ModelDimensions(
-        layers=61,
-        hidden=7168,
-        ffn=18432,
-        heads=128,
-        vocab=129280,
-        head_dim=192,
-        gated=True,
-        experts=256,
-        top_k=8,
-        expert_ffn=2048,
-        shared_ffn=2048,
-        dense_layers=3,
-        query_rank=1536,
-        latent_rank=512,
-        rope_head_dim=64,
-        value_head_dim=128,
-        router_bias=True,
-    ),
-}
-LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3"))
-models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
 
 def matrices(model: ModelDimensions) -> float:
     """Parameters of all matrices that are multiplied with, every expert's among them."""
     return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1))
-
-
-def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None) -> dict[str, tuple]:
-    """M, N, K of each product of the forward pass."""
-    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",))}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,15 +12,8 @@ from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_c
 from pyperf_suite.planner.laws.training.layer_work import expert_block, is_deepseeks_latent
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
+from tests.models import KINDS, SMALL_LLAMA, SPARSE
 
-LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
-GEMMA = replace(LLAMA, window=256, windowed_layers=10)
-SCOUT = replace(LLAMA, window=256, windowed_layers=9, chunked=True)
-SPARSE = ModelDimensions(
-    12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True, experts=16, top_k=2, expert_ffn=512, shared_ffn=512,
-    dense_layers=2,
-)  # fmt: skip
-KINDS = {"gemma": GEMMA, "scout": SCOUT, "sparse": SPARSE}
 each_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS.keys())
 
 
@@ -31,7 +24,7 @@ def test_experts_are_one_block_of_the_flop_of_their_products() -> None:
     assert (block.gated, block.calls) == (True, 10)
     routed = sum(each.flop for each in products(SPARSE, 4096, Sharding(2, expert=4), phases=("fprop",)) if each.routed)
     assert routed == 2 * 3 * (4 * 4096 * 2 / 4) * 1024 * (512 / 2) * 10
-    assert expert_block(LLAMA, 4096) is None
+    assert expert_block(SMALL_LLAMA, 4096) is None
 
 
 @each_kind
@@ -80,4 +73,4 @@ def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:
     assert is_deepseeks_latent(deepseek)
     assert is_deepseeks_latent(ModelGrid.around(deepseek, heads=[16, 32]))
     assert not is_deepseeks_latent(replace(deepseek, head_dim=160, rope_head_dim=32))
-    assert not is_deepseeks_latent(LLAMA)
+    assert not is_deepseeks_latent(SMALL_LLAMA)
