@@ -323,12 +323,11 @@ class Record:
         discarded = self.quality.get("discarded", [])
         if not isinstance(discarded, list) or not all(isinstance(one, list) and len(one) == 2 for one in discarded):
             raise UserError("A timed record does not say which of its samples were discarded, and why.")
-        disturbed = self.quality.get("disturbances", {})
-        shares = (
-            [disturbed.get(each, 0) for each in ("clean_share", "drift")] if isinstance(disturbed, dict) else [None]
-        )
+        disturbed: Any = self.quality.get("disturbances", {})
         # A core that drifts is some factor faster or slower; its logarithm is nowhere near 100.
-        if not all(_is_finite(each) and 0 <= each < 100 for each in shares):
+        if not isinstance(disturbed, dict) or not all(
+            _is_finite(each := disturbed.get(name, 0)) and 0 <= each < 100 for name in ("clean_share", "drift")
+        ):
             raise UserError("A timed record does not say by what share it was disturbed.")
 
     def parsed_case(self) -> Case:
