@@ -252,6 +252,7 @@ class Check:
     python: str
     seconds: float = SECONDS
     grace_s: float = GRACE_S  # of its time a step that is stopped has to say what it found
+    workers: int = 1  # processes that share the GPU in steps of tests
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -289,7 +290,7 @@ class Check:
         if "pytest" in command:
             command.append(f"--junitxml={counts}")
         if step.isolated and self._has("xdist"):
-            command += ["-n", "1", "--max-worker-restart", "20"]
+            command += ["-n", str(self.workers), "--max-worker-restart", "20"]
         log.write(f"\n== {step.name}, at most {allowed:.0f} s: {' '.join(command)}\n".encode())
         log.flush()
         began = time.monotonic()
@@ -451,7 +452,9 @@ def prepare(folder: Path) -> int:
 
 
 def _loaded(path: Path) -> Any:
-    """The module in a file that is in no package."""
+    """The module in a file of the tests, which import one another from the project's folder."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -495,7 +498,11 @@ def main() -> int:
     if requested.double:
         # Not all kernels beforehand: the host's compiler takes seconds for each, and few are launched.
         steps = [on_the_double(step) for step in steps if step.name != "compile"]
-    check = Check(requested.part, steps, folder, requested.python or str(VENV_PYTHON), requested.seconds)
+    # Tests wait for the host, which makes operands and compiles; timings are taken by the other steps, alone.
+    workers = 1 if requested.double else max(1, min(8, (os.cpu_count() or 1) // 2))
+    check = Check(
+        requested.part, steps, folder, requested.python or str(VENV_PYTHON), requested.seconds, workers=workers
+    )
 
     def ended(number: int, _: Any) -> None:
         check.stop()
