@@ -35,8 +35,7 @@ int choice(int bytes, int smallest) {
 
 void check_tensor_map(const TensorMap2d& map) {
     const ElementType& type = element_type(map.dtype);
-    CHECK_INPUT(map.address % 16 == 0, "TMA cannot take the address 0x", std::hex, map.address,
-                ": it must be a multiple of 16 bytes.");
+    CHECK_INPUT(map.address % 16 == 0, "TMA cannot take the address ", map.address, ": it must be a multiple of 16 bytes.");
     for (const std::int64_t side : map.shape)
         CHECK_INPUT(side >= 1 && side <= (std::int64_t{1} << 32), "TMA cannot take a matrix of ", map.shape[1], "x",
                     map.shape[0], ": each side must be between 1 and 2^32.");

@@ -4,12 +4,13 @@ Nothing is known of the function, so what rounding may do to an element follows 
 the reference itself answers to moves of its inputs (user_kernels/sensitivity.py). An element of value r that sums K
 terms of size S (√Σ of their squares, whatever cancels) is off by about
 
-    σ = (n·u + √K·u₃₂)·max(|r|, S),   n = 2 for types of 16 and 8 bits, 16 for wider ones,
+    σ = (n·u + √2K·u₃₂)·max(|r|, S),   n = 2 for types of 16 and 8 bits, 16 for wider ones,
 
 u being the unit roundoff of the result's dtype and u₃₂ that of float32, in which kernels sum (of float64 for float64).
 A sum of K terms of either sign that is taken one after the other errs by 0.41·√K·u·S in root mean square, one of equal
 signs by 0.33·√K·u·|r|; 16 units are what fast exponentials and divisions take, and kernels of 16 and 8 bits round once
-or twice. Two limits must hold: the norm of all errors is at most that of all σ, and no element errs by more than
+or twice. K is a mean over elements: of running sums, and wherever a triangle of inputs is summed, the longest sum has 2K
+terms. Two limits must hold: the norm of all errors is at most that of all σ, and no element errs by more than
 4·(σ + n·u·rms(r)), the latter for what cancels inside of a function, as in the tail of a GELU.
 """
 
@@ -113,7 +114,7 @@ def _rule(dtypes: tuple[str, str], tolerance: Tolerance, name: str) -> _Rule:
     unit = precision.rounding
     wide = unit <= TABLE["float32"].rounding
     slack = _UNUSUAL_SLACK if tolerance.unusual else 1.0
-    sums = slack * math.sqrt(max(1.0, tolerance.terms)) * min(unit, TABLE["float32"].rounding)
+    sums = slack * math.sqrt(2 * max(1.0, tolerance.terms)) * min(unit, TABLE["float32"].rounding)
     size: Array | Pool = Pool(0.0, 1.0, 1.0)
     if name in tolerance.sizes:
         size = tolerance.sizes[name].reshape(-1)

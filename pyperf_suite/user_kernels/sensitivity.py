@@ -30,11 +30,10 @@ ENOUGH_MOVES, POOLED_MOVES = 8, 2
 # dimension, but enough values to move some elements of many; the next so many times as many, or as few. A look decides
 # if so many elements moved, and no larger share.
 FEWEST_LOOKS, MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 2, 6, 0.5, 16.0
-ENOUGH_MOVED, MOST_MOVED = 10, 0.95
+ENOUGH_MOVED, MOST_MOVED = 10, 0.8
 CHANGE = 1.5
-
-# An element's own moves count with so many of all elements together: no S is taken for zero by an unlucky sign.
-POOLED_MOVES = 2
+# Looks are repeated until so many inputs were changed: each moves all later elements of a running sum at once.
+ENOUGH_CHANGED = 30
 
 
 def measure(
@@ -101,15 +100,24 @@ def _terms(
     chance, none, every = FIRST_LOOK / longest, 0.0, 1.0
     if elements >= longest / 2:
         chance = min(0.5, max(chance, 3 * ENOUGH_MOVED / elements))
+    values = sum(map(_nonzeros, inputs))
+
+    def look() -> tuple[float, int]:
+        changed = dict(float_parts(evaluate(partial(_changed, partial(_some, draw, chance)))))
+        return max(_moved(each, changed.get(name)) for name, each in right.items())
+
     terms = 0.0
-    for look in range(MOST_LOOKS):
-        if look >= FEWEST_LOOKS and time.perf_counter() > end_s:
+    for looks in range(MOST_LOOKS):
+        if looks >= FEWEST_LOOKS and time.perf_counter() > end_s:
             break
-        some = partial(_some, draw, chance)
-        changed = dict(float_parts(evaluate(partial(_changed, some))))
-        moved, count = max(_moved(each, changed.get(name)) for name, each in right.items())
+        moved, count = look()
         if 0 < moved <= MOST_MOVED:
-            terms = math.log1p(-moved) / math.log1p(-chance)
+            shares = [moved]
+            while len(shares) * chance * values < ENOUGH_CHANGED and time.perf_counter() < end_s:
+                again, more = look()
+                shares.append(min(again, 1 - 1e-9))
+                count += more
+            terms = math.log1p(-sum(shares) / len(shares)) / math.log1p(-chance)
             if count >= ENOUGH_MOVED:
                 break
         if moved <= MOST_MOVED:

@@ -354,7 +354,9 @@ def _gpu_left_out(
 def _widths_left_out(gpu: str, name: str, law: AttentionKernels, table: PrefillTable) -> Iterator[Missed]:
     for width, rows in _by_width(table):
         other = replace(law, kernels=[each for each in law.kernels if each.head_dim != width])
-        if other.kernels and not law.is_doubtful(width):
+        # What answers with a kernel that nothing else measured supports is no fair guess of the width.
+        is_doubtful = any(choice.kernel.plausibility_penalty > 0 for choice in law.at_width(width))
+        if other.kernels and not is_doubtful:
             is_between = min(other.widths) < width < max(other.widths)
             yield (
                 f"width {'between' if is_between else 'beyond'}",

@@ -162,7 +162,7 @@ MATRIX = {"address": 4096, "dtype": "bfloat16", "shape": (64, 32), "stride_bytes
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"address": 4104}, "cannot take the address 0x1008: it must be a multiple of 16 bytes"),
+        ({"address": 4104}, "cannot take the address 4104: it must be a multiple of 16 bytes"),
         ({"stride_bytes": 130}, "rows 130 bytes apart: .* a leading dimension of bfloat16 a multiple of 8"),
         ({"dtype": "float32", "stride_bytes": 264, "shape": (32, 2), "box": (32, 2)}, "of float32 a multiple of 4"),
         ({"dtype": "float8_e4m3", "stride_bytes": 72}, "of float8_e4m3 a multiple of 16"),
