@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import signal
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,9 +288,35 @@ def attention_function(
         switch()
         if way == "expanded":
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return sdpa(q, k, v, **arguments)
+        try:
+            return sdpa(q, k, v, **arguments)
+        except RuntimeError as error:
+            if "Invalid backend" not in str(error):
+                raise
+            raise RuntimeError(why_not(torch, backend, (q, k, v), arguments)) from None
 
     return attend, mask
+
+
+def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mapping[str, Any]) -> str:
+    """Why a backend cannot be used on a GPU: torch 2.11 ends with "Invalid backend" before it says so.
+
+    Asked alone, it says so on the process's standard error, past Python's warnings.
+    """
+    mask, causal, gqa = (arguments.get(name) for name in ("attn_mask", "is_causal", "enable_gqa"))
+    question = torch.backends.cuda.SDPAParams(*inputs, mask, 0.0, bool(causal), bool(gqa))
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            getattr(torch.backends.cuda, f"can_use_{backend}_attention")(question, debug=True)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        said.seek(0)
+        words = said.read().decode("utf-8", "replace")
+    reasons = re.findall(r"Warning: (.*?)(?: \(function \w+\))?$", words, flags=re.MULTILINE)
+    return "; ".join(each.rstrip(".") for each in reasons) + "." if reasons else "it gives no reason."
 
 
 def switches(torch: Any, backend: str) -> Callable[[], None]:

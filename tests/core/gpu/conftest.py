@@ -92,6 +92,7 @@ def pytest_runtest_logfinish(nodeid: str) -> Iterator[None]:
     if why:
         words = f"{nodeid} lost the CUDA context ({why})"
         if "PYTEST_XDIST_WORKER" in os.environ:
+            print(words, file=sys.__stderr__, flush=True)
             os._exit(1)
         pytest.exit(f"{words}: with `-n 1` (pytest-xdist) the tests after it would run in a fresh process", 3)
     return result

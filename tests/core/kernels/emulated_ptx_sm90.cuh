@@ -354,12 +354,12 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row
     emulation::queue_store([=, &map, &block, &lane] {
         for (int y = 0; y < map.box_rows; ++y) {
             for (int x = 0; x < row_bytes; ++x) {
-                const long long to_row = row + y, to_column = column + x / map.element_bytes;
-                if (to_row >= map.rows || to_column >= map.columns) continue;
+                // An H200 clips rows, but of a row it writes whole 16 bytes.
+                const long long to_row = row + y, to_byte = static_cast<long long>(column) * map.element_bytes + x;
+                if (to_row >= map.rows || to_byte >= (map.columns * map.element_bytes + 15) / 16 * 16) continue;
                 const unsigned plain = source + y * row_bytes + x;
                 const unsigned from = map.swizzle_bytes ? emulation::swizzle(plain, map.swizzle_bytes) : plain;
-                map.base[to_row * map.stride_bytes + to_column * map.element_bytes + x % map.element_bytes] =
-                    *emulation::shared(block, from, 1);
+                map.base[to_row * map.stride_bytes + to_byte] = *emulation::shared(block, from, 1);
             }
         }
         --lane.groups[group];

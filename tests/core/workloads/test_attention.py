@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit
+from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit, why_not
 from pyperf_suite.workloads.attention.attention import Attention, default_native_blocks
 from pyperf_suite.workloads.workload import Kernel
 from tests.core.workloads import test_outputs
@@ -59,6 +61,16 @@ def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name
     assert reason_of_refusal("cudnn", warned, error) == "cuDNN attention has been runtime disabled."
     assert reason_of_refusal("math", warned, error) == error
     assert reason_of_refusal("math", [], "") == "it gives no reason."
+
+
+def test_a_backend_that_torch_calls_invalid_is_asked_for_its_reasons() -> None:
+    def refused(_: object, debug: bool) -> bool:
+        os.write(2, b"[W1126 06:01 sdp_utils.cpp:473] Warning: Got float, Expected Half. (function check_dtype)\n" * debug)
+        return False
+
+    cuda = SimpleNamespace(SDPAParams=lambda *each: each, can_use_flash_attention=refused)
+    torch = SimpleNamespace(backends=SimpleNamespace(cuda=cuda))
+    assert why_not(torch, "flash", (0, 0, 0), {"is_causal": True}) == "Got float, Expected Half."
 
 
 def test_a_backend_that_refuses_is_unsupported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
