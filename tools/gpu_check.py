@@ -54,18 +54,18 @@ class Step:
     """One command and its share of the call's time; time that earlier steps left over is added to it.
 
     In the command, `{python}` is the environment's Python, `{runs}` the folder of results, `{kernels}` that of compiled
-    kernels. `isolated` tests run in a process that is replaced if it dies.
+    kernels. Tests run in `processes` that are replaced if they die; 0 for what is no test.
     """
 
     name: str
     seconds: float
     command: tuple[str, ...]
-    isolated: bool = False
+    processes: int = 0
 
 
-def tests(name: str, seconds: float, *arguments: str) -> Step:
-    """GPU tests in an isolated process."""
-    return Step(name, seconds, (*PYTEST, *arguments), isolated=True)
+def of_tests(name: str, seconds: float, *arguments: str, processes: int = 1) -> Step:
+    """GPU tests; those that time nothing can share the GPU, and mostly wait for the host."""
+    return Step(name, seconds, (*PYTEST, *arguments), processes)
 
 
 def probe(name: str, seconds: float, *arguments: str) -> Step:
@@ -85,20 +85,21 @@ def sanitized(tool: str, seconds: float) -> Step:
 
 
 MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
+SHARED = max(1, min(8, (os.cpu_count() or 1) // 2))
 INSTALL = Step("install", 125, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
 PARTS: dict[str, tuple[Step, ...]] = {
     "1": (
         INSTALL,
         Step("compile", 30, ("{python}", "tools/gpu_check.py", "prepare", "{kernels}", "--python", "{python}")),
         Step("doctor", 20, (*SUITE, "doctor")),
-        tests("CUDA host", 40, "tests/core/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
-        tests("inputs", 20, "tests/core/gpu/test_inputs_on_gpu.py"),
-        tests("GEMM on Hopper", 60, "tests/core/gpu/test_gemm_sm90.py"),
-        tests("attention in Triton", 65, "tests/core/gpu/test_triton_attention.py"),
-        tests("GEMM in Triton", 45, "tests/core/gpu/test_triton_matmul.py"),
-        tests("GEMM on Ampere", 30, "tests/core/gpu/test_gemm_sm80.py"),
-        tests("GEMM as measured", 45, "tests/core/gpu/test_matmul_on_gpu.py"),
-        tests("attention as measured", 45, "tests/core/gpu/test_attention_on_gpu.py"),
+        of_tests("CUDA host", 40, "tests/core/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
+        of_tests("inputs", 20, "tests/core/gpu/test_inputs_on_gpu.py"),
+        of_tests("GEMM on Hopper", 60, "tests/core/gpu/test_gemm_sm90.py", processes=SHARED),
+        of_tests("attention in Triton", 65, "tests/core/gpu/test_triton_attention.py", processes=SHARED),
+        of_tests("GEMM in Triton", 45, "tests/core/gpu/test_triton_matmul.py", processes=SHARED),
+        of_tests("GEMM on Ampere", 30, "tests/core/gpu/test_gemm_sm80.py", processes=SHARED),
+        of_tests("GEMM as measured", 45, "tests/core/gpu/test_matmul_on_gpu.py"),
+        of_tests("attention as measured", 45, "tests/core/gpu/test_attention_on_gpu.py"),
     ),
     "2": (
         INSTALL,
@@ -114,8 +115,8 @@ PARTS: dict[str, tuple[Step, ...]] = {
     ),
     "3": (
         INSTALL,
-        tests("NCCL", 60, "tests/core/native/test_nccl_on_gpu.py", "tests/core/gpu/test_collective_on_gpu.py"),
-        tests("users' kernels", 30, "tests/core/gpu/test_user_kernel_on_gpu.py"),
+        of_tests("NCCL", 60, "tests/core/native/test_nccl_on_gpu.py", "tests/core/gpu/test_collective_on_gpu.py"),
+        of_tests("users' kernels", 30, "tests/core/gpu/test_user_kernel_on_gpu.py"),
         sanitized("memcheck", 70),
         sanitized("racecheck", 70),
         probe("collectives of one rank", 35, "collectives", "--ranks", "1"),
@@ -140,7 +141,8 @@ def on_the_double(step: Step) -> Step:
     elif "tile_wave" in command:
         command += tuple(word for axis in SMALL_WAVES for word in ("-a", axis))
     command = tuple(SMALL_SHAPE if word.startswith("shape=") else word for word in command)
-    return replace(step, command=command, seconds=DOUBLE_SLOWDOWN * step.seconds)
+    processes = min(step.processes, 1)
+    return replace(step, command=command, seconds=DOUBLE_SLOWDOWN * step.seconds, processes=processes)
 
 
 @dataclass
@@ -252,7 +254,6 @@ class Check:
     python: str
     seconds: float = SECONDS
     grace_s: float = GRACE_S  # of its time a step that is stopped has to say what it found
-    workers: int = 1  # processes that share the GPU in steps of tests
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -289,8 +290,8 @@ class Check:
         counts = self.runs / f"{step.name.replace(' ', '_')}.xml"
         if "pytest" in command:
             command.append(f"--junitxml={counts}")
-        if step.isolated and self._has("xdist"):
-            command += ["-n", str(self.workers), "--max-worker-restart", "20"]
+        if step.processes and self._has("xdist"):
+            command += ["-n", str(step.processes), "--max-worker-restart", "20"]
         log.write(f"\n== {step.name}, at most {allowed:.0f} s: {' '.join(command)}\n".encode())
         log.flush()
         began = time.monotonic()
@@ -498,11 +499,7 @@ def main() -> int:
     if requested.double:
         # Not all kernels beforehand: the host's compiler takes seconds for each, and few are launched.
         steps = [on_the_double(step) for step in steps if step.name != "compile"]
-    # Tests wait for the host, which makes operands and compiles; timings are taken by the other steps, alone.
-    workers = 1 if requested.double else max(1, min(8, (os.cpu_count() or 1) // 2))
-    check = Check(
-        requested.part, steps, folder, requested.python or str(VENV_PYTHON), requested.seconds, workers=workers
-    )
+    check = Check(requested.part, steps, folder, requested.python or str(VENV_PYTHON), requested.seconds)
 
     def ended(number: int, _: Any) -> None:
         check.stop()

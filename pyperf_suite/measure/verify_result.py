@@ -9,8 +9,8 @@ terms of size S (√Σ of their squares, whatever cancels) is off by about
 u being the unit roundoff of the result's dtype and u₃₂ that of float32, in which kernels sum (of float64 for float64).
 A sum of K terms of either sign that is taken one after the other errs by 0.41·√K·u·S in root mean square, one of equal
 signs by 0.33·√K·u·|r|; 16 units are what fast exponentials and divisions take, and kernels of 16 and 8 bits round once
-or twice. K is a mean over elements: of running sums, and wherever a triangle of inputs is summed, the longest sum has 2K
-terms. Two limits must hold: the norm of all errors is at most that of all σ, and no element errs by more than
+or twice. K is a mean over elements: of running sums, and wherever a triangle of inputs is summed, the longest sum has
+2K terms. Two limits must hold: the norm of all errors is at most that of all σ, and no element errs by more than
 4·(σ + n·u·rms(r)), the latter for what cancels inside of a function, as in the tail of a GELU.
 """
 

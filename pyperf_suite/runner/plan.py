@@ -168,8 +168,9 @@ Progress = Callable[[int, int, str, Callable[[], float]], None]
 # How often a run without a terminal says how far it is.
 LINE_EVERY_S = 10.0
 
-# A worker imports torch; a group of ranks is started by torchrun and finds itself.
-START_S = 2.0
+# A worker imports torch, on a GPU with its libraries (8 s for a sentinel of 1 s on an H200); a group of ranks is started
+# by torchrun and finds itself.
+START_S = {"cpu": 2.0, "cuda": 7.0}
 START_OF_A_GROUP_S = 4.0
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
@@ -182,6 +183,9 @@ AROUND_WHAT_IS_READ_S = 0.12
 SHARE_OF_CAPS = 0.8
 SHARE_OF_CAPS_FOR_LITTLE = 0.5
 LITTLE = 0.02
+
+# Launches for their energy: ten steps of NVIDIA's counter, which changes every 0.1 s.
+ENERGY_S = 1.0
 
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
@@ -236,7 +240,7 @@ class Outlook:
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
         # At the end the sentinel has a process of its own.
         starts = plan.processes + (not all(planned.is_exact for planned in plan.cases))
-        return trials_s + starts * START_S + len(groups) * plan.processes * START_OF_A_GROUP_S
+        return trials_s + starts * START_S[plan.device.kind] + len(groups) * plan.processes * START_OF_A_GROUP_S
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
@@ -255,6 +259,8 @@ class Outlook:
             seconds += START_OF_FRESH_RANKS_S
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
+        if effort.energy and self._plan.device.kind == "cuda":
+            seconds += ENERGY_S
         caps_s = min(effort.seconds_at_most, 60.0)
         share = SHARE_OF_CAPS_FOR_LITTLE if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)

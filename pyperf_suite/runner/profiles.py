@@ -17,10 +17,11 @@ SUSTAINED_S = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """What one trial of a case may spend: on warming up, and on samples."""
+    """What one trial of a case may spend: on warming up, on samples, and on a second of launches for their energy."""
 
     warm_up: SteadyRule
     stop: StopRule
+    energy: bool = True
 
     def sustained(self) -> Effort:
         """The same after SUSTAINED_S of launches without a pause."""
@@ -36,7 +37,7 @@ class Effort:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effort:
-        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]))
+        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]), data["energy"])
 
     @property
     def seconds_at_most(self) -> float:
@@ -86,6 +87,7 @@ QUICK = Profile(
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
         _undisturbed(relative_half_width=0.03, time_cap_s=0.2),
+        energy=False,
     ),
     purpose="a first look",
 )

@@ -71,7 +71,7 @@ def timed(
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
         # Ranks launch together, and on devices that are not this one alone.
-        if finish is None:
+        if finish is None and effort.energy:
             _add_energy(prepared, measurement, device, result)
         when = "after timing"
         if prepared.sees_more:

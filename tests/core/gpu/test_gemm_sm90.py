@@ -1,8 +1,8 @@
 """The Hopper kernel on a device: each default instance, type, layout and schedule gives exact products of integers.
 
 Operands are small integers, so that sums are exact in fp32 (and in what the tensor cores keep of fp8 products): results
-must be equal bit for bit, and what surrounds C must stay as it was, but for the rest of the 16 bytes in which a row ends:
-the copy engine writes zeros there.
+must be equal bit for bit, and what surrounds C must stay as it was, but for the rest of the 16 bytes in which a row
+ends: the copy engine writes zeros there.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name
 
 def test_a_backend_that_torch_calls_invalid_is_asked_for_its_reasons() -> None:
     def refused(_: object, debug: bool) -> bool:
-        os.write(2, b"[W1126 06:01 sdp_utils.cpp:473] Warning: Got float, Expected Half. (function check_dtype)\n" * debug)
+        os.write(
+            2, b"[W1126 06:01 sdp_utils.cpp:473] Warning: Got float, Expected Half. (function check_dtype)\n" * debug
+        )
         return False
 
     cuda = SimpleNamespace(SDPAParams=lambda *each: each, can_use_flash_attention=refused)
