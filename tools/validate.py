@@ -5,7 +5,6 @@ A table is known by its columns. Every row is accounted for: compared, without a
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,36 +206,18 @@ def validate(
 def read_table(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a CSV or Parquet file; empty numbers are NaN. Raises UserError where it is neither."""
     try:
-        if path.suffix == ".parquet":
-            return _read_parquet(path)
-        with path.open(newline="", encoding="utf-8") as lines:
-            header, *rows = csv.reader(lines)
-        return {column: _typed(cells) for column, cells in zip(header, zip(*rows, strict=True), strict=True)}
+        from pyarrow import ArrowInvalid, csv, parquet
+    except ImportError:
+        raise UserError("Tables are read by pyarrow: install it (pip install pyarrow).") from None
+    try:
+        read = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path} is no table of measured times: {printable(str(error))[:120]}.") from None
-
-
-def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        from pyarrow import ArrowInvalid, parquet
-    except ImportError:
-        raise UserError("Parquet is read by pyarrow: install it (pip install pyarrow), or name a CSV file.") from None
-    try:
-        table = parquet.read_table(path)
     except ArrowInvalid as error:
-        raise ValueError(str(error)) from None
-    return {column: table[column].to_numpy() for column in table.column_names}
-
-
-def _typed(cells: Sequence[str]) -> NDArray[Any]:
-    try:
-        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
-    except ValueError:
-        return np.array(cells, dtype=object)
-    whole = np.isfinite(numbers).all() and not any("." in cell or "e" in cell for cell in cells)
-    return numbers.astype(np.int64) if whole else numbers
+        raise UserError(f"{path} is no table of measured times: {printable(str(error))[:120]}.") from None
+    if not read.num_rows:
+        raise UserError(f"{path} has no rows.")
+    return {column: read[column].to_numpy() for column in read.column_names}
 
 
 def format_of(columns: Columns, path: Path) -> TableFormat:

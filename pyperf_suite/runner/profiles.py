@@ -55,20 +55,6 @@ class Profile:
     purpose: str
 
 
-def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> Profile:
-    """`steps` samples of one launch each after `warm_up` launches, in as many processes as there are experiments.
-
-    Taken back to back in blocks of up to `block_s`. How many experiments is no part of the name: more of them can be
-    added to a run.
-    """
-    return Profile(
-        f"{steps} steps after {warm_up}",
-        processes=experiments,
-        effort=Effort(SteadyRule(launches=warm_up), StopRule.exactly(steps, block_s)),
-        purpose="throughput over a given number of steps",
-    )
-
-
 def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
     """What a launch takes when nothing else disturbs it, from as many slices as it takes to see that."""
     return StopRule(

@@ -393,23 +393,3 @@ class EachDevice(Workers):
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
-
-
-class SparingWorkers(Workers):
-    """Workers that skip the cases that are known not to run here; `refused` has the reason by case id."""
-
-    def __init__(self, workers: Workers, refused: Mapping[str, str]) -> None:
-        self._workers, self._refused = workers, refused
-
-    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
-        reasons = [self._refused.get(case.case_id) for case in cases]
-        for number, reason in enumerate(reasons):
-            if reason is not None:
-                yield number, {"outcome": "unsupported", "reason": reason}
-        left = [number for number, reason in enumerate(reasons) if reason is None]
-        if left:
-            for number, answer in self._workers.measure_by_turns(process, [cases[each] for each in left], effort):
-                yield left[number], answer
-
-    def close(self) -> None:
-        self._workers.close()

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyperf_suite.findings.discovery import replace_probe
 from pyperf_suite.findings.summary import exit_code
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
 from pyperf_suite.planner.study.grid import (
@@ -45,11 +47,11 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
-from pyperf_suite.runner.profiles import fixed_steps
+from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import Answers, SparingWorkers, WorkerPool, Workers
+from pyperf_suite.runner.workers import Answers, WorkerPool, Workers
 
 # Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
@@ -230,7 +232,7 @@ def _measure(
         begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
         folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
         workers = workers or WorkerPool(plan.device, deadline_s)
-        noting = NotingWorkers(SparingWorkers(workers, refused), requested.limit_bytes)
+        noting = StudyWorkers(workers, refused, requested.limit_bytes)
         session = Session(plan, folder, deadline_s, noting, requested.budget_s)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
@@ -276,15 +278,38 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
         session.finish()
 
 
-class NotingWorkers(Workers):
-    """Workers whose records also say, under `sampling`, the limit on memory and what a search made of the answer."""
+def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> Profile:
+    """`steps` samples of one launch each after `warm_up` launches, in as many processes as there are experiments.
 
-    def __init__(self, workers: Workers, limit_bytes: float) -> None:
-        self._workers, self.limit_bytes = workers, limit_bytes
+    Taken back to back in blocks of up to `block_s`. How many experiments is no part of the name: more of them can be
+    added to a run.
+    """
+    return Profile(
+        f"{steps} steps after {warm_up}",
+        processes=experiments,
+        effort=Effort(SteadyRule(launches=warm_up), StopRule.exactly(steps, block_s)),
+        purpose="throughput over a given number of steps",
+    )
+
+
+class StudyWorkers(Workers):
+    """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
+
+    Records say, under `sampling`, the limit on memory and what a search made of the answer.
+    """
+
+    def __init__(self, workers: Workers, refused: Mapping[str, str], limit_bytes: float) -> None:
+        self._workers, self._refused, self.limit_bytes = workers, refused, limit_bytes
         self.note: Note | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
-        for number, answer in self._workers.measure_by_turns(process, cases, effort):
+        reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
+        left = [number for number, reason in reasons.items() if reason is None]
+        answers = [
+            (number, {"outcome": "unsupported", "reason": reason}) for number, reason in reasons.items() if reason
+        ]
+        measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
+        for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
             noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
             noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
             yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
@@ -293,7 +318,7 @@ class NotingWorkers(Workers):
         self._workers.close()
 
 
-def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWorkers, laws: Predictor | None) -> None:
+def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorkers, laws: Predictor | None) -> None:
     """The grid searched: a line for each experiment on standard error, the path in the records."""
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
     predicted: dict[str, float | None] = {}

@@ -17,11 +17,11 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, ProgressLines, in_random_order, most_informative_first
-from pyperf_suite.runner.profiles import Effort, Profile, fixed_steps
+from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
-from pyperf_suite.runner.workers import SparingWorkers, Workers
+from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -188,11 +188,16 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
-    plan = a_plan(profile=fixed_steps(4, 1, 1, block_s=0.1))
+
+    def steps(count: int, processes: int) -> Profile:
+        effort = Effort(SteadyRule(launches=1), StopRule.exactly(count, 0.1))
+        return Profile(f"{count} steps", processes, effort, "steps")
+
+    plan = a_plan(profile=steps(4, 1))
     folder = create_run(tmp_path, identity(CPU), plan)
-    with_more = a_plan(profile=fixed_steps(4, 1, 2, block_s=0.1))
+    with_more = a_plan(profile=steps(4, 2))
     assert with_more.plan_id == plan.plan_id
-    assert a_plan(profile=fixed_steps(5, 1, 1, block_s=0.1)).plan_id != plan.plan_id
+    assert a_plan(profile=steps(5, 1)).plan_id != plan.plan_id
     for longer in (plan, with_more):
         session = Session(longer, folder, workers=InThisProcess()).open()
         for process in range(longer.profile.processes):
@@ -202,15 +207,6 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     assert [record.process for record in timing] == [0, 1]
     assert [len(record.metrics["time"].samples) for record in timing] == [4, 4]
     assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
-
-
-def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
-    refused, wanted = (planned.case for planned in a_plan().cases)
-    requested = Instant()
-    workers = SparingWorkers(requested, {refused.case_id: "no room"})
-    assert workers.measure(0, refused, None) == {"outcome": "unsupported", "reason": "no room"}
-    assert workers.measure(0, wanted, None)["reason"] == "a double"
-    assert requested.trials == [(0, wanted.case_id)]
 
 
 def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:

@@ -11,11 +11,13 @@ import pytest
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.planner.commands.study_run import StudyWorkers
 from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, search_axes
 from pyperf_suite.planner.study.results import search_steps
 from pyperf_suite.planner.study.search import StudySearch, rule_of
 from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.workers import Workers
 from tests.records import a_record, metric
 
 AXES = replace(search_axes(Device("cpu")), data=(1, 2, 4), tensor=(1, 2), pipeline=(1, 2))
@@ -151,3 +153,25 @@ def test_noise_alone_passes_as_often_as_is_said() -> None:
     for _ in range(2000):
         kept += rule_of(3).decide([chance.gauss(0, 0.1) for _ in range(3)], final=True).word == "faster"
     assert 0.09 < kept / 2000 < 0.16
+
+
+def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
+    class Asked(Workers):
+        def __init__(self) -> None:
+            self.cases: list[Case] = []
+
+        def measure(self, process: int, case: Case, effort: Any) -> dict[str, Any]:
+            self.cases.append(case)
+            return {"outcome": "ok"}
+
+        def close(self) -> None:
+            return
+
+    (refused, wanted), asked = CASES[:2], Asked()
+    workers = StudyWorkers(asked, {refused.case_id: "no room"}, 8.0)
+    limit = {"sampling": {"memory_limit_bytes": 8.0}}
+    assert dict(workers.measure_by_turns(0, [refused, wanted], None)) == {
+        0: {"outcome": "unsupported", "reason": "no room", **limit},
+        1: {"outcome": "ok", **limit},
+    }
+    assert asked.cases == [wanted]
