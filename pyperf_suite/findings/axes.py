@@ -41,7 +41,7 @@ _LADDER = ("quick", "standard", "full")
 
 @dataclass(frozen=True)
 class ByProfile:
-    """The values of an axis; a profile without its own has those of the one before it, a GPU those of a CPU."""
+    """Values of an axis: a profile without its own has those before it, a GPU a CPU's, a command's own profile quick's."""
 
     quick: Values
     standard: Values | None = None
@@ -52,16 +52,14 @@ class ByProfile:
         if device.kind == "cuda" and self.cuda is not None:
             own = self.cuda if isinstance(self.cuda, ByProfile) else ByProfile(self.cuda)
             return replace(own, cuda=None).of(profile, device)
-        own_values = [getattr(self, each) for each in _LADDER[: _LADDER.index(profile) + 1]]
+        least = _LADDER.index(profile) if profile in _LADDER else 0
+        own_values = [getattr(self, each) for each in _LADDER[: least + 1]]
         values = next(each for each in reversed(own_values) if each is not None)
         return tuple(values(device)) if callable(values) else values
 
 
-def by(
-    quick: Values, standard: Values | None = None, full: Values | None = None, cuda: ByProfile | Values | None = None
-) -> Any:
-    """The values of an axis by profile and by kind of device, as the default of its field: see ByProfile."""
-    return ByProfile(quick, standard, full, cuda)
+by: Any = ByProfile
+"""The same as the default of a field, whose type is that of the values."""
 
 
 class AxisTable:

@@ -168,8 +168,7 @@ Progress = Callable[[int, int, str, Callable[[], float]], None]
 # How often a run without a terminal says how far it is.
 LINE_EVERY_S = 10.0
 
-# A worker imports torch, on a GPU with its libraries (8 s for a sentinel on an H200); a group of ranks is started by
-# torchrun and finds itself.
+# A worker imports torch, on a GPU with CUDA's libraries; a group of ranks is started by torchrun and finds itself.
 START_S = {"cpu": 2.0, "cuda": 7.0}
 START_OF_A_GROUP_S = 4.0
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.

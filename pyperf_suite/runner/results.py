@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyperf_suite.hardware.machine import Identity
     from pyperf_suite.runner.plan import Plan
 
-DEFAULT_RESULTS = Path("bench_results")
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 
 

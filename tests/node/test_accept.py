@@ -13,7 +13,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
-from pyperf_suite.node.probes.accept import analyse, axes, checks_of, sweep
+from pyperf_suite.node.probes.accept import AcceptAxes, analyse, checks_of, sweep
 from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
@@ -158,6 +158,6 @@ def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -
 
 
 def test_a_cpu_is_swept_on_one_core_and_on_all() -> None:
-    cases = list(sweep(axes("", Device("cpu"))))
+    cases = list(sweep(AcceptAxes.of("", Device("cpu"))))
     assert {case.operator for case in cases} == {"matmul", "transfer", "collective", "topology"}
     assert sum(case.mode == "sustained" for case in cases) == 1

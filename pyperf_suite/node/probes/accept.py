@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import product
 
 from pyperf_suite.extensions import Expect, ExpectedTime, service
-from pyperf_suite.findings.axes import Sizes, every_size, sizes
+from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, multiprocessors, one_and_all_cores, sizes
 from pyperf_suite.findings.data import Findings, Quantity, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows, grouped, rows_of
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import capability_of
-from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.hardware.devices import gpus
 from pyperf_suite.hardware.kernel_files import parse_cpu_list
 from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.hardware.topology import Path
@@ -67,25 +67,17 @@ COUNTED = ("corrected", "uncorrected", "rows_remapped", "pages_retired")
 
 
 @dataclass(frozen=True)
-class AcceptAxes:
+class AcceptAxes(AxisTable):
     """Side of square products on so many cores or SMs, bytes of a copy and an all_reduce, and its ranks."""
 
-    side: tuple[int, ...]
-    workers: tuple[int, ...]
-    copy_size: tuple[Sizes, ...]
-    reduce_size: tuple[Sizes, ...]
-    ranks: tuple[int, ...]
-    kind: tuple[str, ...] = ("cpu",)
-
-
-def axes(_profile: str, device: Device) -> AcceptAxes:
-    """The same in every profile: enough to judge a node by, and no more."""
-    if device.kind == "cpu":
-        cores = cpu.detect().usable_cores
-        side = 1024 if cores <= CORES_OF_SMALL_PRODUCTS else 2048
-        return AcceptAxes((side,), tuple(dict.fromkeys((1, cores))), sizes("64MiB"), sizes("4MiB"), (2,))
-    ranks, workers = (len(gpus()),) if len(gpus()) > 1 else (), (gpus()[device.index].multiprocessors,)
-    return AcceptAxes((8192,), workers, sizes("256MiB"), sizes("256MiB"), ranks, ("cuda",))
+    side: tuple[int, ...] = by(
+        lambda _: (1024 if cpu.detect().usable_cores <= CORES_OF_SMALL_PRODUCTS else 2048,), cuda=(8192,)
+    )
+    workers: tuple[int, ...] = by(one_and_all_cores, cuda=multiprocessors)
+    copy_size: tuple[Sizes, ...] = by(sizes("64MiB"), cuda=sizes("256MiB"))
+    reduce_size: tuple[Sizes, ...] = by(sizes("4MiB"), cuda=sizes("256MiB"))
+    ranks: tuple[int, ...] = by((2,), cuda=lambda _: (len(gpus()),) if len(gpus()) > 1 else ())
+    kind: tuple[str, ...] = by(("cpu",), cuda=("cuda",))
 
 
 def sweep(axes: AcceptAxes) -> Iterator[Case]:
@@ -347,7 +339,7 @@ PROBE = Probe(
     question="Is every part of this node as fast as its kind should be?",
     topic="the machine",
     title="Acceptance of a node",
-    axes=axes,
+    axes=AcceptAxes.of,
     sweep=sweep,
     analyse=analyse,
     group=lambda case: f"accept {case.operator} {case.implementation}",

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError
+from pyperf_suite.findings.axes import AxisTable, by
 from pyperf_suite.findings.data import TRANSFORMERS, Cell, Findings, Heading, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.exact import TopologyParameters
+from pyperf_suite.workloads.exact import PARTS, TopologyParameters
 
 ON_BOARD = ("SXM", "GB", "GH")
 LANES = 16
@@ -188,15 +188,10 @@ def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
 
 
 @dataclass(frozen=True)
-class TopologyAxes:
-    """Which parts are read: "host", "gpus"."""
+class TopologyAxes(AxisTable):
+    """Which parts are read; there is nothing to do more thoroughly."""
 
-    part: tuple[str, ...] = ("host",)
-
-
-def axes(_profile: str, device: Device) -> TopologyAxes:
-    """The same in every profile: there is nothing to do more thoroughly."""
-    return TopologyAxes(("host", "gpus")) if device.kind == "cuda" else TopologyAxes()
+    part: Annotated[tuple[str, ...], OneOf(PARTS)] = by(PARTS[:1], cuda=PARTS)
 
 
 def sweep(axes: TopologyAxes) -> Iterator[Case]:
@@ -333,7 +328,7 @@ PROBE = Probe(
     question="How are the parts of this machine connected, and do their links run as they are made to?",
     topic="the machine",
     title="How the machine is connected",
-    axes=axes,
+    axes=TopologyAxes.of,
     sweep=sweep,
     analyse=analyse,
     is_timed=False,

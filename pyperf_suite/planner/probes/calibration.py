@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.axes import Dimensions, Shape
+from pyperf_suite.findings.axes import AxisTable, Dimensions, Shape, all_cores, by
 from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, table
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.planner.laws.attention import attention_time
@@ -172,14 +170,24 @@ MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
-class CalibrationAxes:
-    """Each product by `implementation`, each attention forward by `attention_implementation`, in each dtype."""
+class CalibrationAxes(AxisTable):
+    """Each product by `implementation`, each attention forward by `attention_implementation`, in each dtype.
 
-    shape: tuple[Shape, ...]
-    attention: tuple[AttentionSizes, ...]
-    implementation: tuple[str, ...] = ("cublas",)
-    dtype: tuple[str, ...] = ("bfloat16",)
-    workers: tuple[int, ...] = (1,)
+    On a GPU about a hundred cases in under two minutes; on a CPU a few, for there the law is a rate.
+    """
+
+    shape: tuple[Shape, ...] = by(
+        spread_products(6, CPU_EXTENT),
+        spread_products(24, CPU_EXTENT),
+        cuda=by(spread_products(72, GPU_EXTENT), spread_products(160, GPU_EXTENT)),
+    )
+    attention: tuple[AttentionSizes, ...] = by(
+        spread_attentions(2, (128, 512), (2, 8), 1e9),
+        cuda=by(spread_attentions(20, (256, 8192), (8, 64), 2e11), spread_attentions(40, (256, 8192), (8, 64), 4e11)),
+    )
+    implementation: tuple[str, ...] = by(("torch",), cuda=("cublas",))
+    dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
+    workers: tuple[int, ...] = by(all_cores, cuda=(1,))
     attention_implementation: tuple[str, ...] = ("sdpa_default",)
     layout: tuple[str, ...] = ("TN",)
     mode: tuple[str, ...] = ("burst",)
@@ -191,19 +199,6 @@ def gpu_of(identity: Mapping[str, Any]) -> GpuSpec | None:
         return find_gpu(str(identity.get("model", ""))) if identity.get("kind") == "cuda" else None
     except UserError:
         return None
-
-
-def axes(profile: str, device: Device) -> CalibrationAxes:
-    """On a GPU about a hundred cases in under two minutes; on a CPU a few, for there the law is a rate."""
-    quick = profile == "quick"
-    if device.kind == "cpu":
-        attentions = spread_attentions(2, (128, 512), (2, 8), 1e9)
-        workers = (cpu.detect().usable_cores,)
-        return CalibrationAxes(
-            spread_products(6 if quick else 24, CPU_EXTENT), attentions, ("torch",), ("float32",), workers
-        )
-    attentions = spread_attentions(20 if quick else 40, (256, 8192), (8, 64), 2e11 if quick else 4e11)
-    return CalibrationAxes(spread_products(72 if quick else 160, GPU_EXTENT), attentions)
 
 
 def sweep(axes: CalibrationAxes) -> Iterator[Case]:
@@ -304,7 +299,7 @@ PROBE = Probe(
     question="How far do the shipped laws fit this machine? Records for `pyperf-suite calibrate`.",
     topic="laws",
     title="Calibration of the laws",
-    axes=axes,
+    axes=CalibrationAxes.of,
     sweep=sweep,
     analyse=analyse,
     group=lambda case: f"calibration {case.operator} {case.implementation}",

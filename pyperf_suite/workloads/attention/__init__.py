@@ -299,12 +299,9 @@ def attention_function(
 
 
 def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mapping[str, Any]) -> str:
-    """Why a backend cannot be used on a GPU: torch 2.11 ends with "Invalid backend" before it says so.
-
-    Asked alone, it says so on the process's standard error, past Python's warnings.
-    """
-    mask, causal, gqa = (arguments.get(name) for name in ("attn_mask", "is_causal", "enable_gqa"))
-    question = torch.backends.cuda.SDPAParams(*inputs, mask, 0.0, bool(causal), bool(gqa))
+    """Why a backend cannot be used: torch 2.11 says it on the process's standard error, and only when asked alone."""
+    causal, gqa = "is_causal" in arguments, "enable_gqa" in arguments
+    question = torch.backends.cuda.SDPAParams(*inputs, arguments.get("attn_mask"), 0.0, causal, gqa)
     kept = os.dup(2)
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
@@ -314,8 +311,7 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
             os.dup2(kept, 2)
             os.close(kept)
         said.seek(0)
-        words = said.read().decode("utf-8", "replace")
-    reasons = re.findall(r"Warning: (.*?)(?: \(function \w+\))?$", words, flags=re.MULTILINE)
+        reasons = re.findall(r"(?m)Warning: (.*?)(?: \(function \w+\))?$", said.read().decode("utf-8", "replace"))
     return "; ".join(each.rstrip(".") for each in reasons) + "." if reasons else "it gives no reason."
 
 
