@@ -41,7 +41,7 @@ _LADDER = ("quick", "standard", "full")
 
 @dataclass(frozen=True)
 class ByProfile:
-    """Values of an axis: a profile without its own has those before it, a GPU a CPU's, a command's own profile quick's."""
+    """Values of an axis: a profile without its own has those before it, a GPU a CPU's, a command's own one quick's."""
 
     quick: Values
     standard: Values | None = None
@@ -58,8 +58,7 @@ class ByProfile:
         return tuple(values(device)) if callable(values) else values
 
 
-by: Any = ByProfile
-"""The same as the default of a field, whose type is that of the values."""
+by: Any = ByProfile  # as the default of a field, whose type is that of the values
 
 
 class AxisTable:
