@@ -86,20 +86,20 @@ def sanitized(tool: str, seconds: float) -> Step:
 
 MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
 SHARED = max(1, min(8, (os.cpu_count() or 1) // 2))
-INSTALL = Step("install", 125, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
+INSTALL = Step("install", 80, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
 PARTS: dict[str, tuple[Step, ...]] = {
     "1": (
         INSTALL,
-        Step("compile", 30, ("{python}", "tools/gpu_check.py", "prepare", "{kernels}", "--python", "{python}")),
-        Step("doctor", 20, (*SUITE, "doctor")),
-        of_tests("CUDA host", 40, "tests/core/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
+        Step("compile", 20, ("{python}", "tools/gpu_check.py", "prepare", "{kernels}", "--python", "{python}")),
+        Step("doctor", 10, (*SUITE, "doctor")),
+        of_tests("CUDA host", 30, "tests/core/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
         of_tests("inputs", 20, "tests/core/gpu/test_inputs_on_gpu.py"),
-        of_tests("GEMM on Hopper", 60, "tests/core/gpu/test_gemm_sm90.py", processes=SHARED),
-        of_tests("attention in Triton", 65, "tests/core/gpu/test_triton_attention.py", processes=SHARED),
-        of_tests("GEMM in Triton", 45, "tests/core/gpu/test_triton_matmul.py", processes=SHARED),
-        of_tests("GEMM on Ampere", 30, "tests/core/gpu/test_gemm_sm80.py", processes=SHARED),
-        of_tests("GEMM as measured", 45, "tests/core/gpu/test_matmul_on_gpu.py"),
-        of_tests("attention as measured", 45, "tests/core/gpu/test_attention_on_gpu.py"),
+        of_tests("GEMM on Hopper", 40, "tests/core/gpu/test_gemm_sm90.py", processes=SHARED),
+        of_tests("attention in Triton", 75, "tests/core/gpu/test_triton_attention.py", processes=SHARED),
+        of_tests("GEMM in Triton", 40, "tests/core/gpu/test_triton_matmul.py", processes=SHARED),
+        of_tests("GEMM on Ampere", 20, "tests/core/gpu/test_gemm_sm80.py", processes=SHARED),
+        of_tests("GEMM as measured", 85, "tests/core/gpu/test_matmul_on_gpu.py"),
+        of_tests("attention as measured", 105, "tests/core/gpu/test_attention_on_gpu.py"),
     ),
     "2": (
         INSTALL,
