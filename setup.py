@@ -73,7 +73,7 @@ sanitize = SANITIZERS.get(sanitizer, [])
 native = Extension(
     "pyperf_suite._native",
     sources=files("csrc/**/*.cpp"),
-    depends=files("csrc/**/*.h", "kernels/cuda/*.cuh"),
+    depends=files("csrc/**/*.h", "csrc/exports.map", "kernels/cuda/*.cuh"),
     include_dirs=["csrc", "kernels/cuda"],
     language="c++",
     extra_compile_args=[
@@ -84,7 +84,11 @@ native = Extension(
         *WARNINGS,
         *(["-Werror"] if switched_on("PYPERF_WERROR") else []),
     ],
-    extra_link_args=["-pthread", *sanitize],
+    extra_link_args=[
+        "-pthread",
+        *(["-Wl,--version-script=csrc/exports.map"] if sys.platform == "linux" else []),
+        *sanitize,
+    ],
 )
 
 setup(

@@ -21,8 +21,7 @@ class NotAvailable : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Its arguments in one string: text("m = ", 3). Not by a stream: where the compiler links its own copy of libstdc++ into
-// this extension and torch brings another, the two mix up their locales, and a stream loses what it writes or crashes.
+// Its arguments in one string: text("m = ", 3).
 template <typename... Parts> std::string text(const Parts&... parts) {
     std::string out;
     const auto append = [&out](const auto& part) {

@@ -63,3 +63,11 @@ def test_pytest_ends_with_that_sentence_and_exit_code_2(checkout, tmp_path):
     assert done.returncode == 2
     [sentence] = [line for line in (done.stdout + done.stderr).splitlines() if line]
     assert f"is {checkout / 'pyperf_suite'}, not the one of this checkout: run `make test`" in sentence
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("nm"), reason="needs nm of binutils, on Linux")
+def test_the_extension_shows_other_libraries_nothing_but_its_entry() -> None:
+    native = importlib.util.find_spec("pyperf_suite._native")
+    assert native is not None
+    said = subprocess.run(["nm", "-D", "--defined-only", str(native.origin)], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in said.stdout.splitlines()] == ["PyInit__native"]
