@@ -69,5 +69,7 @@ def test_pytest_ends_with_that_sentence_and_exit_code_2(checkout, tmp_path):
 def test_the_extension_shows_other_libraries_nothing_but_its_entry() -> None:
     native = importlib.util.find_spec("pyperf_suite._native")
     assert native is not None
-    said = subprocess.run(["nm", "-D", "--defined-only", str(native.origin)], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["nm", "-D", "--defined-only", str(native.origin)], capture_output=True, text=True, check=True
+    )
     assert [line.split()[-1] for line in said.stdout.splitlines()] == ["PyInit__native"]
