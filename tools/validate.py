@@ -217,7 +217,7 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path} is no table of measured times: {printable(str(error))[:120]}.") from None
     if not read.num_rows:
         raise UserError(f"{path} has no rows.")
-    return {column: read[column].to_numpy() for column in read.column_names}
+    return {name: column.to_numpy() for name, column in zip(read.column_names, read.columns, strict=True)}
 
 
 def format_of(columns: Columns, path: Path) -> TableFormat:

@@ -58,9 +58,10 @@ def measure(
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):
         sizes = _sizes(evaluate, right, share, draw, begin_s + budget_s / 2)
+        values = sum(map(_nonzeros, inputs))
         if terms is None:
-            terms = _terms(evaluate, right, inputs, draw, begin_s + budget_s)
-        terms = min(terms, max(1.0, float(sum(map(_nonzeros, inputs)))))
+            terms = _terms(evaluate, right, inputs, values, draw, begin_s + budget_s)
+        terms = min(terms, max(1.0, float(values)))
         pools = {name: _pool(numpy, each, right[name]) for name, each in sizes.items()}
     return sizes, {"terms": terms, "pools": pools}
 
@@ -91,6 +92,7 @@ def _terms(
     evaluate: Callable[[Callable[[Any], Any]], Any],
     right: dict[str, Any],
     inputs: Sequence[Any],
+    values: int,
     draw: Any,
     end_s: float,
 ) -> float:
@@ -100,7 +102,6 @@ def _terms(
     chance, none, every = FIRST_LOOK / longest, 0.0, 1.0
     if elements >= longest / 2:
         chance = min(0.5, max(chance, 3 * ENOUGH_MOVED / elements))
-    values = sum(map(_nonzeros, inputs))
 
     def look() -> tuple[float, int]:
         changed = dict(float_parts(evaluate(partial(_changed, partial(_some, draw, chance)))))

@@ -306,7 +306,9 @@ class StudyWorkers(Workers):
         reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
         left = [number for number, reason in reasons.items() if reason is None]
         answers = [
-            (number, {"outcome": "unsupported", "reason": reason}) for number, reason in reasons.items() if reason
+            (number, {"outcome": "unsupported", "reason": reason})
+            for number, reason in reasons.items()
+            if reason is not None
         ]
         measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
         for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
