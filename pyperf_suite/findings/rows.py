@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +47,8 @@ class Reading:
     another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
     `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
     of a single process, and `group` names the cases whose slices were taken in the same rounds. `drift` is how much the
-    core's speed changed meanwhile, which only cases of one group share.
+    core's speed changed meanwhile, which only cases of one group share. `clock_hz` is a GPU's clock meanwhile, 0 where
+    it was not seen.
     """
 
     case: Case
@@ -64,6 +65,7 @@ class Reading:
     slices: tuple[float, ...] = ()
     group: str = ""
     drift: float = 0.0
+    clock_hz: float = 0.0
 
     @property
     def flop_per_s(self) -> float:
@@ -109,6 +111,7 @@ def _reading(trials: list[Record]) -> Reading:
     latest = list({record.process: record for record in trials}.values())
     times = [record.metrics["time"] for record in latest]
     medians = [time.value for time in times]
+    clocks = [record.metrics["sm_clock"].value for record in latest if "sm_clock" in record.metrics]
     alone = len(times) == 1
     group = str(latest[0].sampling.get("group", "")) if alone else ""
     return Reading(
@@ -125,6 +128,7 @@ def _reading(trials: list[Record]) -> Reading:
         slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
         group=group,
         drift=_drift(latest[0]) if alone else 0.0,
+        clock_hz=statistics.median(clocks) if clocks else 0.0,
         is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
     )
 
@@ -206,7 +210,8 @@ def speedup(slow: Reading, fast: Reading) -> Ratio | None:
 def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
     """The geometric mean over (slow, fast) pairs, each taken within a process; a process counts once, as its mean.
 
-    None where there is no pair, or no process that measured them all.
+    The interval reaches to the ratio of cycles where a GPU had other clocks for one than for the other. None where
+    there is no pair, or no process that measured them all.
     """
     measured = [set(reading.by_process) for pair in pairs for reading in pair]
     processes = sorted(set.intersection(*measured)) if measured else []
@@ -218,7 +223,21 @@ def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
     ]
     # Errors of pairs are independent: they add as squares, and a mean over pairs has less of them.
     squares = math.fsum(_pair_error(slow, fast) ** 2 for slow, fast in pairs)
-    return ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
+    ratio = ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
+    cycles = math.exp(math.fsum(_log_of_clocks(slow, fast) for slow, fast in pairs) / len(pairs))
+    return replace(ratio, low=ratio.low * min(1, cycles), high=ratio.high * max(1, cycles))
+
+
+def _log_of_clocks(slow: Reading, fast: Reading) -> float:
+    """Of the clock of the first over that of the second: by so much the ratio of cycles differs from that of times.
+
+    At a power cap a GPU's clock follows what ran before. What the multiprocessors compute takes cycles, what waits for
+    memory takes time: at one clock the ratio lies between the two. Under a sustained load the clock is the kernel's own
+    doing, so the times stand.
+    """
+    if not slow.clock_hz or not fast.clock_hz or "sustained" in (slow.case.mode, fast.case.mode):
+        return 0.0
+    return math.log(slow.clock_hz / fast.clock_hz)
 
 
 # Slices of the same rounds that make pairs: with fewer, the intervals of both sides say more.

@@ -194,3 +194,25 @@ def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> N
     # Of either side, half the interval of its own slices in 1.96 standard errors, and as many of the drift.
     half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
     assert speedup(one, other).high == pytest.approx(1 + half)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "mode", "ends"),
+    [
+        # In cycles the second is 1.1 x 1.4 / 1.6 times as fast: at one clock it may be either.
+        ((1.4e9, 1.6e9), "burst", (1.1 * 1.4 / 1.6, 1.1)),
+        ((1.6e9, 1.4e9), "burst", (1.1, 1.1 * 1.6 / 1.4)),
+        # Under a load the clock is what the kernel makes of it; where one was not seen nothing is known.
+        ((1.4e9, 1.6e9), "sustained", (1.1, 1.1)),
+        ((1.4e9, None), "burst", (1.1, 1.1)),
+    ],
+)
+def test_a_ratio_of_times_at_two_clocks_reaches_to_that_of_cycles(clocks, mode, ends) -> None:
+    pair = []
+    for seconds, clock in zip((1.1, 1.0), clocks, strict=True):
+        record = slices_of([seconds] * 7)
+        seen = {"sm_clock": metric(clock)} if clock else {}
+        pair += readings([replace(record, case={**record.case, "mode": mode}, metrics={**record.metrics, **seen})])
+    ratio = speedup(*pair)
+    assert ratio.value == pytest.approx(1.1)
+    assert (ratio.low, ratio.high) == pytest.approx(ends)
