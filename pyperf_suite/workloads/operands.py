@@ -254,8 +254,8 @@ def values_of(dtype: str) -> Array:
 def _quantiles() -> NDArray[np.float32]:
     """Quantiles at the middles of 65,536 equal parts, in ascending order; those of the lower half mirrored."""
     half = 1 << (_INDEX_BITS - 1)
-    quantile = statistics.NormalDist().inv_cdf
-    upper = np.array([quantile(0.5 + (at + 0.5) / (2 * half)) for at in range(half)], dtype=np.float32)
+    places = 0.5 + (np.arange(half) + 0.5) / (2 * half)
+    upper = np.array([*map(statistics.NormalDist().inv_cdf, places.tolist())], dtype=np.float32)
     return np.concatenate((-upper[::-1], upper))
 
 

@@ -25,7 +25,7 @@ from pyperf_suite.findings.discovery import is_users
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
+from pyperf_suite.regressions.pairs.live_pair import SIDES, ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.regressions.verdict import (
     Judgement,
     SequentialRule,
@@ -132,7 +132,7 @@ class LiveComparison:
     seed: int = 0
     spin_share: float = 0.0
     journal: WritePair | None = None
-    pace: Pace = PACE
+    pace: Pace | None = None
     progress: Progress | None = None
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     spent_s: float = 0.0

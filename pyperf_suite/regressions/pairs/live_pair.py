@@ -45,11 +45,13 @@ class ArmFailed(Exception):
 class Pace:
     """How long a slice lasts, and all slices of a pair together, both sides counted."""
 
-    slice_s: float = 0.005
-    total_s: float = 0.15
+    slice_s: float
+    total_s: float
 
 
-PACE = Pace()
+# The faster turns change, the more of what the machine does hits both sides. A GPU has to change contexts between two
+# processes, and a user's kernel is in a process of its own, so that turns of theirs are longer.
+SHORT_TURNS, LONG_TURNS = Pace(0.001, 0.2), Pace(0.005, 0.15)
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,13 @@ class Pair:
 
     @property
     def log_ratio(self) -> float:
-        """The logarithm of the new side's median over the old side's: 0.05 is 5 % slower."""
-        return math.log(self.new_s / self.old_s)
+        """The logarithm of the new side's time over the old side's: 0.05 is 5 % slower.
+
+        The median over rounds of four slices, two of each side: what lasts longer than a round hits both sides of it.
+        """
+        slices = {"o": iter(self.old_slices), "n": iter(self.new_slices)}
+        logs = [math.log(next(slices[letter])) * (1 if letter == "n" else -1) for letter in self.order]
+        return statistics.median(sum(logs[at : at + 4]) / 2 for at in range(0, len(logs), 4)) if logs else 0.0
 
 
 def measure_pair(
@@ -87,7 +94,7 @@ def measure_pair(
     *,
     verify: bool = False,
     spin_share: float = 0.0,
-    pace: Pace = PACE,
+    pace: Pace | None = None,
     deadline_s: float = 120.0,
     judges: dict[str, WorkerProcess] | None = None,
 ) -> Pair:
@@ -130,7 +137,8 @@ def measure_pair(
         startup_s = time.monotonic() - begin
         if not is_exact:
             resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
-            turns.take_all(chance, resolution_s, pace)
+            usual = SHORT_TURNS if device.kind == "cpu" and judges is None else LONG_TURNS
+            turns.take_all(chance, resolution_s, pace or usual)
             turns.ask_both("finish")
     report = telemetry.report
     machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}

@@ -31,9 +31,9 @@ def made_up_pair(ratio=1.0, **fields) -> Pair:
     figures = {
         "old_s": 1e-3,
         "new_s": 1e-3 * ratio,
-        "old_slices": (1e-3,),
-        "new_slices": (1e-3 * ratio,),
-        "order": "on",
+        "old_slices": (1e-3, 1e-3),
+        "new_slices": (1e-3 * ratio, 1e-3 * ratio),
+        "order": "onno",
         "seconds": 0.5,
         "startup_s": 0.2,
         "launches_per_slice": 1,

@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
-from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
+from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from tests.records import SMALL
@@ -47,6 +47,16 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert len(pair.old_slices) == len(pair.new_slices) == len(pair.order) / 2
     assert min(pair.old_s, pair.new_s) > 0
     assert pair.seconds > pair.startup_s > 0
+
+
+def test_what_lasts_longer_than_a_round_is_in_no_ratio():
+    machine, order = (1.0, 1.0, 1.0, 3.0, 2.0), "onno" * 5
+    old = tuple(1e-3 * speed for speed in machine for _ in range(2))
+    # In the first round the new side alone was disturbed.
+    new = (5e-3, *(1.1 * each for each in old[1:]))
+    known = {"old_s": 1e-3, "new_s": 1e-3, "seconds": 1.0, "startup_s": 0.5, "launches_per_slice": 1}
+    assert Pair(old_slices=old, new_slices=new, order=order, **known).log_ratio == pytest.approx(math.log(1.1))
+    assert Pair(old_slices=(), new_slices=(), order="", **known).log_ratio == 0  # exact figures, which nobody timed
 
 
 @pytest.mark.slow
