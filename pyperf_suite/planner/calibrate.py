@@ -384,24 +384,14 @@ def error_percent(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.float
     return np.abs(np.asarray(predicted, dtype=np.float64) / np.asarray(measured, dtype=np.float64) - 1) * 100
 
 
-def cross_validate(
-    fit: Fit, measured: ArrayLike, sites: ArrayLike, count: int = FOLDS, seed: int = SEED
-) -> HeldOutError:
-    """Fit on all folds but one, predict that one, for each: the error over all rows, each predicted unseen.
+def cross_predicted(fit: Fit, sites: ArrayLike, count: int = FOLDS) -> NDArray[np.float64]:
+    """Seconds of every row by the fit to the folds that it is not in.
 
-    `fit(rows)` is given the numbers of the rows it may see and returns `predict(rows)` in seconds; `measured` are the
-    seconds of every row. Raises ValueError for a single site.
+    `fit(rows)` is given the numbers of the rows it may see and returns `predict(rows)` in seconds. Raises ValueError
+    for a single site.
     """
-    seconds = np.asarray(measured, dtype=np.float64)
-    predicted = cross_predicted(fit, sites, count, seed)
-    there = np.unique(np.asarray(sites)).size
-    return summary(predicted, seconds, there, f"{min(count, there)}-fold, whole sites held out")
-
-
-def cross_predicted(fit: Fit, sites: ArrayLike, count: int = FOLDS, seed: int = SEED) -> NDArray[np.float64]:
-    """Seconds of every row by the fit to the folds that it is not in, as `cross_validate` judges them."""
     predicted = np.empty(np.shape(sites))
-    for held_out in folds(sites, count, seed):
+    for held_out in folds(sites, count):
         predicted[held_out] = fit(np.flatnonzero(~held_out))(np.flatnonzero(held_out))
     return predicted
 
@@ -545,9 +535,10 @@ def _correct(spec: GpuSpec, law: str, found: Sequence[Reading], origin: str) -> 
                 predicted[unseen] * correction(block, {name: size[unseen] for name, size in sizes.items()})
             )
 
-        return cross_validate(fit, measured, sites)
+        return summary(cross_predicted(fit, sites), measured, there, f"{min(FOLDS, there)}-fold, whole sites held out")
 
-    before = summary(predicted, measured, np.unique(sites).size, "the law as shipped")
+    there = np.unique(sites).size
+    before = summary(predicted, measured, there, "the law as shipped")
     errors = {degree: held_out(degree) for degree in DEGREES}
     best = min(DEGREES, key=lambda degree: errors[degree].mape)
     if errors[best].mape >= before.mape:

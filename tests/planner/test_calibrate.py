@@ -22,10 +22,11 @@ from pyperf_suite.planner.calibrate import (
     FILE,
     calibrated,
     corrections,
-    cross_validate,
+    cross_predicted,
     error_percent,
     folds,
     site_numbers,
+    summary,
 )
 from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import (
@@ -213,7 +214,7 @@ def test_a_site_without_like_is_told_by_its_error() -> None:
         speed = float(np.median(measured[rows]))
         return lambda unseen: np.full(unseen.size, speed)
 
-    found = cross_validate(fit, measured, sites)
+    found = summary(cross_predicted(fit, sites), measured, 12, "5-fold")
     assert found.mape == pytest.approx(100 * 0.5 * 2 / 12)
     assert found.median == 0
     assert (found.rows, found.sites) == (60, 12)

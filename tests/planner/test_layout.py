@@ -20,7 +20,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
@@ -297,8 +297,8 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
-    block = pack_constants(StepConstants(2.0, 1e-3, 10e9), {"mape": 5.0}, "made up")
-    path = Calibration("A100 SXM", {"step": block}).save(tmp_path / "own.npz")
+    block = pack_constants(dict.fromkeys(GENERATIONS, StepConstants(2.0, 1e-3)), {"mape": 5.0}, "made up", {})
+    path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
     usual, own = (
         json.loads(command(*OPTIONS, "--json", "--top", "1", *more).stdout)
         for more in ((), ("--calibration", str(path)))

@@ -70,10 +70,6 @@ class Calibration:
         """What its laws are of: "cpu", whose blocks say so by their names, or "cuda"."""
         return "cpu" if any(name.startswith(OF_CPU) for name in self.blocks) else "cuda"
 
-    @property
-    def origin(self) -> str:
-        return "; ".join(dict.fromkeys(block.origin for block in self.blocks.values() if block.origin))
-
     def with_block(self, name: str, block: CalibrationBlock) -> Calibration:
         return replace(self, blocks={**self.blocks, name: block})
 

@@ -12,6 +12,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.training.framework import (
+    GENERATIONS,
     FRAMEWORKS,
     StepConstants,
     found_constants,
@@ -70,7 +71,7 @@ def test_generations_are_known_by_the_compute_capability():
 
 
 def test_constants_of_ones_own_go_before_published_ones():
-    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
+    block = pack_constants(dict.fromkeys(GENERATIONS, StepConstants(2.0, 0.0)), {"mape": 5.0}, "made up", {})
     of_ddp = replace(block, arrays=block.arrays | {"gpus": np.array(["H100 SXM"])})
     own = Calibration("H100 SXM", {"step.fsdp1": block, "step.ddp": of_ddp})
     assert found_constants(own, "fsdp1").constants.slowdown == 2.0

@@ -13,7 +13,7 @@ from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
@@ -127,8 +127,8 @@ def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_co
 
 
 def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
-    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
-    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, None, MadeUpPrices())
+    block = pack_constants(dict.fromkeys(GENERATIONS, StepConstants(2.0, 0.0)), {"mape": 5.0}, "made up", {})
+    own = step_time(Calibration("A100 SXM", {"step.megatron": block}), MODEL, PLAN, None, MadeUpPrices())
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated

@@ -153,10 +153,9 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     Raises UserError for an unknown GPU or framework.
     """
     check_framework(framework)
-    own = gpu.blocks if isinstance(gpu, Calibration) else {}
-    for name in (f"{BLOCK}.{framework}", BLOCK):
-        if name in own:
-            return _of_block(own[name], spec_of(gpu), framework)
+    own = gpu.blocks.get(f"{BLOCK}.{framework}") if isinstance(gpu, Calibration) else None
+    if own is not None:
+        return _of_block(own, spec_of(gpu), framework)
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
@@ -171,33 +170,26 @@ def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:
 
 
 def pack_constants(
-    constants: StepConstants | Mapping[str, StepConstants],
+    constants: Mapping[str, StepConstants],
     held_out: Mapping[str, float | int | str],
     origin: str,
-    more: Mapping[str, NDArray[np.generic]] | None = None,
+    more: Mapping[str, NDArray[np.generic]],
 ) -> CalibrationBlock:
-    """Constants as a block "step" or "step.FRAMEWORK" of a calibration: of one GPU, or by generation.
+    """Constants by generation as a block "step.FRAMEWORK" of a calibration.
 
     `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by generation and
     KINDS, and for each constant its `NAME_deviation`, the standard deviation of its logarithm.
     """
-    if isinstance(constants, StepConstants):
-        arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
-        if isinstance(constants.network, (int, float)):
-            arrays["network_bytes_per_s"] = np.array(constants.network)
-    else:
-        every = [constants[generation] for generation in GENERATIONS]
-        arrays = {name: np.array([getattr(each, name) for each in every], dtype=np.float64) for name in NAMES}
-    return CalibrationBlock({**arrays, **(more or {})}, held_out, {}, origin)
+    every = [constants[generation] for generation in GENERATIONS]
+    arrays = {name: np.array([getattr(each, name) for each in every], dtype=np.float64) for name in NAMES}
+    return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
 
 
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
-    """The constants of a GPU in a block: of one's own GPU, or of its generation."""
+    """The constants of a GPU's generation in a block."""
     arrays, generation = block.arrays, GENERATIONS.index(generation_of(spec))
-    numbers = {name: float(np.ravel(arrays[name])[generation % arrays[name].size]) for name in NAMES if name in arrays}
-    network = float(arrays["network_bytes_per_s"]) if "network_bytes_per_s" in arrays else None
-    network = network or CARRIED_BYTES_PER_S.get(spec.name)
-    constants = on_gpu(StepConstants(**numbers, network=network), spec)
+    numbers = {name: float(arrays[name][generation]) for name in NAMES if name in arrays}
+    constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec)
     another = "gpus" in arrays and spec.name not in arrays["gpus"].tolist()
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     low, high, errors = (
