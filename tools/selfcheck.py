@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from pyperf_suite.cli.main import HELP, Speaking
-from pyperf_suite.cli.options import Finite, device_option, margin_option, path_option, results_option, seed_option
+from pyperf_suite.cli.options import Finite, device_option, margin_option, results_option, seed_option
 from pyperf_suite.errors import ExitCode, Interrupted, UserError
 from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark, findings, quantity, remark
 from pyperf_suite.findings.discovery import expanded, find_probe, is_users
@@ -104,13 +104,6 @@ class Shifts(click.ParamType):
     help="Most pairs of one comparison. Default: as ab's rule has them. Example: --max-pairs 10.",
 )
 @click.option(
-    "--time-limit",
-    type=Finite(0, min_open=True),
-    metavar="MINUTES",
-    help="Begin no comparison after this time; --resume makes those that are left. Default: no limit. "
-    "Example: --time-limit 30.",
-)
-@click.option(
     "--resume",
     is_flag=True,
     help="Go on with the newest selfcheck of the same benchmarks, rule and budget. Default: start one.",
@@ -125,22 +118,17 @@ class Shifts(click.ParamType):
 @device_option()
 @results_option()
 @seed_option("Seed of the order in which comparisons are made. Example: --seed 1.")
-@path_option(
-    "--markdown", help="File to append the tables to as Markdown. Default: none. Example: --markdown summary.md."
-)
 def selfcheck(
     probes: tuple[str, ...],
     shifts: dict[float, int],
     margin: float | None,
     budget: float,
     max_pairs: int | None,
-    time_limit: float | None,
     resume: bool,
     repeat: int | None,
     device: str,
     results: Path,
     seed: int,
-    markdown: Path | None,
 ) -> None:
     """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
 
@@ -152,15 +140,15 @@ def selfcheck(
     \b
     Examples:
       python tools/selfcheck.py --shifts 0:200,3:100,5:100
-      python tools/selfcheck.py --shifts 0:200,3:100,5:100 --resume --time-limit 30
+      python tools/selfcheck.py --shifts 0:200,3:100,5:100 --resume
       python tools/selfcheck.py bench_softmax.py --shifts 0:200
       python tools/selfcheck.py tile_wave --repeat 10
     """  # noqa: D301 - click keeps the lines below \b as they are
     where = resolve(device)
     machine = identity(where).slug
     if repeat is not None:
-        if resume or markdown is not None:
-            raise UserError("--repeat measures whole runs: leave out --resume and --markdown.")
+        if resume:
+            raise UserError("--repeat measures whole runs: leave out --resume.")
         _repeat(repeat, probes, where, results)
         return
     cases = _cases(probes, where, shifts)
@@ -170,20 +158,12 @@ def selfcheck(
     found = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:
-        found = make_comparisons(
-            found,
-            plan,
-            _comparing(where, rule, budget),
-            seed=seed,
-            commit=commit,
-            time_limit_s=time_limit * 60 if time_limit is not None else None,
-            progress=_say_each,
-        )
+        found = make_comparisons(found, plan, _comparing(where, rule, budget), seed, commit, _say_each)
     except KeyboardInterrupt:
         found = open_selfcheck(found.path)
-        _tell(found, markdown)
+        _report(found)
         raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
-    _tell(found, markdown)
+    _report(found)
     unfinished = _what_is_left(found, plan)
     if unfinished:
         click.echo(unfinished, err=True)
@@ -250,18 +230,11 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
     click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
 
 
-def _tell(found: Selfcheck, markdown: Path | None) -> None:
-    console, reported = console_for(), findings_of_selfcheck(found)
+def _report(found: Selfcheck) -> None:
+    console = console_for()
     say(console, "", text.sentence(heading(found)), style="bold")
-    print_remarks_and_tables(console, reported)
+    print_remarks_and_tables(console, findings_of_selfcheck(found))
     say(console, "", f"comparisons  {found.path}")
-    if markdown is not None:
-        try:
-            with markdown.open("a", encoding="utf-8") as file:
-                title = text.markdown_escape(text.sentence(heading(found)))
-                file.write("\n".join([f"## {title}", "", *text.markdown_of(reported)]))
-        except OSError as error:
-            raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 
 
 def _what_is_left(found: Selfcheck, plan: list[PlannedComparison]) -> str:
@@ -324,25 +297,20 @@ def make_comparisons(
     selfcheck: Selfcheck,
     plan: Sequence[PlannedComparison],
     compare: Compare,
-    *,
     seed: int = 0,
     commit: str = "",
-    time_limit_s: float | None = None,
     progress: Callable[[int, int, Comparison], None] | None = None,
 ) -> Selfcheck:
-    """Make those of the plan that the selfcheck does not hold yet, until the time limit; return all there are.
+    """Make those of the plan that the selfcheck does not hold yet; return all there are.
 
-    None begins after the limit, so the last may end later by its own budget. What was made before an interruption is
-    kept. Raises UserError where the disk refuses a line, or another process is writing this selfcheck.
+    What was made before an interruption is kept. Raises UserError where the disk refuses a line, or another process is
+    writing this selfcheck.
     """
-    begin = time.monotonic()
     done = {(each.shift, each.number) for each in selfcheck.comparisons if each.verdict != "failed"}
     with PairJournal(selfcheck.path / COMPARISONS) as write:
         for position, each in enumerate(plan, start=1):
             if (each.shift, each.number) in done:
                 continue
-            if time_limit_s is not None and time.monotonic() - begin >= time_limit_s:
-                break
             comparison = _made(
                 each, compare, random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32), commit
             )

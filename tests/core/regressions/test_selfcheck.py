@@ -208,12 +208,11 @@ def invoke(tmp_path, monkeypatch):
 
 
 def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tmp_path):
-    done = invoke("--shifts", "0:12,5:8", "--markdown", "told.md")
+    done = invoke("--shifts", "0:12,5:8")
     assert done.exit_code == 0, done.output
     assert "5.0 %      8  100 % [63, 100]" in done.stdout
     assert "median, s" in done.stdout
     assert "1/20 matmul" in done.stderr or "1/20 attention" in done.stderr
-    assert "| 5.0 % | 8 | 100 % \\[63, 100\\] |" in (tmp_path / "told.md").read_text()
     assert latest_selfcheck(tmp_path / "bench_results", identity(CPU).slug).false_alarms.tries == 12
 
 
@@ -224,9 +223,8 @@ def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(tool, "_comparing", lambda *_: interrupted)
         stopped = invoke("--shifts", "0:4,5:4")
-    for cut, code in ((stopped, 130), (invoke("--shifts", "0:4,5:4", "--time-limit", "1e-9"), 3)):
-        assert cut.exit_code == code
-        assert "8 of 8 comparisons are left" in cut.stderr
+    assert stopped.exit_code == 130
+    assert "8 of 8 comparisons are left" in stopped.stderr
     whole = invoke("--shifts", "0:4,5:4", "--resume")
     assert whole.exit_code == 0
     assert "5.0 %      4  100 % [40, 100]" in whole.stdout
@@ -293,9 +291,8 @@ def test_only_what_every_run_measured_is_compared(tmp_path: Path) -> None:
     assert records_of([runs[0], journal(tmp_path / "other", 1.0, probe="alignment")]) == []
 
 
-@pytest.mark.parametrize("option", [["--resume"], ["--markdown", "x.md"]], ids=str)
-def test_options_of_comparisons_are_refused(option: list[str]) -> None:
-    refused = CliRunner().invoke(selfcheck, ["--repeat", "2", *option])
+def test_resuming_comparisons_is_refused() -> None:
+    refused = CliRunner().invoke(selfcheck, ["--repeat", "2", "--resume"])
     assert refused.exit_code == 2
     assert "leave out" in refused.output
 
