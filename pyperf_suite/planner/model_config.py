@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import strict_json
+from pyperf_suite.files import read_bytes, strict_json
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 # No dimension of a model comes near; larger numbers are not worth repeating to the user.
@@ -422,7 +422,15 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises UserError where there is none, where it is larger than 1 MiB, not JSON, of an unknown family, lacks a field
     that its family needs, or has one that no model can have.
     """
-    return model_config(_object_in(_bytes_of(path), str(path)), str(path))
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        content = read_bytes(path, MOST_BYTES)
+    except OSError as error:
+        raise UserError(
+            f"The model configuration {path} cannot be read ({error.strerror}): name a config.json, or the folder it "
+            "lies in."
+        ) from None
+    return model_config(_object_in(content, str(path)), str(path))
 
 
 def model_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
@@ -467,22 +475,6 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
             f"{BY_HAND}{f' (has {has[:200]})' if has else ''}."
         )
     return family, FAMILIES[family]
-
-
-def _bytes_of(path: Path) -> bytes:
-    """The file's content, of a folder that of its `config.json`; no more of it than tells that it is too long."""
-    try:
-        path = path / "config.json" if path.is_dir() else path
-        # A pipe or a device would have the reader wait, or never end.
-        if not path.is_file():
-            raise UserError(f"There is no model configuration at {path}: name a config.json, or the folder it lies in.")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"The model configuration {path} cannot be read: {error.strerror}.") from None
-    if len(content) > MOST_BYTES:
-        raise UserError(f"{path} is larger than the 1 MiB that a model configuration may have: name a config.json.")
-    return content
 
 
 def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
