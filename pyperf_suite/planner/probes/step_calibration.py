@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.axes import Dimensions, Shape, Sizes, every_size
+from pyperf_suite.findings.axes import Shape, Sizes, every_size
 from pyperf_suite.findings.data import findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
@@ -32,55 +31,20 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_r
 # The least there is: what it takes is the host's and the engine's, not the kernels'.
 LEAST = ParallelStepParameters(hidden=16, heads=2, layers=4, seq=8, vocab=32, tied=False)
 ATTENTIONS = ("1x4x4x32x64", "4x4x4x32x64", "2x4x4x64x128", "1x8x8x32x256")
-MODELS = ("16x4x8x1x32", "16x8x8x1x32", "96x3x64x2x256", "192x2x96x1x384", "64x6x128x1x1024")
+# Hidden, layers, sequence, batch and vocabulary of small GPTs.
+MODELS = ((16, 4, 8, 1, 32), (16, 8, 8, 1, 32), (96, 3, 64, 2, 256), (192, 2, 96, 1, 384), (64, 6, 128, 1, 1024))
+# Each of torch's engines on the least model.
 ENGINES = (
-    "micro_batches=2",
-    "data=2;micro_batches=2",
-    "data=2;zero_stage=1;micro_batches=2",
-    "data=2;zero_stage=2;micro_batches=2",
-    "data=2;zero_stage=3;micro_batches=2",
-    "tensor=2;micro_batches=2",
-    "pipeline=2;micro_batches=4",
+    replace(LEAST, micro_batches=2),
+    *(replace(LEAST, data=2, zero_stage=stage, micro_batches=2) for stage in range(4)),
+    replace(LEAST, tensor=2, micro_batches=2),
+    replace(LEAST, pipeline=2, micro_batches=4),
 )
-CUTS = ("data", "tensor", "pipeline", "zero_stage", "micro_batches")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One way to cut the least model over ranks; `parse` reads what `str` writes, as in `data=2;zero_stage=3`."""
-
-    parameters: ParallelStepParameters
-
-    def __str__(self) -> str:
-        reported = ((name, getattr(self.parameters, name)) for name in CUTS)
-        return ";".join(f"{name}={value}" for name, value in reported if value != getattr(LEAST, name)) or "data=1"
-
-    @classmethod
-    def parse(cls, text: str) -> Engine:
-        values: dict[str, Any] = {}
-        for part in text.split(";"):
-            name, _, value = part.strip().partition("=")
-            if name not in CUTS or not value.isdigit():
-                raise UserError(f"{part!r} is no part of an engine's cut: write data=2;zero_stage=3 or the like.")
-            values[name] = int(value)
-        return cls(replace(LEAST, **values))
-
-
-@dataclass(frozen=True)
-class CalibrationModel(Dimensions):
-    """A small GPT and its batch."""
-
-    form = "a model: write HIDDENxLAYERSxSEQxBATCHxVOCAB, as in 64x2x64x1x256"
-    hidden: int
-    layers: int
-    seq: int
-    batch: int
-    vocab: int
 
 
 @dataclass(frozen=True)
 class StepCalibrationAxes:
-    """What is measured of each kind: shapes of products, attentions and passes, sizes, ranks, models, engines."""
+    """What is measured of each kind: shapes of products, attentions and passes, sizes, ranks."""
 
     shape: tuple[Shape, ...] = spread_products(6, EXTENT)
     layout: tuple[str, ...] = ("TN", "NN", "NT")
@@ -92,8 +56,6 @@ class StepCalibrationAxes:
     op: tuple[str, ...] = OPERATIONS
     size: tuple[Sizes, ...] = (Sizes.parse("1KiB..4MiB:8"),)
     ranks: tuple[int, ...] = (2, 4)
-    model: tuple[CalibrationModel, ...] = tuple(map(CalibrationModel.parse, MODELS))
-    engine: tuple[Engine, ...] = tuple(map(Engine.parse, ENGINES))
 
 
 def axes(profile: str, device: Device) -> StepCalibrationAxes:
@@ -120,14 +82,17 @@ def sweep(axes: StepCalibrationAxes) -> Iterator[Case]:
     for ranks, op, size in itertools.product(axes.ranks, axes.op, every_size(axes.size)):
         yield Case("collective", CollectiveParameters(op, size, ranks, in_place=op == "all_reduce"), "gloo")
     # Each model on one rank and, without exchange, on all of them at once.
-    for ranks, model in itertools.product((1, *axes.ranks), axes.model):
-        own = {"heads": max(2, model.hidden // 32), "tied": False, **vars(model)}
-        yield Case("data_parallel", DataParallelParameters(**own, ranks=ranks, exchange="none"), "gloo")
-    for engine in axes.engine:
-        yield Case("parallel_step", engine.parameters, "gloo")
+    for ranks, (hidden, layers, seq, batch, vocab) in itertools.product((1, *axes.ranks), MODELS):
+        model = DataParallelParameters(
+            hidden=hidden, heads=max(2, hidden // 32), layers=layers, seq=seq, batch=batch, vocab=vocab, tied=False,
+            ranks=ranks, exchange="none",
+        )  # fmt: skip
+        yield Case("data_parallel", model, "gloo")
+    for engine in ENGINES:
+        yield Case("parallel_step", engine, "gloo")
 
 
-TOLD = (
+SUMMARY = (
     "{count} kernels, collectives and small steps were timed: `pyperf-suite calibrate` makes of them what "
     "`pyperf-suite study` predicts by"
 )
@@ -139,7 +104,7 @@ PROBE = Probe(
     topic="laws",
     axes=axes,
     sweep=sweep,
-    analyse=lambda rows: findings(remark(TOLD, count=len(rows)) if rows else None),
+    analyse=lambda rows: findings(remark(SUMMARY, count=len(rows)) if rows else None),
     group=lambda case: f"step_calibration {case.operator} {case.implementation}",
     is_timed=False,
     has_items=False,

@@ -12,8 +12,6 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import Flag, read_axes
@@ -365,10 +363,9 @@ def predict(p: ParallelStepParameters, calibration: Calibration, cores: int | No
     else:
         prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
         step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
-    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
     needs = memory_by_rank(p, "cpu" if calibration.device_kind == "cpu" else "cuda")
     counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
-    return StudyPrediction(float(step.seconds), counted, parts)
+    return StudyPrediction(float(step.seconds), counted)
 
 
 def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:

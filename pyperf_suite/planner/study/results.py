@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,11 +38,10 @@ Memory = Mapping[str, float]
 
 @dataclass(frozen=True)
 class StudyPrediction:
-    """What laws say of a configuration: seconds a step, what each rank holds, and the seconds of the step's parts."""
+    """What laws say of a configuration: seconds a step, and what each rank holds."""
 
     seconds: float
     rank_memory: tuple[Memory, ...] = ()
-    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 Predictor = Callable[[Case], StudyPrediction | None]
