@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -146,21 +147,21 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
     return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
-class ChangedPrices:
-    """Another price list, each price changed on its way.
+class NotedPrices:
+    """Another price list that notes which laws were called, by names that a reader knows.
 
-    `errors` collects the stated error of each law that was called, in % (None if nothing was held out), `origins` the
-    measurements behind them.
+    `errors` collects the stated error of each, in % (None if nothing was held out), `origins` the measurements behind
+    them. `slower` is by what each kind of kernel calls takes longer within a step than alone.
     """
 
-    def __init__(self, prices: KernelPrices) -> None:
-        self.prices = prices
+    def __init__(self, prices: KernelPrices, slower: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.prices, self.slower = prices, slower
         self.errors: dict[str, float | None] = {}
         self.origins: dict[str, None] = {}
 
     @property
-    def wide(self) -> ChangedPrices:
-        """The same change of the prices in 16 bits; errors and origins are collected together."""
+    def wide(self) -> NotedPrices:
+        """The same of the prices in 16 bits; errors and origins are collected together."""
         prices: KernelPrices = getattr(self.prices, "wide", self.prices)
         if prices is self.prices:
             return self
@@ -168,54 +169,40 @@ class ChangedPrices:
         wide.prices = prices
         return wide
 
-    def changed(self, law: str, price: Explained) -> Explained:
-        """What a method of the price list answers in place of this price."""
-        raise NotImplementedError
-
-    def note(self, law: str, price: Explained) -> None:
-        """Keep the error and the origin of a price that counts."""
+    def noted(self, law: str, price: Explained) -> Explained:
+        """The price, once its error and origin are kept under the law's name."""
         errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
         self.errors[law] = max(errors, default=None)
         if price.origin:
             self.origins[price.origin] = None
+        return price
 
     def gemm(self, *sizes: Any) -> Explained:
-        return self.changed("gemm", self.prices.gemm(*sizes))
+        return self.noted("products", self.prices.gemm(*sizes))
 
     def attention(self, *sizes: Any) -> Explained:
-        return self.changed("attention", self.prices.attention(*sizes))
+        return self.noted("attention", self.prices.attention(*sizes))
 
     def latent_attention(self, *sizes: Any) -> Explained:
-        return self.changed("latent_attention", self.prices.latent_attention(*sizes))
+        return self.noted("latent attention", self.prices.latent_attention(*sizes))
 
     def grouped_gemm(self, *sizes: Any) -> Explained:
-        return self.changed("grouped_gemm", self.prices.grouped_gemm(*sizes))
+        return self.noted("experts", self.prices.grouped_gemm(*sizes))
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
-        return self.changed("memory_bound", self.prices.memory_bound(nbytes))
+        return self.noted("memory bound", self.prices.memory_bound(nbytes))
 
     def collective(self, *sizes: Any) -> Explained:
-        return self.changed("collective", self.prices.collective(*sizes))
+        return self.noted("collectives", self.prices.collective(*sizes))
 
 
-# What a reader knows each method's prices as.
-LAW_NAMES = {
-    "gemm": "products",
-    "attention": "attention",
-    "latent_attention": "latent attention",
-    "grouped_gemm": "experts",
-    "memory_bound": "memory bound",
-    "collective": "collectives",
-}
-
-
-class UnseenPrices(ChangedPrices):
+class UnseenPrices(NotedPrices):
     """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share."""
 
-    def changed(self, law: str, price: Explained) -> Explained:
-        if law == "collective" and not np.any(np.asarray(price.seconds) > 0):
+    def noted(self, law: str, price: Explained) -> Explained:
+        if law == "collectives" and not np.any(np.asarray(price.seconds) > 0):
             return price
-        self.note(LAW_NAMES[law], price)
+        super().noted(law, price)
         return Explained(np.where(price.extrapolated, price.seconds, 0.0))
 
 

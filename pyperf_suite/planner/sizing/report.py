@@ -15,12 +15,13 @@ from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
-from pyperf_suite.planner.laws.prices import LAW_NAMES, Prices
+from pyperf_suite.planner.laws.prices import NotedPrices, Prices
 from pyperf_suite.planner.laws.roofline import utilization
+from pyperf_suite.planner.laws.training.layer_work import passes_and_slowdown
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
-from pyperf_suite.planner.sizing.step import Setting, StepPrices, parts_of, price, resized, shapes_of, width_of_mlp
+from pyperf_suite.planner.sizing.step import Setting, parts_of, price, resized, shapes_of, width_of_mlp
 
 # Savings of less than this share of the step are no cause worth naming.
 LEAST_SAVED = 0.002
@@ -230,7 +231,8 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu = spec_of(laws)
     plan, alone = setting.plan_on(gpu), prices or Prices(laws, setting.dtype)
-    prices = StepPrices(alone, constants_of(laws, plan).constants, plan)
+    times = passes_and_slowdown(plan, constants_of(laws, plan).constants)
+    prices = NotedPrices(alone, {kind: slowdown for kind, (_, slowdown) in times.items()})
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
@@ -368,7 +370,7 @@ def _errors(sizing: Sizing) -> Iterator[Remark]:
         yield remark(
             "The law of {law} errs by {error} on measurements that it was not fitted on.",
             kind="law",
-            law=LAW_NAMES[law],
+            law=law,
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
     if sizing.origins:

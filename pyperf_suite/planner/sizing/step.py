@@ -18,7 +18,6 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
-from pyperf_suite.planner.laws.prices import ChangedPrices
 from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
@@ -220,22 +219,6 @@ def _at_ends(call: KernelCall) -> Any:
     return np.where(np.asarray(call.calls) > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0
 
 
-class StepPrices(ChangedPrices):
-    """Prices of kernels, with `slower`: by what each kind takes longer within a step, by its framework's constants."""
-
-    def __init__(
-        self, alone: KernelPrices, constants: StepConstants | float = 1.0, plan: ParallelPlan | None = None
-    ) -> None:
-        super().__init__(alone)
-        constants = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
-        times = passes_and_slowdown(plan or ParallelPlan(global_batch=1, micro_batch=1, seq=1), constants)
-        self.slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
-
-    def changed(self, law: str, price: Explained) -> Explained:
-        self.note(law, price)
-        return price
-
-
 @dataclass(frozen=True)
 class PricedPart:
     """The price of one call of a part; `back` has the shape of its sizes and holds their places in `explained`.
@@ -305,7 +288,7 @@ def price(parts: Sequence[KernelCall], prices: KernelPrices) -> list[PricedPart]
     for place, part in enumerate(parts):
         stays_wide = part.wide and in_16_bits is not prices
         requested.setdefault((part.law, part.fixed, part.flags, stays_wide), []).append(place)
-    slower = prices.slower if isinstance(prices, StepPrices) else {}
+    slower = getattr(prices, "slower", {})
     for (law, fixed, flags, stays_wide), places in requested.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
