@@ -197,8 +197,3 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
         for name in ("low", "high", "errors_percent")
     )
     return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)
-
-
-def joined(plans: NDArray[np.bool_], where: StepConstants, other: StepConstants) -> StepConstants:
-    """Of a grid of plans, the constants `where` it is so, and the others elsewhere."""
-    return replace(where, **{name: np.where(plans, getattr(where, name), getattr(other, name)) for name in NAMES})

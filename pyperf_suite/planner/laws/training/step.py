@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import numpy as np
@@ -24,11 +24,9 @@ from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     LOW_PRECISION,
-    SHARDED_FROM_STAGE,
     FoundConstants,
     StepConstants,
     found_constants,
-    joined,
     usual_framework,
 )
 from pyperf_suite.planner.laws.training.layer_work import (
@@ -378,16 +376,8 @@ def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
 
 
 def constants_of(gpu: str | GpuSpec | Calibration, plan: ParallelPlan) -> FoundConstants:
-    """The constants of the plan's framework; of a grid that names none, of each plan's usual one."""
-    if plan.framework is not None:
-        return found_constants(gpu, plan.framework)
-    stage = np.asarray(plan.zero_stage)
-    least, most = (found_constants(gpu, usual_framework(int(each))) for each in (np.min(stage), np.max(stage)))
-    if least.framework == most.framework:
-        return least
-    both = joined(stage >= SHARDED_FROM_STAGE, most.constants, least.constants)
-    worse = max(least, most, key=lambda found: found.error_percent or 0.0)
-    return replace(worse, constants=both, is_transferred=least.is_transferred or most.is_transferred)
+    """The constants of the plan's framework, by default its usual one; a grid of plans names theirs."""
+    return found_constants(gpu, plan.framework or usual_framework(int(plan.zero_stage)))
 
 
 def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple[float, float] | tuple[None, None]:
