@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -87,7 +87,34 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
 WIDTH = 0.1
 # What runs of one layout scatter by; and how many runs say something of how wide errors are.
 SCATTER, ENOUGH_RUNS = 0.03, 12
-STEP = 1e-3
+
+Floats = NDArray[np.float64]
+
+
+def nearest_constants(
+    start: StepConstants, widths: Mapping[str, float], errors: Callable[[StepConstants], Floats]
+) -> tuple[StepConstants, dict[str, float]]:
+    """The named constants at which errors are least, the others as in `start`, and the deviation of each logarithm.
+
+    `errors` are log(predicted / measured) over the scatter that is usual, of either sign; `widths` say how far each
+    logarithm may move.
+    """
+    from scipy.optimize import least_squares
+
+    means = np.array([float(getattr(start, name)) for name in widths])
+
+    def given(logs: Floats) -> StepConstants:
+        return replace(start, **dict(zip(widths, (means * np.exp(logs)).tolist(), strict=True)))
+
+    def misses(logs: Floats) -> Floats:
+        off = errors(given(logs))
+        # Beyond the usual scatter an error counts by its size, not its square.
+        soft = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        return np.concatenate([soft, logs / np.array(list(widths.values()))])
+
+    found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
+    deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -140,20 +167,36 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
         raise UserError("There are no published constants to begin with.")
     like = shipped.block(f"{BLOCK}.{LIKE.get(framework, framework)}")
     start = found_constants(spec, framework).constants
-    fit = _Fit(runs, start, {name: float(np.max(like.arrays[f"{name}_deviation"])) for name in NAMES})
-    everything = np.ones(len(runs), dtype=bool)
+    # Held by what published runs say of each.
+    widths = {
+        name: max(WIDTH, float(np.max(like.arrays[f"{name}_deviation"])))
+        for name in NAMES
+        if float(getattr(start, name)) > 0
+    }
+    measured = np.log([float(run.seconds or 0.0) for run, _ in runs])
+
+    def missed(constants: StepConstants, places: NDArray[np.intp]) -> Floats:
+        """log(measured / predicted)."""
+        predicted = [float(sum(step_parts(runs[place][1], constants).values())) for place in places.tolist()]
+        return np.asarray(measured[places] - np.log(predicted))
+
+    def fitted(places: NDArray[np.intp]) -> StepConstants:
+        return nearest_constants(start, widths, lambda constants: missed(constants, places) / SCATTER)[0]
+
+    everything = np.arange(len(runs))
     groups = np.array([run.name for run, _ in runs])
     if len(set(groups.tolist())) == 1:
-        groups = np.arange(len(runs)).astype(str)
+        groups = everything.astype(str)
     errors = np.full(len(runs), np.nan)
     for out in np.unique(groups):
-        if np.any(groups != out):
-            errors[groups == out] = fit.errors(fit.found(groups != out), groups == out)
-    before = _percent(fit.errors(start, everything))
+        seen = np.flatnonzero(groups != out)
+        if seen.size:
+            errors[groups == out] = missed(fitted(seen), np.flatnonzero(groups == out))
+    before = _percent(missed(start, everything))
     after = _percent(errors) if np.isfinite(errors).all() else before
     if after >= before:
         return Refitted(framework, len(runs), before, after, None)
-    constants = fit.found(everything)
+    constants = fitted(everything)
     arrays = dict(like.arrays)
     for name in NAMES:
         arrays[name] = np.full(like.arrays[name].shape, float(getattr(constants, name)))
@@ -175,40 +218,5 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     return Refitted(framework, len(runs), before, after, block)
 
 
-def _percent(errors: NDArray[np.float64], of=np.mean) -> float:  # type: ignore[no-untyped-def]
+def _percent(errors: Floats, of=np.mean) -> float:  # type: ignore[no-untyped-def]
     return float(of(np.abs(np.expm1(-errors)))) * 100
-
-
-class _Fit:
-    """Constants that come nearest to runs, held by what published runs say of each."""
-
-    def __init__(
-        self, runs: Sequence[tuple[TrainingRun, PricedStep]], start: StepConstants, deviations: Mapping[str, float]
-    ) -> None:
-        self.runs, self.start = runs, start
-        self.names = [name for name in NAMES if float(getattr(start, name)) > 0]
-        self.widths = np.array([max(WIDTH, deviations[name]) for name in self.names])
-        self.measured = np.log([float(run.seconds or 0.0) for run, _ in runs])
-
-    def given(self, logs: NDArray[np.float64]) -> StepConstants:
-        means = (float(getattr(self.start, name)) for name in self.names)
-        moved = {name: mean * float(np.exp(log)) for name, mean, log in zip(self.names, means, logs, strict=True)}
-        return replace(self.start, **moved)
-
-    def errors(self, constants: StepConstants, among: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """log(measured / predicted)."""
-        places = np.flatnonzero(among)
-        predicted = [float(sum(step_parts(self.runs[place][1], constants).values())) for place in places.tolist()]
-        return np.asarray(self.measured[places] - np.log(predicted))
-
-    def found(self, among: NDArray[np.bool_]) -> StepConstants:
-        from scipy.optimize import least_squares
-
-        def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-            errors = self.errors(self.given(logs), among) / SCATTER
-            # A run that is far off counts by the size of its error, not its square.
-            soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-            return np.concatenate([soft, logs / self.widths])
-
-        found = least_squares(misses, np.zeros(len(self.names)), diff_step=STEP, xtol=STEP, ftol=STEP)
-        return self.given(found.x)

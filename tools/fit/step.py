@@ -44,6 +44,7 @@ from pyperf_suite.planner.laws.training.step import (
     prices_of,
     step_parts,
 )
+from pyperf_suite.planner.training_runs import nearest_constants
 from tools.fit.published import read_columns, rows_of
 
 RUNS = "training_published.csv"
@@ -107,7 +108,7 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 OF_BLACKWELL: Mapping[str, tuple[float, float]] = {"narrow_experts": (0.75, 0.1)}
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
 OF_EXPERTS = ("experts", "narrow_experts", "fused_experts", "expert_host_s", "permute", "all_to_all")
-# Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
+# Scatter that runs of one layout have.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
 WORTH = 6.0
@@ -276,28 +277,14 @@ def _fit(
     runs: Sequence[PricedRun], start: StepConstants, widths: Mapping[str, float]
 ) -> tuple[StepConstants, dict[str, float]]:
     """The named constants, the others as in `start`; without runs they are their priors."""
-    from scipy.optimize import least_squares
-
     if not runs:
         return start, dict(widths)
-    means, stacks = np.array([getattr(start, name) for name in widths]), stacked(runs)
-    count = Counter(run.weight for run in runs)
+    stacks, count = stacked(runs), Counter(run.weight for run in runs)
     weights = np.array([np.sqrt(min(1.0, WORTH / count[run.weight])) for run in runs]) / USUAL_ERROR
     measured = np.log([run.seconds for run in runs])
-
-    def given(logs: NDArray[np.float64]) -> StepConstants:
-        return replace(start, **dict(zip(widths, (means * np.exp(logs)).tolist(), strict=True)))
-
-    def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        constants = given(logs)
-        errors = weights * (np.log(predicted(stacks, constants, len(runs))) - measured)
-        # Beyond the usual scatter an error counts by its size, not its square.
-        soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([soft, logs / np.array(list(widths.values()))])
-
-    found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
-    deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
-    return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
+    return nearest_constants(
+        start, widths, lambda constants: weights * (np.log(predicted(stacks, constants, len(runs))) - measured)
+    )
 
 
 @dataclass(frozen=True)
