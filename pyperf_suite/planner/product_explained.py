@@ -14,13 +14,12 @@ from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, rem
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
+from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_times
 from pyperf_suite.planner.sizing.step import margins_of
 
-LAYOUTS = ("TN", "NN", "NT", "TT")
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 1}
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
 LARGEST = 1 << 26
 # Tensor cores and TMA take runs of 16 bytes whole; 128 bytes are best (NVIDIA, linear-layer guide).
@@ -162,8 +161,8 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
     """Raise UserError for impossible sizes and unknown layouts."""
     if not all(1 <= size <= LARGEST for size in (m, n, k)):
         raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was requested.")
-    if layout not in LAYOUTS:
-        raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
+    if layout not in SIDE_BY_SIDE:
+        raise UserError(f"There is no layout {layout!r}: choose from {', '.join(SIDE_BY_SIDE)}.")
 
 
 def likely_tile(
@@ -206,7 +205,7 @@ def explain_product(
     check_product(m, n, k, layout)
     peak = gpu.peak(dtype)
     price = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
-    element = ELEMENT_BYTES[dtype]
+    element = int(BYTES_OF[dtype])
     # Results of 8-bit products are written in 16.
     moved = element * (m * k + k * n) + max(2, element) * m * n
     intensity, turning = 2.0 * m * n * k / moved, peak / gpu.memory_bytes_per_s
@@ -385,9 +384,10 @@ def _bound(product: ProductExplained) -> Remark:
 
 
 def _alignment(product: ProductExplained) -> Remark:
-    element = ELEMENT_BYTES[product.dtype]
+    element = int(BYTES_OF[product.dtype])
     needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
-    rows = {name: product.divisors[name] for name in contiguous(product.layout)}
+    # The dimensions that lie along rows of A, B or C as stored, whose divisibility counts.
+    rows = {name: product.divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
     odd = [name for name, divisor in rows.items() if divisor < needed]
     fair = [name for name, divisor in rows.items() if needed <= divisor < best]
     if odd:
@@ -402,12 +402,6 @@ def _alignment(product: ProductExplained) -> Remark:
         names=" and ".join(odd or fair or rows),
         verdict=verdict,
     )
-
-
-def contiguous(layout: str) -> list[str]:
-    """The dimensions that lie along rows of A, B or C as stored, whose divisibility counts."""
-    of_a, of_b = "M" if layout[1] == "T" else "K", "K" if layout[0] == "T" else "N"
-    return sorted({of_a, of_b, "N"}, key="MNK".index)
 
 
 CAUSES = (

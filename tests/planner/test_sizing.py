@@ -19,13 +19,7 @@ from pyperf_suite.planner.laws.explained import MEANINGS
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
-from pyperf_suite.planner.product_explained import (
-    TRAFFIC,
-    TiledProduct,
-    contiguous,
-    explain_product,
-    findings_of_product,
-)
+from pyperf_suite.planner.product_explained import TRAFFIC, TiledProduct, explain_product, findings_of_product
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, saved, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds, judged
 from pyperf_suite.planner.sizing.step import Setting, resized
@@ -257,9 +251,10 @@ def test_explain_has_the_sustained_and_the_burst_time():
     assert explained.burst_seconds < explained.seconds
 
 
-@pytest.mark.parametrize(("layout", "names"), [("TN", ["N", "K"]), ("NN", ["N", "K"]), ("NT", ["M", "N"])])
-def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
-    assert contiguous(layout) == names
+@pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
+def test_only_dimensions_along_which_rows_lie_have_to_divide(made_up, layout, names):
+    odd = explain_product(H200, made_up, TiledProduct(4097, 4097, 128, 128, 1, H200.sms), 4097, "bf16", layout)
+    assert names in {each.values.get("names") for each in findings_of_product(odd).remarks}
 
 
 def test_a_better_size_has_the_interval_of_the_laws_error(made_up, made_up_with):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.alignment import SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
     Band,
@@ -110,7 +110,7 @@ class Rates:
 
     @classmethod
     def of(cls, gpu: GpuSpec, dtype: str) -> Rates:
-        operand = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(dtype, 1)
+        operand = int(BYTES_OF[dtype])
         flop_per_s = gpu.peak(dtype)
         clock_hz, bandwidth = gpu.boost_mhz * 1e6, gpu.memory_bytes_per_s
         steps = (gpu.compute_capability or (0, 0)) < STEPLESS
