@@ -12,8 +12,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.training.framework import (
-    GENERATIONS,
     FRAMEWORKS,
+    GENERATIONS,
     StepConstants,
     found_constants,
     generation_of,
