@@ -422,8 +422,8 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises UserError where there is none, where it is larger than 1 MiB, not JSON, of an unknown family, lacks a field
     that its family needs, or has one that no model can have.
     """
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         content = read_bytes(path, MOST_BYTES)
     except OSError as error:
         raise UserError(
