@@ -10,9 +10,8 @@ import math
 import secrets
 import statistics
 import time
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
 from pyperf_suite.user_kernels.guards import recognises
 from pyperf_suite.workloads.operands import widen
-from pyperf_suite.workloads.workload import Prepared
 
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
 CHECKING_SHARE = 0.1
@@ -74,85 +72,11 @@ BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint
 Array = NDArray[Any]
 
 
-class PartLaunches(Prepared):
-    """Launches in another process, timed by parts: every part is one request."""
-
-    # Where the function stands, for people; whether arguments that it modifies are given back, another process has the
-    # same inputs, and results differ from call to call; the clock and what a sample that launches nothing takes.
-    where: str
-    restores: bool
-    is_paired: bool
-    is_random: bool
-    clock: tuple[str, float]
-    # What releasing results took in the last part, between samples: as reported, and no more than is plausible.
-    released_s = 0.0
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return PartStopwatch(self)
-
-    def launch(self, index: int) -> None:
-        self.time(index, 1, 1)
-
-    @abstractmethod
-    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
-        """Seconds of each sample as the kernel process reports, and of all as the judge saw them pass."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """From now on launches are timed."""
-
-    @abstractmethod
-    def make(self, inputs: str = USUAL) -> bool:
-        """Make inputs that no process has seen, under a seed drawn now; False if there are none of the kind.
-
-        Those made before them are kept.
-        """
-
-    @abstractmethod
-    def refresh(self, index: int, inputs: str = USUAL) -> bool:
-        """Make inputs, of a kind or in a layout, and give them to a set; False if there are none of the kind."""
-
-    @abstractmethod
-    def other_inputs(self) -> Sequence[str]:
-        """The kinds of inputs that are tried besides usual ones, the most telling first."""
-
-    @abstractmethod
-    def reference_fails(self) -> bool:
-        """Whether the reference fails on the inputs that were made last, too."""
-
-    @abstractmethod
-    def fill(self, index: int, made: int = -1) -> None:
-        """Give a set the inputs that were made last, or with -2 those made before them."""
-
-    @abstractmethod
-    def audit(self, launches: int) -> tuple[int, Verification | None]:
-        """Launch on the last two inputs made, whose results were verified: how many results are equal to those.
-
-        The first that is not ends it, and has a verdict where its inputs can be made again.
-        """
-
-    @abstractmethod
-    def give_back(self, index: int) -> None:
-        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
-
-    @abstractmethod
-    def fresh(self) -> bool:
-        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
-
-    @abstractmethod
-    def cpu_seconds(self) -> float:
-        """CPU time that the kernel process and its children have used."""
-
-    @abstractmethod
-    def settling_s(self, launches: int) -> float:
-        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
-
-
 class PartStopwatch:
     """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
 
-    def __init__(self, launches: PartLaunches, checks: PartChecks | None = None) -> None:
+    def __init__(self, launches: Any, checks: PartChecks | None = None) -> None:
+        """`launches` are the UserLaunches of workload.py, which time a part at a time."""
         self._launches, self._checks = launches, checks
         self.name, self.resolution_s = launches.clock
 
@@ -165,7 +89,8 @@ class PartStopwatch:
         """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
         if self._checks:
             return self._checks.time(first, samples, launches_per_sample)
-        return self._launches.time(first, samples, launches_per_sample)[0]
+        seconds: list[float] = self._launches.time(first, samples, launches_per_sample)[0]
+        return seconds
 
 
 class PartChecks:
@@ -175,7 +100,7 @@ class PartChecks:
     left. Nothing that runs can know which launch that will be.
     """
 
-    def __init__(self, launches: PartLaunches) -> None:
+    def __init__(self, launches: Any) -> None:
         self._launches = launches
         self.clock: Callable[[], float] = time.monotonic
         self._checked = self._before = self._compared = self._audited = 0
@@ -432,13 +357,13 @@ def copied_bytes_per_s(moved_bytes: int) -> float:
 
 
 def read_tree(path: str) -> dict[str, Any]:
-    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
+    """What a process wrote of a result, and its `path`; a Failed where it is none, for it may write anything."""
     try:
         tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
         _require_tree(tree, Path(path).stat().st_size)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
-    return dict(tree)
+    return {**tree, "path": path}
 
 
 def _require_tree(tree: Any, size_bytes: int) -> None:

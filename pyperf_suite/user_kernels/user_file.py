@@ -140,13 +140,6 @@ class UserFile:
         return {"kernels": [self._described(each, seed) for each in kernels]}
 
     def _described(self, kernel: Any, seed: int) -> dict[str, Any]:
-        reported = {
-            "name": kernel.name,
-            "file": self._shown(kernel.file),
-            "line": kernel.line,
-            "doc": kernel.doc,
-            "axes": kernel.axes,
-        }
         failed: dict[str, Any] = {}
         self._subject, self._shown_where = kernel.name, (kernel.file, kernel.line)
         for axes in kernel.cases():
@@ -155,14 +148,11 @@ class UserFile:
                 launch = kernel(**axes)
             except BaseException as error:
                 file, line = self._blamed(error)
-                failed = failed or {
-                    "error": f"{kernel.name} {_words_of(error)}",
-                    "file": self._shown(file),
-                    "line": line,
-                }
+                words = f"{kernel.name} {_words_of(error)}"
+                failed = failed or {"error": words, "file": self._shown(file), "line": line}
                 continue
-            return {**reported, "implementations": list(launch.functions), "baseline": launch.baseline}
-        return {**reported, **failed}
+            return {"name": kernel.name, "axes": kernel.axes, "implementations": list(launch.functions)}
+        return failed
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -190,7 +180,6 @@ class UserFile:
             "baseline": launch.baseline,
             "implementations": list(launch.functions),
             "inputs": list(launch.inputs),
-            "modifies": list(launch.modifies),
             "has_reference": launch.reference is not None,
             "has_check": launch.check is not None,
             "doc": self._kernel.doc,

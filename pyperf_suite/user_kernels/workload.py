@@ -28,14 +28,15 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
-from pyperf_suite.user_kernels.arrays import LAYOUTS, lay_out
+from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.checks import (
     UNSUITED,
     PartChecks,
-    PartLaunches,
+    PartStopwatch,
     float_bytes,
     holds_poison,
     read_array,
@@ -52,7 +53,15 @@ from pyperf_suite.user_kernels.processes import (
     secret_seed,
 )
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.workload import ExecutionContext, ImplementationBase, Kernel, Observed, Work, Workload
+from pyperf_suite.workloads.workload import (
+    ByFunction,
+    ExecutionContext,
+    Kernel,
+    Observed,
+    Prepared,
+    Work,
+    Workload,
+)
 
 # What comes first on the path of a user's code, and what a FILE is relative to.
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
@@ -111,10 +120,6 @@ class Described:
     name: str
     axes: Mapping[str, Mapping[str, Sequence[Scalar]]]
     implementations: Sequence[str]
-    baseline: str
-    doc: str
-    file: str
-    line: int
 
 
 @functools.cache
@@ -137,16 +142,7 @@ def describe(target: str) -> tuple[Described, ...]:
         if "error" in each:
             raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
     return tuple(
-        Described(
-            f"{source}:{each['name']}",
-            each["axes"],
-            tuple(each["implementations"]),
-            each["baseline"],
-            each["doc"],
-            each["file"],
-            each["line"],
-        )
-        for each in reported
+        Described(f"{source}:{each['name']}", each["axes"], tuple(each["implementations"])) for each in reported
     )
 
 
@@ -156,15 +152,6 @@ def parameters_of(names: tuple[str, ...]) -> type:
     fields: list[Any] = [(name, Scalar) for name in names]
     made: type = make_dataclass("UserParameters", fields, frozen=True)
     return made
-
-
-class UserImplementation(ImplementationBase[Any]):
-    """One of a kernel's implementations; on which device it runs is known only when it is built."""
-
-    device_kind = "any"
-
-    def __init__(self, name: str) -> None:
-        self.name = name  # type: ignore[misc]  # of an object here, not of its class
 
 
 class UserKernel(Workload[Any]):
@@ -183,19 +170,24 @@ class UserKernel(Workload[Any]):
     def validate(self, parameters: Any) -> None:
         """What a kernel takes, its own process says."""
 
-    def implementation(self, name: str) -> UserImplementation:
-        return UserImplementation(name)
+    def implementation(self, name: str) -> ByFunction:
+        """Whichever of that name; on which device it runs is known only when it is built.
 
-    def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> UserLaunches:
-        """Both processes started, inputs made, sets placed.
-
-        Raises Failed with one sentence on what went wrong in the user's code, and where.
+        To prepare a case starts both processes. Raises Failed with what went wrong in the user's code, and where.
         """
-        return UserLaunches(self.name, asdict(parameters), implementation, place)
+        return ByFunction(name, lambda parameters, place: UserLaunches(self.name, asdict(parameters), name, place))
 
 
-class UserLaunches(PartLaunches):
-    """A user's case made ready in its kernel process; `launch` is for whoever times through `stopwatch`."""
+class UserLaunches(Prepared):
+    """A user's case made ready in its kernel process, timed by parts: every part is one request.
+
+    `launch` is for whoever times through `stopwatch`. `where` is the place of the function, for people. Arguments that
+    it modifies are given back before each launch where it `restores`; another process has the same inputs where it
+    `is_paired`. `clock` is the process's clock, and what a sample that launches nothing takes.
+    """
+
+    # What releasing results took in the last part, between samples: as reported, and no more than is plausible.
+    released_s = 0.0
 
     def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
@@ -247,10 +239,7 @@ class UserLaunches(PartLaunches):
         }
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
-        ours, theirs = (
-            [{name: value for name, value in leaf.items() if name != "offset"} for leaf in built["leaves"]]
-            for built in (self._built, mine)
-        )
+        ours, theirs = (list(map(comparable, built["leaves"])) for built in (self._built, mine))
         if ours != theirs:
             raise Failed(
                 f"{mine['kernel_file']}:{mine['kernel_line']}: the inputs differ from call to call in more than their "
@@ -295,7 +284,15 @@ class UserLaunches(PartLaunches):
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return PartStopwatch(self)
+
+    def launch(self, index: int) -> None:
+        self.time(index, 1, 1)
+
     def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        """Seconds of each sample as the kernel process reports, and of all as the judge saw them pass."""
         begin = time.perf_counter()
         reported = self._process.ask("time", first=first, samples=samples, batch=batch)
         wall_s = time.perf_counter() - begin
@@ -312,6 +309,7 @@ class UserLaunches(PartLaunches):
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
+        """CPU time that the kernel process and its children have used."""
         return self._process.cpu_seconds()
 
     def _require_left_alone(self, reported: Mapping[str, Any]) -> None:
@@ -327,6 +325,7 @@ class UserLaunches(PartLaunches):
                 raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
 
     def settling_s(self, launches: int) -> float:
+        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
         self._process.ask("settle")
         self._process.ask("enqueue", first=0, count=launches)
         begin = time.perf_counter()
@@ -337,6 +336,10 @@ class UserLaunches(PartLaunches):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def make(self, inputs: str = USUAL) -> bool:
+        """Make inputs that no process has seen, under a seed drawn now; False if there are none of the kind.
+
+        Those made before them are kept.
+        """
         self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
         self._made = self._make(self._slots[-1], inputs=inputs)
         if UNSUITED in self._made:
@@ -345,9 +348,11 @@ class UserLaunches(PartLaunches):
         return inputs == USUAL or self._made["drawn"] > 0
 
     def fill(self, index: int, made: int = -1, layout: str = "") -> None:
+        """Give a set the inputs that were made last, or with -2 those made before them."""
         self._process.ask("load", sets=[[index % self.sets, self._slots[made]]], layout=layout)
 
     def refresh(self, index: int, inputs: str = USUAL) -> bool:
+        """Make inputs, of a kind or in a layout, and give them to a set; False if there are none of the kind."""
         kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
         if not self.make(kind):
             return False
@@ -363,15 +368,21 @@ class UserLaunches(PartLaunches):
         return found.make(self._case, slot, self._end_s, seed, inputs)
 
     def reference_fails(self) -> bool:
+        """Whether the reference fails on the inputs that were made last, too."""
         return UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
+        """The kinds of inputs that are tried besides usual ones, the most telling first."""
         first, *others = *INPUTS, *LAYOUTS
         random.SystemRandom().shuffle(others)
         taken = () if self._built["has_check"] else self._built["inputs"]
         return [each for each in (first, *others) if each in taken]
 
     def audit(self, launches: int) -> tuple[int, Verification | None]:
+        """Launch on the last two inputs made, whose results were verified: how many results are equal to those.
+
+        The first that is not ends it, and has a verdict where its inputs can be made again.
+        """
         first, slots = random.SystemRandom().randrange(self.sets), self._slots[-2:]
         found = self._process.ask("audit", first=first, launches=launches, slots=slots)
         self._require_left_alone(found)
@@ -386,9 +397,11 @@ class UserLaunches(PartLaunches):
         return equal, self.verify_last(first) if equal < launches else None
 
     def fresh(self) -> bool:
+        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
         return not _are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
         if self._given is not None:
             self.fill(index, index % self.sets % (len(self._slots) - 2))
 
@@ -413,11 +426,14 @@ class UserLaunches(PartLaunches):
                 return replace(refused(UNSUITED, f"the reference itself {expectation[UNSUITED]}"), passed=True)
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
-            verdict = self._by_the_reference(found, result, tolerance)
-            if verdict.passed and self._built["tolerance"] is None:
-                verdict = self._narrowed(found, read_tree(expected)) or verdict
+            wanted = read_tree(expected)
+            verdict = self._compared(found, wanted, tolerance)
+            if not verdict.passed:
+                verdict = replace(verdict, message=f"{verdict.message}{self._hint(found, wanted)}")
+            elif self._built["tolerance"] is None:
+                verdict = self._narrowed(found, wanted) or verdict
             is_shared = fetched["repeats"] or shares_elements(found)
-            if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(read_tree(expected))):
+            if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(wanted)):
                 verdict = refused(
                     "shared elements",
                     "elements of its result share memory, as in an array that was expanded or is returned twice, so "
@@ -474,8 +490,8 @@ class UserLaunches(PartLaunches):
 
     def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
         """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
-        result, expected = str(self._files / "result"), str(self._files / "other")
-        if verdict.reason == "not finite" and holds_poison(found, result):
+        expected = str(self._files / "other")
+        if verdict.reason == "not finite" and holds_poison(found, found["path"]):
             words = "parts of its result were not written by the launch: they hold what the suite had put there"
             return replace(verdict, reason="stale result", message=words)
         if verdict.reason != "wrong values" or self._built["has_check"]:
@@ -486,7 +502,7 @@ class UserLaunches(PartLaunches):
                 break
             self._make(self._unseen, seed)
             self._reference.expect(expected, self._end_s)
-            if self._compared(found, result, read_tree(expected), expected).passed:
+            if self._compared(found, read_tree(expected)).passed:
                 words = "its result is right for other inputs, which it was given before"
                 return replace(verdict, reason="stale result", message=words)
         return verdict
@@ -516,30 +532,17 @@ class UserLaunches(PartLaunches):
             return None
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
 
-    def _by_the_reference(self, found: Mapping[str, Any], result: str, tolerance: Tolerance) -> Verification:
-        expected = str(self._files / "expected")
-        wanted = read_tree(expected)
-        verdict = self._compared(found, result, wanted, expected, tolerance)
-        if verdict.passed:
-            return verdict
-        return replace(verdict, message=f"{verdict.message}{self._hint(found, result, wanted, expected)}")
-
     def _compared(
-        self,
-        found: Mapping[str, Any],
-        result: str,
-        wanted: Mapping[str, Any],
-        expected: str,
-        tolerance: Tolerance | None = None,
+        self, found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
     ) -> Verification:
-        paths = {"found": result, "expected": expected}
+        paths = {"found": found["path"], "expected": wanted["path"]}
 
         def load(which: str, spec: Mapping[str, Any]) -> Array:
             return read_array(paths[which], spec)
 
         return compare(found, wanted, load, tolerance or self._tolerance)
 
-    def _hint(self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str) -> str:
+    def _hint(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         """What else may be the cause: an array that the function closes over, or the reference itself."""
         names = self._built["closes_over"]
         if names:
@@ -547,11 +550,12 @@ class UserLaunches(PartLaunches):
         if not self._built["has_reference"]:
             return "; there is no reference=, so it was compared with the same function in another process"
         try:
-            others = self._process.ask("others", result=f"{result}.other", limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
+            path = f"{found['path']}.other"
+            others = self._process.ask("others", result=path, limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
         except Failed:
             return ""
         for name, path in others.items():
-            if self._compared(read_tree(path), path, found, result).passed:
+            if self._compared(read_tree(path), found).passed:
                 return (
                     f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
                     "what is wrong"
@@ -562,6 +566,7 @@ class UserLaunches(PartLaunches):
         return max(0.0, self._cpu_s() - self._cpu_before_s)
 
     def begin(self) -> None:
+        """From now on launches are timed."""
         self._clocks_hz = []
         self._cpu_before_s = self._cpu_s()
 

@@ -68,7 +68,7 @@ def test_a_release_that_takes_long_is_mentioned() -> None:
 
 def test_a_kernel_has_modes_unless_one_of_its_axes_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def modes(*axes: str, **replaced: str) -> list[tuple[str, Any]]:
-        kernel = Described(NAME, {axis: {"quick": ("a", "b")} for axis in axes}, ("mine",), "mine", "", "bench.py", 1)
+        kernel = Described(NAME, {axis: {"quick": ("a", "b")} for axis in axes}, ("mine",))
         monkeypatch.setattr(user_probe_module, "described", lambda name: kernel)
         return [(case.mode, vars(case.parameters)) for case in user_probe(NAME).cases("quick", CPU, replaced)]
 
