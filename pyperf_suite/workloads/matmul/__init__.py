@@ -31,7 +31,7 @@ from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import product_kernel
-from pyperf_suite.workloads.operands import ELEMENT_TYPES, Operand, Operands, element_type
+from pyperf_suite.workloads.operands import ELEMENT_TYPES, Operand, Operands
 from pyperf_suite.workloads.operator import BoundLaunch, Launches, Operator, TimedImplementation, TorchTensors
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
 
@@ -40,13 +40,13 @@ LAYOUTS = ("NN", "TN", "NT", "TT")
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 Dimension = Annotated[int, Within(1, 1 << 31)]
 
-# Results that libraries write of operands whose own type is not one to keep sums in, the usual one first.
-RESULTS = {"int8": ("int32",), "float8_e4m3fn": ("bfloat16", "float16", "float32"), "tfloat32": ("float32",)}
+# Of operands whose own type is not one to keep sums in, that of the result.
+RESULTS = {"int8": "int32", "float8_e4m3fn": "bfloat16", "tfloat32": "float32"}
 
 
 @dataclass(frozen=True)
 class MatmulParameters:
-    """One product. `tile` None lets the implementation choose; `out_dtype` "" is what `RESULTS` says, or the input's.
+    """One product. `tile` None lets the implementation choose.
 
     `pad_to` above 1 asks for each dimension to be filled up with zeros to a multiple of it, at each call; the work
     stays that of the requested product.
@@ -58,13 +58,12 @@ class MatmulParameters:
     schedule: Schedule
     tile: Tile | None = None
     dtype: Annotated[str, OneOf(ELEMENT_TYPES)] = "float32"
-    out_dtype: str = ""
     layout: Annotated[str, OneOf(LAYOUTS)] = "NN"
     pad_to: Dimension = 1
 
     @property
     def output_dtype(self) -> str:
-        return self.out_dtype or RESULTS.get(self.dtype, (self.dtype,))[0]
+        return RESULTS.get(self.dtype, self.dtype)
 
     @property
     def a_transposed(self) -> bool:
@@ -93,19 +92,8 @@ class MatmulParameters:
         return replace(self, m=m, n=n, k=k, pad_to=1)
 
     def validate(self) -> None:
-        dtype, result = self.dtype, self.output_dtype
-        element_type(result)
-        if dtype == "int32":
+        if self.dtype == "int32":
             raise UserError("A product of int32 was requested, but operands of integers are int8: ask for that.")
-        if result in ("tfloat32", "int8"):
-            raise UserError(
-                f"A result in {result} was requested, but that is a type of operands: products of {result} are stored "
-                f"as {RESULTS[result][0]}."
-            )
-        if (dtype == "int8") != (result == "int32"):
-            raise UserError(
-                f"A product of {dtype} into {result} was requested, but int8 is summed in int32 and nothing else is."
-            )
 
     def require_own_schedule(self, implementation: str) -> None:
         self.require_padding(implementation, pads=False)
@@ -164,12 +152,6 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
         parameters.require_library_schedule("cuBLAS" if self.device_kind == "cuda" else "torch")
         if self.device_kind == "cpu":
             require_cores(parameters.schedule.workers)
-        results = RESULTS.get(parameters.dtype, (parameters.dtype,))
-        if parameters.output_dtype not in results:
-            raise UserError(
-                f"{function_name(parameters)} of {parameters.dtype} writes {' or '.join(results)}, but "
-                f"{parameters.output_dtype} was requested."
-            )
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         if parameters.dtype in ON_GPUS and place.device.kind == "cpu":

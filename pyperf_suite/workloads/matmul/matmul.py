@@ -334,5 +334,4 @@ class Matmul(Operator[MatmulParameters]):
         return verify_product(values["c"], a, b, parameters.dtype, parameters.output_dtype, keep=keep)
 
     def reference_key(self, parameters: MatmulParameters) -> str:
-        sizes = f"{parameters.m}x{parameters.n}x{parameters.k}"
-        return f"{sizes} {parameters.dtype} {parameters.output_dtype} {parameters.layout}"
+        return f"{parameters.m}x{parameters.n}x{parameters.k} {parameters.dtype} {parameters.layout}"

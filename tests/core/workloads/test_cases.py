@@ -182,20 +182,6 @@ REFUSED = [
     ("attention", "triton", {"batch": 1 << 15, "seq_q": 1 << 15}, "rows were requested in all"),
     ("matmul", "torch", {"dtype": "int32"}, "operands of integers are int8"),
     ("matmul", "torch", {"dtype": "int7"}, "dtype=int7"),
-    ("matmul", "torch", {"dtype": "int8", "out_dtype": "float32"}, "int8 into float32"),
-    ("matmul", "torch", {"out_dtype": "int32"}, "float32 into int32"),
-    ("matmul", "torch", {"out_dtype": "int8"}, "products of int8 are stored as int32"),
-    ("matmul", "torch", {"out_dtype": "tfloat32"}, "products of tfloat32 are stored as float32"),
-    *(
-        (
-            "matmul",
-            library,
-            {"dtype": dtype, "out_dtype": out, "pad_to": 8 if library in PADDING else 1},
-            f"of {dtype} writes .*but {out} was requested",
-        )
-        for library in ("torch", "cublas", *PADDING)
-        for dtype, out in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float8_e4m3fn", "float8_e4m3fn"))
-    ),
     *(
         ("matmul", kernel, {"dtype": dtype, **OURS}, f"{dtype} into .* was requested.*bf16")
         for kernel in ("cuda_sm80", "cuda_sm90")
