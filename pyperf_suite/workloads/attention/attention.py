@@ -99,8 +99,9 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     tensors.synchronize()
     kernels = compiled if isinstance(compiled, dict) else {"forward": compiled}
     costs = {name: costs_of(kernel, target, multiprocessors) for name, kernel in kernels.items()}
+    blocks = Blocks(configuration.block_m, configuration.block_n, configuration.stages, configuration.warps)
     details = {
-        "blocks": str(blocks_of(configuration)),
+        "blocks": str(blocks),
         "padded_head_dim": configuration.padded_head_dim,
         "padding_waste": configuration.waste,
         "heads_together": forward.together,
@@ -112,17 +113,13 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     return Launches(tensors, bound, Kernel(configuration.name, configuration.operands, details))
 
 
-def _default(parameters: AttentionParameters, target: str) -> Configuration:
-    p = parameters
-    return default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)
-
-
 def configuration_of(parameters: AttentionParameters, target: str) -> Configuration:
     """The Triton configuration for a case on a target. Raises ValueError where there is none.
 
     Stages and warps that the blocks leave at 1 are the target's own. Blocks larger than TMA's go by addresses.
     """
-    default, requested = _default(parameters, target), parameters.blocks
+    p, requested = parameters, parameters.blocks
+    default = default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)
     if requested is None:
         return default
     sizes = {
@@ -140,11 +137,6 @@ def configuration_of(parameters: AttentionParameters, target: str) -> Configurat
 def shape_of(parameters: AttentionParameters) -> Shape:
     """The sizes as the kernels take them. Raises ValueError for more rows than they count."""
     return Shape(parameters.batch, parameters.heads, parameters.key_heads, parameters.seq_q, parameters.keys)
-
-
-def blocks_of(configuration: Configuration) -> Blocks:
-    """The blocks of a configuration as parameters name them."""
-    return Blocks(configuration.block_m, configuration.block_n, configuration.stages, configuration.warps)
 
 
 def gpu_of(tensors: TorchTensors) -> tuple[str, int]:

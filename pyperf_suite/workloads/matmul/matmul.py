@@ -154,9 +154,17 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         tile = self.tile(parameters)
         if not self.kernel.CLUSTERS:
             require_no_cluster(self.name, tile)
-        clusters, policy = (tile.cluster, tile.cluster_n), parameters.schedule.policy
-        leading = parameters.leading_dimensions
-        return self.kernel.for_product(_sizes(tile), clusters, policy, addresses, leading, **_types(parameters))
+        return self.kernel.for_product(
+            (tile.m, tile.n, tile.k, tile.stages if tile.stages > 1 else None),  # None for as many as the kernel likes
+            (tile.cluster, tile.cluster_n),
+            parameters.schedule.policy,
+            addresses,
+            parameters.leading_dimensions,
+            in_type=KERNEL_TYPES.get(parameters.dtype, parameters.dtype),
+            out_type=KERNEL_TYPES.get(parameters.output_dtype, parameters.output_dtype),
+            a_transposed=parameters.a_transposed,
+            b_transposed=parameters.b_transposed,
+        )
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         """Compile for the device, place the operand sets in its memory, encode every launch."""
@@ -227,20 +235,6 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
                 "a tile without a cluster."
             )
         return int(slots)
-
-
-def _sizes(tile: Tile) -> tuple[int, int, int, int | None]:
-    """M, N, K and stages, None for as many as the kernel likes."""
-    return tile.m, tile.n, tile.k, tile.stages if tile.stages > 1 else None
-
-
-def _types(parameters: MatmulParameters) -> dict[str, Any]:
-    return {
-        "in_type": KERNEL_TYPES.get(parameters.dtype, parameters.dtype),
-        "out_type": KERNEL_TYPES.get(parameters.output_dtype, parameters.output_dtype),
-        "a_transposed": parameters.a_transposed,
-        "b_transposed": parameters.b_transposed,
-    }
 
 
 def require_no_cluster(implementation: str, tile: Tile) -> None:
