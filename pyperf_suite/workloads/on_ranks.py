@@ -219,8 +219,9 @@ def timed_one_by_one(
 class OverTorch(Implementation[Any]):
     """By torch's process group; `refuse`, where there is one, raises UserError for parameters under that name."""
 
-    def __init__(self, steps: Steps, refuse: Callable[[Any, str], None] | None = None) -> None:
+    def __init__(self, steps: Steps, refuse: Callable[[Any, str], None] | None = None, name: str = "") -> None:
         self._steps, self._refuse = steps, refuse
+        self.name = name or self.name  # type: ignore[misc]
 
     def validate(self, parameters: Any) -> None:
         if self._refuse is not None:
@@ -240,7 +241,7 @@ class OverGloo(OverTorch):
         require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
-        joined = process_group(place, self.name)
+        joined = process_group(place, "gloo")
         require_memory(place.ranks, parameters.footprint_bytes)
         return self._steps(parameters, place, joined)
 
@@ -253,7 +254,7 @@ class OverNccl(OverTorch):
 
     def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
         require_started_so(parameters.peer_to_peer)
-        return self._steps(parameters, place, process_group(place, self.name))
+        return self._steps(parameters, place, process_group(place, "nccl"))
 
 
 class RankSteps(Transfers):

@@ -18,11 +18,10 @@ from pyperf_suite.hardware import nccl_log
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
-from pyperf_suite.workloads.on_ranks import OnRanks
+from pyperf_suite.workloads.on_ranks import OnRanks, OverGloo, OverNccl
 from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import (
     ExecutionContext,
-    Implementation,
     Kernel,
     RankTimes,
     Transfers,
@@ -47,49 +46,38 @@ Call = Callable[[], object]
 Named = tuple[Call, str]
 
 
-class Gloo(Implementation[CollectiveParameters]):
+def over_gloo(parameters: CollectiveParameters, place: ExecutionContext, joined: Any) -> Transfers:
     """TCP between processes, reductions on the CPU: what a laptop has, with the same cases as NCCL."""
-
-    name = "gloo"
-    device_kind = "cpu"
-
-    def validate(self, parameters: CollectiveParameters) -> None:
-        if parameters.logged:
-            raise UserError("The log of algorithms is NCCL's, but gloo was requested: leave logged out.")
-        on_ranks.require_cores_for(parameters.ranks)
-
-    def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
-        p = parameters
-        if p.dtype not in DTYPES:
-            raise Unsupported(f"gloo has no {p.dtype}: choose from {', '.join(DTYPES)}.")
-        if p.reduction == "avg" and p.dtype.startswith("int"):
-            raise Unsupported(f"gloo has no average of {p.dtype}: ask for its sum, or for another dtype.")
-        if p.op == "send_receive" and p.ranks == 1:
-            raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
-        if p.registered or not p.peer_to_peer:
-            raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
-        joined = on_ranks.process_group(place, "gloo")
-        on_ranks.require_memory(place.ranks, p.footprint_bytes)
-        return TorchTransfers(p, place, joined, "gloo")
+    if parameters.dtype not in DTYPES:
+        raise Unsupported(f"gloo has no {parameters.dtype}: choose from {', '.join(DTYPES)}.")
+    if parameters.reduction == "avg" and parameters.dtype.startswith("int"):
+        raise Unsupported(f"gloo has no average of {parameters.dtype}: ask for its sum, or for another dtype.")
+    if parameters.op == "send_receive" and parameters.ranks == 1:
+        raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
+    if parameters.registered or not parameters.peer_to_peer:
+        raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
+    return TorchTransfers(parameters, place, joined, "gloo")
 
 
-class C10dNccl(Implementation[CollectiveParameters]):
+def over_nccl(parameters: CollectiveParameters, place: ExecutionContext, joined: Any) -> Transfers:
     """torch.distributed over NCCL; compared with our own calls it shows what Python costs."""
+    if parameters.registered:
+        raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
+    if parameters.dtype.startswith("float8") and parameters.operation.reduces:
+        raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
+    torch: Any = importlib.import_module("torch")
+    try:
+        return TorchTransfers(parameters, place, joined, "c10d nccl")
+    except torch.cuda.OutOfMemoryError as error:
+        raise Unsupported(str(error).split(". ", 1)[0] + ": ask for a smaller size.") from None
 
-    name = "c10d_nccl"
-    device_kind = "cuda"
 
-    def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
-        if parameters.registered:
-            raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
-        if parameters.dtype.startswith("float8") and parameters.operation.reduces:
-            raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
-        joined = on_ranks.process_group(place, "nccl")
-        torch: Any = importlib.import_module("torch")
-        try:
-            return TorchTransfers(parameters, place, joined, "c10d nccl")
-        except torch.cuda.OutOfMemoryError as error:
-            raise Unsupported(str(error).split(". ", 1)[0] + ": ask for a smaller size.") from None
+def refuse(parameters: CollectiveParameters, name: str) -> None:
+    """Raise UserError for what torch.distributed has no log of."""
+    if parameters.logged:
+        raise UserError(
+            f"The log of algorithms is of our own calls of NCCL, but {name} was requested: leave logged out."
+        )
 
 
 class TorchTransfers(Exchange):
@@ -278,7 +266,9 @@ class Collective(OnRanks[CollectiveParameters]):
 
     name = "collective"
     parameters_type = CollectiveParameters
-    implementations = by_name(Gloo(), Nccl(), NcclGraph(), C10dNccl())
+    implementations = by_name(
+        OverGloo(over_gloo, refuse), Nccl(), NcclGraph(), OverNccl(over_nccl, refuse, "c10d_nccl")
+    )
 
     def environment(self, parameters: CollectiveParameters) -> dict[str, str]:
         return super().environment(parameters) | (nccl_log.environment() if parameters.logged else {})

@@ -7,7 +7,6 @@ other ranks' bit for bit.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -108,8 +107,8 @@ class Replica(RankSteps):
         self.model: Any = gpt.build(parameters).to(where, dtype)
         self._batches = self._micro_batches(range(parameters.ranks) if parameters.exchange == "dp" else [rank])
         self._due: list[Any] = []
-        self.kernel = Kernel("data_parallel_step", EXCHANGES[parameters.exchange], self._details())
         self.call = self._wrapped(self.model)
+        self.kernel = Kernel("data_parallel_step", EXCHANGES[parameters.exchange], self._details())
 
     def poison(self, index: int | None = None) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -132,10 +131,9 @@ class Replica(RankSteps):
         rounding = self._gpt.Rounding.of(p.dtype)
         scales = {name: rounding.of_sums(due, terms).sqrt_() for name, due in exact.items()}
         gradients = [each.grad for each in self.model.parameters()]
-        wrong = self._other_buckets()
-        there = (each for each in gradients if each is not None)
+        there, wrong = (each for each in gradients if each is not None), []
         if p.exchange in ("ddp", "after") and not same_on_all(there, self._group, self._where):
-            wrong = ["gradients differ between ranks", *wrong]
+            wrong = ["gradients differ between ranks"]
         return self.verdict(dict(zip(names, gradients, strict=True)), exact, scales, *wrong)
 
     def close(self) -> None:
@@ -143,54 +141,26 @@ class Replica(RankSteps):
         self._batches, self._due = [], []
 
     def _details(self) -> dict[str, Any]:
-        """What a record says of the exchange: bucket by bucket as the hook saw it, and bytes that this rank sent."""
+        """What a record says of the exchange: the buckets that DDP cut, and bytes that this rank sends in a step."""
         p = self._parameters
         weights = sum(each.numel() for each in self.model.parameters())
-        buckets = [weights * DTYPES[p.dtype]]
-        handed_over = sum(buckets) * p.exchanges
-        if p.exchange == "ddp":
-            seen = self._hooked()
-            buckets, handed_over = seen[-(len(seen) // p.exchanges) :], sum(seen)
         found: dict[str, Any] = {"parameters": weights, **self._torch_details()}
         if p.exchange in ("ddp", "after"):
-            sent = round(handed_over * float(bus_factor("all_reduce", p.ranks)))
+            buckets = self._buckets() if p.exchange == "ddp" else [weights * DTYPES[p.dtype]]
+            sent = round(p.exchanges * sum(buckets) * float(bus_factor("all_reduce", p.ranks)))
             found |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
         return found
 
-    def _hooked(self) -> list[int]:
-        """Bytes of every bucket of one whole step, in order, as a communication hook gets them.
+    def _buckets(self) -> list[int]:
+        """Bytes of every bucket in order, by DDP's own log.
 
-        Of a copy and before anything is timed: a hook in Python takes time. The first step shows DDP the order in which
-        gradients are made, by which it cuts its buckets anew.
+        The first step shows it the order in which gradients are made, by which it cuts buckets anew in the second; that
+        is logged as the third begins.
         """
-        sizes: list[int] = []
-        count, group = self._parameters.ranks, self._group
-
-        def counting(_state: Any, bucket: Any) -> Any:
-            buffer = bucket.buffer()
-            sizes.append(buffer.numel() * buffer.element_size())
-            work = self.torch.distributed.all_reduce(buffer.div_(count), group=group, async_op=True)
-            return work.get_future().then(lambda reduced: reduced.value()[0])
-
-        # DDP compares annotations with its own classes, and these are text.
-        counting.__annotations__ = {}
-        counted = self._wrapped(copy.deepcopy(self.model))
-        counted.register_comm_hook(None, counting)
-        self._run(counted)
-        sizes.clear()
-        self._run(counted)
-        return sizes
-
-    def _other_buckets(self) -> list[str]:
-        """What to say where the timed model's buckets, once it has cut them, are not those that were counted."""
-        if self._parameters.exchange != "ddp":
-            return []
-        message = self.call._get_ddp_logging_data()
-        counted = list(self.kernel.details["buckets"])
-        if not message.get("has_rebuilt_buckets") or "rebuilt_bucket_sizes" not in message:
-            return []
-        timed = [int(size) for size in str(message["rebuilt_bucket_sizes"]).split(",")]
-        return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
+        for _ in range(3):
+            self._run(self.call)
+        logged = self.call._get_ddp_logging_data()
+        return [int(size) for size in str(logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(",")]
 
     def _wrapped(self, model: Any) -> Any:
         p = self._parameters
