@@ -133,7 +133,6 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
         ("optimizer", {"tensors": "12"}, "TENSORSxROWSxCOLUMNS"),
         ("overlap", {"size": "0"}, "size=0"),
         ("overlap", {"run": "apart"}, "choose from product"),
-        ("step_calibration", {"engine": "data=many"}, "is no part of an engine's cut"),
         ("tile_wave", {"waves": "9999"}, "waves lies between"),
         ("transfer", {"disk_size": "5000"}, "blocks of 4096 bytes, but 5000 were requested"),
         ("transfer", {"way": "torch", "workers": "1"}, "transfer has no case with way=torch"),
