@@ -1,8 +1,8 @@
 """Fits the curves of NCCL's collectives on each GPU of the published tables, and infers those that no table has.
 
 Half the curves of a GPU are usually missing: an operation was timed among 4 and 8 ranks, another among 2. What they
-share — operation, ranks, architecture, kind of link — predicts the missing ones; the error is that of whole curves
-left out.
+share — operation, ranks, architecture, kind of link — predicts the missing ones; the error is that of whole curves left
+out. The all_reduce of serving libraries is fitted as measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import internode
-from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import (
     BLOCK,
     collective_time,
@@ -33,13 +33,17 @@ from pyperf_suite.planner.laws.collectives import (
 )
 from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.planner.laws.transfers import Interval
-from tools.fit.fitting import in_words
-from tools.fit.published import SAMPLE, read_columns, rows_of
+from tools.fit.fitting import in_words, limits_of
+from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers
 
 TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
 # NCCL's own kernels, in one dtype: reductions of int8 run up to 8 % slower at the same bytes.
 FILE, DTYPE = "nccl_perf", "half"
+# Of serving libraries their own kernels.
+OWN_FILE = "custom_allreduce_perf"
+# A time that no neighbouring size supports: 1 KiB among 8 H100 at eleven times both of its neighbours'.
+OUTLIER = 1.5
 OPERATION_OF = {"alltoall": "all_to_all"}
 OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 RANKS = (2, 4, 8)
@@ -61,6 +65,7 @@ OWN_VARIANCE = 0.01
 # From about this size on bytes on the bus decide, not launches; they are taken out before curves are compared.
 BUS_BYTES = 1e5
 LEFT_OUT = "each curve of an operation among a number of ranks left out whole, one after the other"
+EVERY_SECOND = "every second size left out, so that the nearest lie four times apart"
 # What all curves have in common is not shrunk towards anything.
 COMMON_VARIANCE = 1e3
 
@@ -75,11 +80,19 @@ class Curve(NamedTuple):
 
 @functools.cache
 def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
-    """The block of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
+    """The blocks of every GPU in the folder's table of collectives, by the GPU's name in the catalogue and their own.
 
-    It has NCCL's curves: every operation of `OPERATIONS` at every number of `RANKS`; its stated error is of this GPU's
-    curves left out whole. Raises UserError where the folder has no such table.
+    "collectives" has NCCL's: every operation of `OPERATIONS` at every number of `RANKS`; its stated error is of this
+    GPU's curves left out whole. Those of libraries have their own all_reduce as measured. Raises UserError where the
+    folder has no such table.
     """
+    blocks = {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
+    for (gpu, library), curves in _read_own(tables_folder).items():
+        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves)
+    return blocks
+
+
+def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
     measured = read_curves(tables_folder)
     sizes = np.array(sorted(next(iter(measured.values()))), dtype=np.float64)
     curves = sorted(measured)
@@ -105,16 +118,12 @@ def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock
             frozenset((c.operation, c.ranks) for c in missing),
             {(c.operation, c.ranks): left_out if c in missing else scatter for c in seconds},
         )
-        held_out: dict[str, float | int | str] = {
-            "mape": round(_percent(errors, np.mean), 2),
-            "median": round(_percent(errors, np.median), 2),
+        held_out = _held_out(errors, LEFT_OUT) | {
             "coverage": round(float(np.mean(np.concatenate(covered))) * 100, 1),
-            "rows": errors.size,
             "sites": len(own),
-            "how": LEFT_OUT,
         }
         limits = {"nbytes": (float(sizes[0]), float(sizes[-1])), "ranks": (float(RANKS[0]), float(RANKS[-1]))}
-        blocks[gpu] = {BLOCK: CalibrationBlock(packed, held_out, limits, ORIGIN)}
+        blocks[gpu] = CalibrationBlock(packed, held_out, limits, ORIGIN)
     return blocks
 
 
@@ -139,6 +148,11 @@ def _interval(missed: NDArray[np.float64]) -> Interval:
     return float(band.low[0]), float(band.high[0]), _percent(missed, np.median)
 
 
+def _held_out(missed: NDArray[np.float64], how: str) -> dict[str, float | int | str]:
+    mape, median = (round(_percent(missed, middle), 2) for middle in (np.mean, np.median))
+    return {"mape": mape, "median": median, "rows": missed.size, "how": how}
+
+
 def _percent(missed: NDArray[np.float64], middle: Callable[[NDArray[np.float64]], Any]) -> float:
     return float(middle(np.abs(np.expm1(-missed)))) * 100
 
@@ -147,6 +161,64 @@ def _covered(missed: NDArray[np.float64], others: list[NDArray[np.float64]]) -> 
     """Which of a curve's errors lie in the interval of the other curves'."""
     low, high, _ = _interval(np.concatenate(others))
     return np.asarray((missed >= low) & (missed <= high))
+
+
+def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]]:
+    """Seconds by bytes of each library's own all_reduce, by GPU and library, then version and ranks.
+
+    Those of a CUDA graph, as they serve; eager ones wait for the host. What another library's name stands in is its.
+    """
+    found: dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for row in rows_of(read_columns(tables_folder, TABLE)):
+        if row["file"] != OWN_FILE:
+            continue
+        library, kernel = row["lib"], row["kernel_source"]
+        if library not in LIBRARIES or kernel.endswith("_eager"):
+            continue
+        if (kernel == "TRTLLM") == (library == "trtllm"):
+            key = (find_gpu(row["gpu"]).name, library)
+            found[key][row["lib_version"], "all_reduce", row["num_gpus"]][float(row["bytes"])] = (
+                row["latency_us"] * 1e-6
+            )
+    return found
+
+
+def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
+    """The newest version's times; every second size left out and the older versions say how far they hold."""
+    newest = max((version for version, _, _ in curves), key=version_numbers)
+    kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
+    missed = []
+    for size, seconds in kept.values():
+        halves = PiecewiseAlphaBeta.through(size[::2], seconds[::2])
+        missed.append(np.log(seconds[1::2] / halves.seconds(size[1::2])))
+    errors = np.concatenate(missed)
+    older = [
+        np.log(times[size] / curves[newest, operation, ranks][size])
+        for (version, operation, ranks), times in curves.items()
+        for size in times
+        if version != newest
+    ]
+    low, high, _ = _interval(np.concatenate([errors, older]))
+    interval = (low, high, _percent(errors, np.median))
+    sizes = np.concatenate([size for size, _ in kept.values()])
+    packed = pack_curves(
+        {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()},
+        frozenset(),
+        dict.fromkeys(kept, interval),
+    )
+    origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
+    return CalibrationBlock(packed, _held_out(errors, EVERY_SECOND), limits_of({"nbytes": sizes}), origin)
+
+
+def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Ascending sizes and their seconds; one far above both of its neighbours is drawn between them."""
+    size, seconds = np.array(sorted(times.items())).T
+    neighbours = np.maximum(seconds[:-2], seconds[2:])
+    outlier = seconds[1:-1] > OUTLIER * neighbours
+    seconds[1:-1] = np.where(outlier, np.sqrt(seconds[:-2] * seconds[2:]), seconds[1:-1])
+    return size, seconds
 
 
 def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:

@@ -37,7 +37,12 @@ def tables_like(folder: Path, prefix: str) -> dict[str, str]:
 def versions(columns: Columns, library: str) -> list[str]:
     """A library's columns, the newest first."""
     own = [name for name in columns if name.startswith(f"{library}_")]
-    return sorted(own, key=lambda name: [int(number) for number in re.findall(r"\d+", name)], reverse=True)
+    return sorted(own, key=version_numbers, reverse=True)
+
+
+def version_numbers(name: str) -> list[int]:
+    """The numbers in the name of a column or a version, by which they are in order."""
+    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def rows_of(columns: Columns) -> list[dict[str, Any]]:

@@ -199,6 +199,19 @@ class TestMeasuredPointsOfANetwork:
             network_of(text)
 
 
+class TestTheOwnAllReduceOfServingLibraries:
+    """Within a node, for as many ranks as were measured."""
+
+    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
+    @pytest.mark.parametrize("gpu", CALIBRATED)
+    def test_a_small_one_is_faster_than_nccls(self, gpu: str, library: str) -> None:
+        own, nccl = (collective_time(gpu, "all_reduce", 8192, 8, library=name) for name in (library, None))
+        assert own.library == library
+        assert nccl.library == "nccl"
+        factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
+        assert own.seconds < factor * nccl.seconds
+
+
 class TestBetweenPublishedNodes:
     """Rows of other people's clusters (tests/data/published), by constants that were fitted to InfiniBand and RoCE."""
 
