@@ -6,7 +6,7 @@ Errors and bands are those of whole sites (heads, length) left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate import cross_predicted, folds, site_numbers
+from pyperf_suite.planner.laws import latent_attention as latent
 from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.latent_attention import GRIDS, LAW, SummedLaw, latent_sizes, latent_work, pack_law
+from pyperf_suite.planner.laws.latent_attention import GRIDS, LAW, SummedLaw
 from tools.fit.fitting import (
     Blocks,
     by_gpu,
@@ -36,10 +37,10 @@ Floats = NDArray[np.float64]
 Sizes = Mapping[str, Floats]
 
 ORIGIN = "latent prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0), {}"
-SIZES = ("batch_size", "isl", "num_heads")
-# Rows of a whole module, whose products have a law of their own, are left out, and those with a cache in fp8: only
-# inference has one.
-SCOPE, CACHE = "kernel", "bfloat16"
+# What a row's kind is made of, and its sizes.
+KIND, SIZES = ("scope", "gemm_type", "kv_cache_dtype"), ("batch_size", "isl", "num_heads")
+# Rows with a cache in fp8 are left out: only inference has one.
+CACHE = "bfloat16"
 # Rows that nothing near agrees with are held to less and less (Huber's weights), in so many rounds; each ends when the
 # residual of its system is this part of what was given, or after so many steps.
 ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
@@ -47,7 +48,8 @@ ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
 LEAST_COST = 1e-4
 # How much stiffer grids may be where a table is noisy: as whole sites left out show.
 STIFFNESS = (1.0, 5.0, 25.0)
-KNOTS = 10
+# Knots of a band of the only law of a block, and where several laws share it.
+KNOTS, SHARED_KNOTS = 10, 3
 
 
 def octaves(low: int, high: int) -> Floats:
@@ -68,7 +70,7 @@ NODES = {
 SMOOTH = ((0.03, 0.03, 0.1), (0.03, 0.03), (0.03, 0.03))
 # What memory is paid for its bytes: no less than its bandwidth says, and what takes longer waits for multiprocessors.
 # So a law stays right on a GPU with the same ones and other memory.
-LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0)}
+LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
 
 
 @dataclass(frozen=True)
@@ -183,40 +185,66 @@ def _widening(off: Floats) -> float:
     return max(1.0, float(np.quantile(off, COVERED)))
 
 
-def fit_block(rows: Rows, origin: str) -> CalibrationBlock:
-    """The block of one library's law on one GPU."""
-    tried = [(times, *held_out(rows, KNOTS, times)) for times in STIFFNESS]
-    best, errors, band = min(tried, key=lambda each: each[1].mape)
-    law = replace(fit_law(rows, best), band=band)
-    arrays = pack_law(law) | {name: np.array([error]).round(2) for name, error in vars(errors).items()}
-    how = {"rows": rows.seconds.size, "sites": np.unique(rows.site).size, "how": "5-fold, whole sites held out"}
-    sizes = {"batch": rows.sizes["batch"], "heads": rows.sizes["heads"]}
-    limits = limits_of(sizes | dict.fromkeys(("seq_q", "seq_k"), rows.sizes["length"]))
-    return CalibrationBlock(arrays, vars(errors) | how, limits, origin)
+def fit_block(kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
+    """The block of one library's laws on one GPU, by kind; `limits` are the sizes that the range is stated of."""
+    knots = KNOTS if len(kinds) == 1 else SHARED_KNOTS
+    laws, errors = {}, {}
+    for kind, rows in kinds.items():
+        tried = [(times, *held_out(rows, knots, times)) for times in STIFFNESS]
+        best, errors[kind], band = min(tried, key=lambda each: each[1].mape)
+        law = fit_law(rows, best)
+        laws[kind] = SummedLaw(law.costs, law.grids, band)
+    counts = [rows.seconds.size for rows in kinds.values()]
+    means = {
+        name: float(np.average([getattr(each, name) for each in errors.values()], weights=counts))
+        for name in ("mape", "median", "coverage")
+    }
+    by_kind = {name: np.array([getattr(each, name) for each in errors.values()]).round(2) for name in means}
+    sites = sum(np.unique(rows.site).size for rows in kinds.values())
+    how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
+    return CalibrationBlock(latent.pack_laws(laws) | by_kind, means | how, limits_of(limits), origin)
 
 
-def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[Rows, str] | None:
-    """A library's rows and the column of their times, the newest version's; None where it has none."""
-    usable = (columns["scope"] == SCOPE) & (columns["kv_cache_dtype"] == CACHE)
-    for times in versions(columns, library):
-        there = usable & np.isfinite(columns[times])
-        if there.any():
-            batch, length, heads = (columns[name][there].astype(np.float64) for name in SIZES)
-            work = latent_work(spec, batch, length, length, heads)
-            sizes = latent_sizes(batch, length, length, heads)
-            return Rows(work, sizes, columns[times][there] * 1e-6, site_numbers(heads, length)), times
-    return None
+def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
+    """The rows with a cache in bf16 by kind, of the newest version that has it; all their sizes; versions."""
+    kinds: dict[str, Rows] = {}
+    requested_of_all, used = [], []
+    of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in KIND), strict=True)])
+    for each in np.unique(of_row):
+        scope, gemm, cache = each.split("|")
+        if cache != CACHE:
+            continue
+        gemm = latent.GEMM_NAMES.get(gemm, "")
+        for times in versions(columns, library):
+            there = (of_row == each) & np.isfinite(columns[times])
+            if there.any():
+                break
+        else:
+            continue
+        batch, length, heads = (columns[name][there].astype(np.float64) for name in SIZES)
+        requested = (batch, length, length, heads)
+        kinds[latent.kind_of(scope, gemm)] = Rows(
+            latent.latent_work(spec, gemm, *requested),
+            latent.latent_sizes(*requested),
+            columns[times][there] * 1e-6,
+            site_numbers(heads, length),
+        )
+        requested_of_all.append(np.stack(requested))
+        used.append(times)
+    sizes = np.concatenate(requested_of_all, axis=1) if used else np.empty((4, 0))
+    return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
 
 
 def fit_latent(folder: Path) -> Blocks:
     """Blocks of latent attention by GPU and name. Raises UserError where the folder has no table of it."""
 
-    def blocks() -> Iterator[tuple[str, str, CalibrationBlock]]:
+    def found() -> Iterator[tuple[str, str, CalibrationBlock]]:
         for gpu, table in tables_like(folder, f"{LAW}_").items():
             columns, spec = read_columns(folder, table), find_gpu(gpu)
             for library in LIBRARIES:
-                if found := latent_rows(columns, spec, library):
-                    rows, times = found
-                    yield spec.name, f"{LAW}.{library}", fit_block(rows, ORIGIN.format(times.replace("_", " ")))
+                kinds, requested, used = latent_rows(columns, spec, library)
+                if kinds:
+                    origin = ORIGIN.format(", ".join(used).replace("_", " "))
+                    yield spec.name, f"{LAW}.{library}", fit_block(kinds, requested, origin)
 
-    return by_gpu(blocks(), folder, "table of latent attention")
+    return by_gpu(found(), folder, "table of latent attention")

@@ -1,7 +1,7 @@
-"""The time of the prefill of DeepSeek's latent attention (MLA), between its projections.
+"""The time of the prefill of DeepSeek's latent attention (MLA), alone or with its projections.
 
-Work is counted from the sizes (pairs, bytes, blocks of a multiprocessor, launch) and priced by costs in units of the
-data sheet; grids over the sizes say what the measured kernels make of that: `SummedLaw`. One vector a token is
+Work is counted from the sizes (pairs, bytes, blocks of a multiprocessor, products, launch) and priced by costs in units
+of the data sheet; grids over the sizes say what the measured kernels make of that: `SummedLaw`. One vector a token is
 kept for all heads; prefill expands it to keys and values.
 """
 
@@ -35,14 +35,15 @@ Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
 Sizes = Mapping[str, Floats]
 
-# DeepSeek-V3: widths of the cache's latent vectors, and of a head's parts.
-LATENT, ROPE, KEY, VALUE = 512, 64, 128, 128
+# DeepSeek-V3: widths of the model, of the queries' and the cache's latent vectors, and of a head's parts.
+HIDDEN, QUERY_RANK, LATENT, ROPE, KEY, VALUE = 7168, 1536, 512, 64, 128, 128
 # Queries that a kernel takes at once, and keys.
 QUERY_BLOCK, KEY_BLOCK = 128, 64.0
 ELEMENT_BYTES = 2
-LAW = "mla_prefill"
-# Of the kinds of rows that shipped blocks have laws of, the one that is priced.
-KIND = "kernel, bf16 cache"
+LAW, SCOPES = "mla_prefill", ("kernel", "module")
+# Products of projections as they are called in a kind of law, and as a data sheet calls them, with bytes of a weight.
+GEMMS = {"bf16": ("bf16", 2.0), "fp8_block": ("fp8", 1.0), "nvfp4": ("fp4", 0.5625)}
+GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
@@ -56,6 +57,9 @@ CAUSES = {
     "splits": "wave",
     "busiest": "wave",
     "tokens": "kernel",
+    "weights": "bandwidth",
+    "projections": "kernel",
+    "activations": "bandwidth",
 }
 
 
@@ -97,31 +101,32 @@ class SummedLaw:
 LEAST_STEP = 0.015
 
 
-def pack_law(law: SummedLaw) -> dict[str, NDArray[Any]]:
-    """A law as arrays of a block, which have a row for each kind."""
+def pack_laws(laws: Mapping[str, SummedLaw]) -> dict[str, NDArray[Any]]:
+    """Laws by kind as arrays of one block; all have the same nodes of their grids and as many knots of their bands."""
+    first, *_ = laws.values()
     nodes = {
         name: axis
-        for names, grid in zip(GRIDS, law.grids, strict=True)
+        for names, grid in zip(GRIDS, first.grids, strict=True)
         for name, axis in zip(names, grid.axes, strict=True)
     }
-    values = np.concatenate([grid.values.ravel() for grid in law.grids])
-    step = max(LEAST_STEP, float(np.abs(values).max()) / STEPS)
+    values = [np.concatenate([grid.values.ravel() for grid in law.grids]) for law in laws.values()]
+    steps = np.maximum(LEAST_STEP, np.abs(values).max(axis=1, keepdims=True) / STEPS)
     arrays = {
-        "kinds": np.array([KIND]),
-        "costs": np.array([law.costs]),
-        "residual": np.round([values / step]).astype(np.int8),
-        "residual_step": np.array([[step]]),
+        "kinds": np.array(list(laws)),
+        "costs": np.array([law.costs for law in laws.values()]),
+        "residual": np.round(values / steps).astype(np.int8),
+        "residual_step": steps,
         "node_names": np.array(list(nodes)),
         "node_counts": np.array([axis.size for axis in nodes.values()]),
         "nodes": np.concatenate(list(nodes.values())),
     }
-    return arrays | {name: np.array([values]) for name, values in law.band.as_arrays().items()}
+    return arrays | {name: np.array([law.band.as_arrays()[name] for law in laws.values()]) for name in BAND_NAMES}
 
 
-def unpack_law(block: CalibrationBlock) -> SummedLaw:
-    """The law of `KIND` that a block keeps; shipped ones have costs of projections behind those of its work."""
+def unpack_law(block: CalibrationBlock, kind: str) -> SummedLaw:
+    """The law of a kind that a block keeps."""
     arrays = block.arrays
-    place = arrays["kinds"].tolist().index(KIND)
+    place = arrays["kinds"].tolist().index(kind)
     axes = np.split(arrays["nodes"], np.cumsum(arrays["node_counts"])[:-1])
     nodes = dict(zip(arrays["node_names"].tolist(), axes, strict=True))
     values = arrays["residual"][place] * arrays["residual_step"][place]
@@ -131,8 +136,7 @@ def unpack_law(block: CalibrationBlock) -> SummedLaw:
         end = start + int(np.prod(shape))
         grids.append(ResidualGrid(tuple(nodes[name] for name in names), values[start:end].reshape(shape)))
         start = end
-    band = Band(*(arrays[name][place] for name in BAND_NAMES))
-    return SummedLaw(arrays["costs"][place][: len(CAUSES)], tuple(grids), band)
+    return SummedLaw(arrays["costs"][place], tuple(grids), Band(*(arrays[name][place] for name in BAND_NAMES)))
 
 
 # The mean of |x| over the standard deviation of a normal x, in percent.
@@ -168,24 +172,25 @@ class FoundLaw:
         return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
 
-def law_of(gpu: Gpu, library: str | None = None) -> FoundLaw:
-    """The GPU's own law, or that of the GPU most like it. Raises UserError without one."""
+def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
+    """The law of that kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
     own, is_own = find_law(gpu, LAW, f"{LAW} is")
     if not is_own and spec.compute_capability is None:
         measured = ", ".join(each.gpu for each in all_shipped() if each.has(LAW))
         raise UserError(f"Nothing like {LAW} on {spec.name} was measured, only on {measured}.")
+    if library is not None:
+        own.library(LAW, library)
     kinds = {each: own.block(f"{LAW}.{each}").arrays["kinds"].tolist() for each in own.libraries(LAW)}
-    having = [each for each in kinds if KIND in kinds[each]]
-    if not having or library not in (None, *having):
-        there = f"there are {', '.join(having)}" if having else "there is none"
-        raise UserError(f"Of {library or 'any library'} no {LAW} was measured on {own.gpu}: {there}.")
-    chosen = library or having[0]
-    block = own.block(f"{LAW}.{chosen}")
-    error = float(block.arrays["mape"][kinds[chosen].index(KIND)])
+    having = [each for each in kinds if kind in kinds[each] and library in (None, each)]
+    if not having:
+        there = "; ".join(f"{each}: {', '.join(sorted(known))}" for each, known in kinds.items())
+        raise UserError(f"Of {library or 'any library'} no {LAW} of {kind} was measured on {own.gpu}, but {there}.")
+    block = own.block(f"{LAW}.{having[0]}")
+    error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
     transfer_sigma = latent_deviation(spec, find_gpu(own.gpu))
-    return FoundLaw(unpack_law(block), chosen, block, error, transfer_sigma, origin)
+    return FoundLaw(unpack_law(block, kind), having[0], block, error, transfer_sigma, origin)
 
 
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
@@ -195,13 +200,13 @@ def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> 
     return {"batch": batch, "length": length, "heads": heads, "streams": streams, "tokens": tokens}
 
 
-def latent_work(gpu: GpuSpec, batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
-    """What is counted, by the names of `CAUSES`: seconds at the data sheet's rates, or numbers a multiprocessor."""
+def latent_work(gpu: GpuSpec, gemm: str, batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
+    """What is counted, in seconds at the data sheet's rates or in numbers a multiprocessor; no projections for ""."""
     peak, bandwidth = gpu.peak("bf16"), gpu.memory_bytes_per_s
     pairs = batch * heads * seq_q * (seq_k - (seq_q - 1) / 2)
     moved = batch * heads * ELEMENT_BYTES * (seq_q + seq_k) * (KEY + ROPE + VALUE)
     tiles = batch * heads * np.ceil(seq_q / QUERY_BLOCK)
-    return {
+    work = {
         "launch": np.ones_like(batch),
         "ideal": 2.0 * pairs * (KEY + ROPE + VALUE) / peak,
         "cache": ELEMENT_BYTES * batch * seq_k * (LATENT + ROPE) / bandwidth,
@@ -213,6 +218,18 @@ def latent_work(gpu: GpuSpec, batch: Floats, seq_q: Floats, seq_k: Floats, heads
         "busiest": seq_k,
         "tokens": batch * seq_k / gpu.sms,
     }
+    if not gemm:
+        return work | dict.fromkeys(("weights", "projections", "activations"), np.zeros_like(batch))
+    dtype, weight_bytes = GEMMS[gemm]
+    weights = HIDDEN * (QUERY_RANK + LATENT + ROPE) + heads * (
+        QUERY_RANK * (KEY + ROPE) + LATENT * (KEY + VALUE) + VALUE * HIDDEN
+    )
+    rows = ELEMENT_BYTES * batch * seq_q * (2 * HIDDEN + heads * (KEY + ROPE + VALUE))
+    return work | {
+        "weights": weight_bytes * weights / bandwidth,
+        "projections": 2.0 * batch * seq_q * weights / gpu.peak(dtype),
+        "activations": rows / bandwidth,
+    }
 
 
 def mla_time(
@@ -221,18 +238,32 @@ def mla_time(
     seq_q: ArrayLike,
     seq_k: ArrayLike,
     heads: ArrayLike,
+    scope: str = "kernel",
+    gemm_dtype: str = "bf16",
     library: str | None = None,
 ) -> Explained:
     """Seconds of latent attention with DeepSeek's dimensions on one GPU that has `heads` of its heads, forward.
 
     Sizes broadcast together. It is causal with `seq_q` the last of `seq_k` tokens (measured where they are equal), in
-    bf16.
+    bf16. `scope` is "kernel", or "module" with the projections, whose products are in `gemm_dtype`: "bf16",
+    "fp8_block" or "nvfp4".
 
-    Raises UserError for a size below 1, and what no table is known to be like; the sentence names what there is.
+    Raises UserError for a size below 1, another scope, and what no table is known to be like; the sentence names what
+    there is.
     """
     requested = validated_sizes("latent attention", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads)
+    if scope not in SCOPES:
+        raise UserError(f"Latent attention has the scopes {SCOPES}, not {scope!r}.")
     if (requested[1] > requested[2]).any():
         raise UserError("Latent attention has at most as many queries as keys: give a seq_q up to seq_k.")
-    found = law_of(gpu, library)
-    seconds, parts = found.law.explained(latent_work(spec_of(gpu), *requested), latent_sizes(*requested))
+    if gemm_dtype not in GEMM_NAMES:
+        raise UserError(f"Latent attention was measured with products in {', '.join(GEMMS)}, not {gemm_dtype}.")
+    gemm = GEMM_NAMES[gemm_dtype] if scope == "module" else ""
+    found = law_of(gpu, kind_of(scope, gemm), library)
+    seconds, parts = found.law.explained(latent_work(spec_of(gpu), gemm, *requested), latent_sizes(*requested))
     return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)))
+
+
+def kind_of(scope: str, gemm: str) -> str:
+    """The name of a kind of law in a block: "module with fp8_block products, bf16 cache"."""
+    return f"{scope} with {gemm} products, bf16 cache" if gemm else f"{scope}, bf16 cache"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner import laws
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
@@ -16,7 +15,7 @@ from pyperf_suite.planner.laws.latent_attention import (
     latent_sizes,
     latent_work,
     mla_time,
-    pack_law,
+    pack_laws,
     unpack_law,
 )
 from tools.fit.latent import Rows, held_out, latent_rows
@@ -42,10 +41,11 @@ def test_the_sample_is_predicted_and_covered(gpu):
     columns, spec = read_columns(SAMPLE, f"{LAW}_{gpu}"), find_gpu(gpu)
     errors, covered = [], []
     for library in shipped_calibration(spec.name).libraries(LAW):
-        if own := latent_rows(columns, spec, library):
-            rows, _ = own
+        for kind, rows in latent_rows(columns, spec, library)[0].items():
+            scope = kind.split()[0].rstrip(",")
+            gemm = kind.split()[2] if scope == "module" else "bf16"
             batch, length, heads = (rows.sizes[name] for name in ("batch", "length", "heads"))
-            found = mla_time(spec, batch, length, length, heads, library)
+            found = mla_time(spec, batch, length, length, heads, scope, gemm, library)
             errors.append(100 * np.abs(found.seconds / rows.seconds - 1))
             covered.append((found.low <= rows.seconds) & (rows.seconds <= found.high))
     assert np.concatenate(errors).mean() < 9
@@ -72,24 +72,30 @@ def test_sizes_beyond_the_table_are_marked():
     assert found.extrapolated.tolist() == [False, True, True]
 
 
-def test_a_library_whose_kernel_was_not_measured_alone_is_not_to_be_had():
-    with pytest.raises(UserError, match="Of vllm no mla_prefill was measured on B200 SXM: there are trtllm, sglang"):
-        mla_time("B200", 4, 1024, 1024, 16, library="vllm")
+def test_a_library_without_a_kind_leaves_it_to_the_next():
+    assert mla_time("L40S", 4, 1024, 1024, 16, scope="module").library == "vllm"
     assert mla_time("L40S", 4, 1024, 1024, 16).library == "trtllm"
     assert laws.mla_time("L40S", 4, 1024, 1024, 16) > 0
 
 
-def test_a_packed_law_comes_back_within_a_step():
+def test_packed_laws_come_back_within_a_step():
     nodes = {name: np.array([1.0, 4.0, 16.0]) for names in GRIDS for name in names}
-    random = np.random.default_rng(0)
-    grids = tuple(
-        ResidualGrid(tuple(nodes[name] for name in names), random.normal(0, 0.3, [3] * len(names))) for names in GRIDS
-    )
-    law = SummedLaw(np.array([1.0, 2.0]), grids, Band(np.array([1e-5]), np.array([-0.1]), np.array([0.2])))
-    back = unpack_law(CalibrationBlock(pack_law(law), {}))
-    for grid, kept in zip(law.grids, back.grids, strict=True):
-        np.testing.assert_allclose(kept.values, grid.values, atol=0.0075)
-    assert back.costs.tolist() == law.costs.tolist()
+
+    def grids(seed):
+        random = np.random.default_rng(seed)
+        return tuple(
+            ResidualGrid(tuple(nodes[name] for name in names), random.normal(0, 0.3, [3] * len(names)))
+            for names in GRIDS
+        )
+
+    band = Band(np.array([1e-5]), np.array([-0.1]), np.array([0.2]))
+    packed = {kind: SummedLaw(np.array([1.0, i]), grids(i), band) for i, kind in enumerate("ab")}
+    block = CalibrationBlock(pack_laws(packed), {})
+    for kind, law in packed.items():
+        back = unpack_law(block, kind)
+        for grid, kept in zip(law.grids, back.grids, strict=True):
+            np.testing.assert_allclose(kept.values, grid.values, atol=0.0075)
+        assert back.costs.tolist() == law.costs.tolist()
 
 
 def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
@@ -98,7 +104,7 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
         each.ravel().astype(float) for each in np.meshgrid(2 ** np.arange(8), 2 ** np.arange(8), 2 ** np.arange(6, 14))
     )
     requested = (batch, length, length, heads)
-    work, sizes = latent_work(spec, *requested), latent_sizes(*requested)
+    work, sizes = latent_work(spec, "", *requested), latent_sizes(*requested)
     factor = np.exp(0.3 * np.sin(np.log2(length) / 2) + 0.1 * np.log2(heads))
     seconds = (1e-5 + 1.2 * work["ideal"] + 2e-6 * work["blocks"]) * factor * np.exp(rng.normal(0, 0.02, batch.size))
     error, band = held_out(Rows(work, sizes, seconds, (np.log2(heads) * 32 + np.log2(length)).astype(int)), 3)
