@@ -18,9 +18,8 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.calibration import POOLED, Calibration, shipped_calibration
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
@@ -297,10 +296,12 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
-    block = pack_constants(dict.fromkeys(GENERATIONS, StepConstants(2.0, 1e-3)), {"mape": 5.0}, "made up", {})
+    published = shipped_calibration(POOLED).block("step.megatron")
+    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((3, 3), 5.0)}
+    block = replace(published, arrays=published.arrays | doubled)
     path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
     usual, own = (
-        json.loads(command(*OPTIONS, "--json", "--top", "1", *more).stdout)
+        json.loads(command(*OPTIONS, "--framework", "megatron", "--json", "--top", "1", *more).stdout)
         for more in ((), ("--calibration", str(path)))
     )
     assert 0.05 in [pytest.approx(each["error"]) for each in printed_values(own, "error")]
