@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_whole
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 2
@@ -98,21 +99,11 @@ class Calibration:
             raise UserError(f"Of {requested or 'any library'} no {law} was measured on {self.gpu}: {there}.")
         return requested or known[0]
 
-    def save(self, path: Path | None = None) -> Path:
-        """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
-        path = path or shipped_path(self.gpu)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        try:
-            self._write(partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        return path
-
-    def _write(self, path: Path) -> None:
+    def save(self, path: Path) -> Path:
+        """Write the file, whole or not at all; returns where it lies."""
         blocks: dict[str, Any] = {}
-        with zipfile.ZipFile(path, "w") as archive:
+        whole = io.BytesIO()
+        with zipfile.ZipFile(whole, "w") as archive:
             for name, block in sorted(self.blocks.items()):
                 blocks[name] = {
                     "arrays": sorted(block.arrays),
@@ -126,6 +117,9 @@ class Calibration:
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
             header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path.resolve(), whole.getvalue())
+        return path
 
 
 Gpu = str | GpuSpec | Calibration

@@ -49,7 +49,7 @@ def test_the_same_coefficients_make_the_same_file(tmp_path):
 
 def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
     (tmp_path / "own.npz").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="it is a folder"):
         Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "own.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
 
