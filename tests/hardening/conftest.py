@@ -4,8 +4,6 @@ Hypothesis draws one seed for a hundred inputs: drawing each by itself would tak
 `thorough` gives every reader 100,000 inputs (`make fuzz`).
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -7,8 +7,6 @@ compares the journal's bytes, and no process of the run may live on. In the end 
 no temporary folder is left. Only the sentinel differs from a user's run: most of the time would go to importing torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A disk that is full, read-only or gone is one sentence: what was kept stays whole, nothing is left half-written."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ Nothing is written through a link, and nobody else's file changes. `PYPERF_HOSTI
 file and kind; without it each pair of file and kind is tried with some of the commands.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -89,7 +87,7 @@ PAIRS = list(itertools.product(FILES, KINDS))
 ALL = os.environ.get("PYPERF_HOSTILE") == "all"
 
 
-def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journal(tmp_path: Path) -> None:
+def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journal(tmp_path):
     sparse(tmp_path / "records.jsonl", tmp_path)
     with pytest.raises(OSError, match="larger than"):
         files.open_named_by_user(tmp_path / "records.jsonl")

@@ -1,7 +1,5 @@
 """What a stranger's record says is shown, never obeyed: by no terminal, not by rich, not by Markdown, by no shell."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

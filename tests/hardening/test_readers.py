@@ -1,7 +1,5 @@
 """Whatever text, JSON or bytes stand where a reader expects its own form, it reads them or says no as it documents."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

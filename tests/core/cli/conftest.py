@@ -1,7 +1,5 @@
 """Workers that answer at once, for tests of front ends: who measures, and how long that takes, is not their matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,21 +1,31 @@
-"""The command line: what a newcomer types, what is refused, and that help comes at once."""
+"""The command line: what a newcomer types, what is refused, and that help comes at once.
 
-from __future__ import annotations
+Records as a table: every record a row, nothing lost in the numbers; and files written for a user.
+"""
 
+import csv
+import io
 import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from pyperf_suite.cli.history import table_of
 from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_for_user
 from pyperf_suite.findings.discovery import probe_names
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.session import Session
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record, metric
 
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
 
@@ -32,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: tuple[Path, Result]) -> None:
+def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished):
     results, result = finished
     assert result.exit_code == 0, result.output
     assert "Tile and wave cliffs" in result.output
@@ -46,9 +56,7 @@ def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: t
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_measures_nothing_and_reports_it_as_json(
-    finished: tuple[Path, Result], tmp_path: Path
-) -> None:
+def test_resuming_a_finished_run_measures_nothing_and_reports_it_as_json(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     (journal,) = tmp_path.glob("*/*/records.jsonl")
     before = [record for record in read_journal(journal) if record.kind == "timing"]
@@ -62,59 +70,7 @@ def test_resuming_a_finished_run_measures_nothing_and_reports_it_as_json(
     assert [record for record in read_journal(journal) if record.kind == "timing"] == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("run", "tile_wave", "--device", "tpu"), "tpu"),
-        (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
-        (("run", "tile_wave", "-a", "dtype=int3"), "dtype=int3 was requested: choose from"),
-        (("run", "tile_wave", "-a", "k=0"), "k=0"),
-        (("run", "tile_wave", "-a", "k=-5"), "k=-5"),
-        (("run", "tile_wave", "-a", "k=four"), "k=four"),
-        (("run", "tile_wave", "-a", "k=2000000000"), "GB of memory"),
-        (("run", "tile_wave", "-a", "tile=7x7x7"), "7"),
-        (("run", "tile_wave", "-a", "workers=4096"), "4096 workers"),
-        (("run", "tile_wave", "-a", "schedule=magic"), "magic"),
-        (("run", "tile_wave", "-a", "tile"), "'tile' is not an axis"),
-        (("run", "tile_wave", "-a", "along=z"), "along=z"),
-        (("run", "tile_wave", "-a", "across=0"), "across=0"),
-        (("run", "tile_wave", "-a", "waves=99999999"), "waves=99999999"),
-        (("run", "tile_wave", "-a", "workers=99999999999999999999"), "workers=99999999999999999999"),
-        (("run", "tile_wave", "-a", "workers=0"), "workers=0"),
-        (("run", "tile_wave", "-a", "offset=-9999999"), "no case with offset=-9999999"),
-        (("run", "static_kernels", "-a", "compiler=gcc"), "no case with compiler=gcc"),
-        (("run", "tile_wave", "--results", "/proc/nowhere"), "cannot be written"),
-        (("run", "tile_wave", "-a", "tile_weave.k=8"), "Unknown probe 'tile_weave'"),
-        (("run", "--list", "optimiser"), "did you mean optimizer?"),
-        (("collectives", "--model", "layers=2,depth=3", "--device", "cpu"), "'layers=2,depth=3' knows no depth"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence_and_exit_code_2(
-    arguments: tuple[str, ...], sentence: str, tmp_path: Path
-) -> None:
-    results = () if "--results" in arguments else ("--results", str(tmp_path))
-    result = invoke(*arguments, *results)
-    assert result.exit_code == 2, result.output
-    assert sentence in result.output
-    assert len(result.output.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("run", "tile_wave", "--deadline", "nan"), "nan is not a finite number"),
-        (("run", "tile_wave", "--deadline", "inf"), "inf is not a finite number"),
-        (("collectives", "--soak", "nan"), "nan is not a finite number"),
-    ],
-)
-def test_a_time_that_is_no_number_is_bad_usage(arguments: tuple[str, ...], sentence: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert sentence in result.output
-
-
-def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_here() -> None:
+def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_here():
     every = invoke("run", "--list")
     assert every.exit_code == 0
     assert [name for name in probe_names() if name not in every.output] == []
@@ -126,12 +82,8 @@ def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_h
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
-    name: str,
-    tmp_path: Path,
-    instant_workers: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
+    name, tmp_path, instant_workers, monkeypatch, request
+):
     closed, usual = [], Session.close
     # Whoever started the tests may ignore it, as nohup does, and a run keeps that.
     before = signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -151,9 +103,7 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
     assert signal.getsignal(getattr(signal, name)) is signal.SIG_DFL
 
 
-def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(
-    tmp_path: Path, instant_workers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path, instant_workers, monkeypatch):
     seen = []
 
     def trial(session: Session, *trial: object) -> None:
@@ -167,3 +117,53 @@ def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(
     finally:
         signal.signal(signal.SIGHUP, usual)
     assert seen == [signal.SIG_IGN]
+
+
+CASE = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")
+HOSTILE = 'a,"b"\nc=cmd|x'
+
+
+@pytest.fixture
+def records():
+    """Two, whose fields differ in name and in type."""
+    state = ({"turbo": "1", "packages": {"torch": "2.9.0"}}, {"turbo": True})
+    return [
+        a_record(CASE, metric(0.1 + 0.2), reason=HOSTILE, state=state[0]),
+        a_record(CASE, metric(3e-9), state=state[1]),
+    ]
+
+
+def test_a_csv_has_a_row_a_record_and_loses_no_digit_whatever_the_text(records):
+    pytest.importorskip("pyarrow")
+    rows = list(csv.DictReader(io.StringIO(table_of(records, ".csv").decode(), newline="")))
+    assert [float(row["metrics.time.value"]) for row in rows] == [0.1 + 0.2, 3e-9]
+    assert [row["reason"] for row in rows] == [HOSTILE, ""]
+    assert [row["case.operator"] for row in rows] == ["matmul", "matmul"]
+    assert json.loads(rows[0]["metrics.time.samples"]) == records[0].metrics["time"].samples
+
+
+def test_parquet_holds_numbers_as_numbers_and_of_several_types_text(records):
+    pytest.importorskip("pyarrow")
+    from pyarrow import BufferReader, parquet
+
+    table = parquet.read_table(BufferReader(table_of(records, ".parquet")))
+    assert table["metrics.time.value"].to_pylist() == [0.1 + 0.2, 3e-9]
+    assert table["state.turbo"].to_pylist() == ["1", "True"]
+    assert table["state.packages.torch"].to_pylist() == ["2.9.0", None]
+    assert str(table.schema.field("process").type) == "int64"
+
+
+def test_another_suffix_and_no_pyarrow_are_each_one_sentence(records, monkeypatch):
+    with pytest.raises(UserError, match=r"\.csv or \.parquet"):
+        table_of(records, ".json")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        table_of(records, ".csv")
+
+
+def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):
+    (tmp_path / "there").write_bytes(b"older")
+    (tmp_path / "link").symlink_to("there")
+    write_for_user(tmp_path / "link", b"newer")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_bytes() == b"newer"

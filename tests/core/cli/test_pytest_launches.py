@@ -1,8 +1,5 @@
 """What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,9 +53,7 @@ def into(out: Any, x: Any) -> None:
     ],
     ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "without-reference"],
 )  # fmt: skip
-def test_an_honest_function_is_right(
-    launch: Callable[[], api.Launch], effort: Effort | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_honest_function_is_right(launch, effort, monkeypatch):
     monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported
     found = measured(launch(), effort)
     assert found["outcome"] == "ok", found["reason"]
@@ -80,14 +75,14 @@ def test_an_honest_function_is_right(
     ],
     ids=["values", "shape", "nothing", "undeclared", "unwritten", "baseline", "check", "precision"],
 )
-def test_a_wrong_result_is_named(launch: Callable[[], api.Launch], reason: str) -> None:
+def test_a_wrong_result_is_named(launch, reason):
     found = measured(launch())
     assert found["outcome"] == "failed"
     assert found["verification"]["reason"] == reason
     assert found["verification"]["message"] in found["reason"]
 
 
-def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed() -> None:
+def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed():
     calls = []
 
     def tires(x: Any) -> Any:
@@ -99,7 +94,7 @@ def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed() ->
     assert measured(launch, Effort(SteadyRule(launches=1), StopRule.exactly(8 * sets, 0.001)))["outcome"] == "failed"
 
 
-def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identity() -> None:
+def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identity():
     x = np.arange(24.0).reshape(4, 6)[:, ::2]
     seen = []
 
@@ -114,7 +109,7 @@ def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identit
     assert x.tolist() == np.arange(24.0).reshape(4, 6)[:, ::2].tolist()
 
 
-def test_torch_tensors_are_compared_in_the_precision_of_their_dtype() -> None:
+def test_torch_tensors_are_compared_in_the_precision_of_their_dtype():
     torch = pytest.importorskip("torch")
     x = torch.randn(64, 64, dtype=torch.bfloat16)
 
@@ -127,7 +122,7 @@ def test_torch_tensors_are_compared_in_the_precision_of_their_dtype() -> None:
 
 
 @pytest.mark.gpu
-def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock() -> None:
+def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock():
     torch = pytest.importorskip("torch")
     x = torch.randn(1024, 1024, device="cuda")
     launch = api.launch(torch.softmax, x, -1, reference=lambda x, dim: x.double().softmax(dim), bytes=2 * x.nbytes)
@@ -138,7 +133,7 @@ def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock() -> None:
     assert found["metrics"]["time"]["value"] > x.nbytes / 20e12  # no memory is as fast
 
 
-def test_a_tests_records_are_read_without_the_test() -> None:
+def test_a_tests_records_are_read_without_the_test():
     data = {"operator": "tests/test_x.py::test_y", "parameters": {"n": 3, "dtype": "float32"}, "implementation": "a"}
     case = Case.from_json(data)
     assert case.to_json() == data

@@ -3,8 +3,6 @@
 A session that measures starts processes, so what one session shows is asserted by several tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -230,7 +228,7 @@ def drop_in(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> None:
+def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in):
     failing = {"test_wrong", "test_wrong_elsewhere", "test_exit", "test_hangs"}
     assert {name for name, outcome in drop_in.outcomes.items() if outcome == "FAILED"} == failing
     assert drop_in.outcomes["test_xfails"] == "XFAIL"
@@ -248,7 +246,7 @@ def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> N
 
 
 @pytest.mark.slow
-def test_each_process_measures_every_parametrisation_and_all_samples_are_exported(drop_in: Run) -> None:
+def test_each_process_measures_every_parametrisation_and_all_samples_are_exported(drop_in):
     records = drop_in.of("test_sorted")
     cases = {(record.case["parameters"]["key"], record.case["parameters"]["reverse"]) for record in records}
     assert cases == {("abs", False), ("abs", True), ("None", False), ("None", True)}
@@ -264,7 +262,7 @@ def test_each_process_measures_every_parametrisation_and_all_samples_are_exporte
 
 
 @pytest.mark.slow
-def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in: Run) -> None:
+def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in):
     exported = drop_in.exported["test_method"]
     assert (exported["group"], exported["extra_info"]["own"]) == ("of a class", "kept")
     assert drop_in.of("TestClass::test_method")[0].outcome == "ok"
@@ -274,7 +272,7 @@ def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in: R
 
 
 @pytest.mark.slow
-def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_each_process(drop_in: Run) -> None:
+def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_each_process(drop_in):
     calls = (drop_in.folder / "pedantic").read_text().split()
     assert sorted(calls.count(process) for process in set(calls)) == [1, 6, 6]  # one in the session itself
     assert [len(record.metrics["time"].samples) for record in drop_in.of("test_pedantic")] == [4, 4]
@@ -285,7 +283,7 @@ def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_e
 
 
 @pytest.mark.slow
-def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in: Run) -> None:
+def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in):
     assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
     for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s")):
         (record,) = drop_in.of(test)
@@ -296,7 +294,7 @@ def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(d
 
 
 @pytest.mark.slow
-def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_it_right(drop_in: Run) -> None:
+def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_it_right(drop_in):
     assert {record.outcome for record in drop_in.of("test_wrong")} == {"failed"}
     assert "assert 3 == 4" in drop_in.of("test_wrong")[0].reason
     assert re.search(
@@ -305,7 +303,7 @@ def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_i
 
 
 @pytest.mark.slow
-def test_processes_write_none_of_the_sessions_files(drop_in: Run) -> None:
+def test_processes_write_none_of_the_sessions_files(drop_in):
     report = (drop_in.folder / "junit.xml").read_text()
     assert report.count("<testcase") == len(re.findall(r"^\s*def test_", BENCHMARKS, re.MULTILINE)) + 3
     assert (drop_in.folder / "base").is_dir()
@@ -386,7 +384,7 @@ def with_fixture(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -> None:
+def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture):
     failing = {"test_slow", "test_wrong", "test_raises", "test_exit"}
     assert {name for name, outcome in with_fixture.outcomes.items() if outcome == "FAILED"} == failing
     records = with_fixture.of("test_softmax")
@@ -399,7 +397,7 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -
 
 
 @pytest.mark.slow
-def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture: Run) -> None:
+def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture):
     (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
     assert "out[0] is 2.71828, where 3.71828 is right" in sentence
     assert sentence in with_fixture.output
@@ -410,7 +408,7 @@ def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixt
 
 
 @pytest.mark.slow
-def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with_fixture: Run) -> None:
+def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with_fixture):
     records = with_fixture.of("test_two")
     assert [record.case["implementation"] for record in records] == ["dot", "einsum"] * 2
     exported = with_fixture.exported["test_two"]
@@ -420,7 +418,7 @@ def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with
 
 
 @pytest.mark.slow
-def test_a_report_and_a_history_know_the_tests(with_fixture: Run) -> None:
+def test_a_report_and_a_history_know_the_tests(with_fixture):
     results, page = str(with_fixture.folder / "bench_results"), with_fixture.folder / "page.html"
     for command in (["report", results, "-o", str(page)], ["history", "--results", results]):
         done = CliRunner().invoke(main, command, catch_exceptions=False)
@@ -430,7 +428,7 @@ def test_a_report_and_a_history_know_the_tests(with_fixture: Run) -> None:
 
 
 @pytest.mark.slow
-def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp_path: Path) -> None:
+def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp_path):
     run = pytest_in(tmp_path, SUITE, "--benchmark-disable", "-k", "softmax or wrong or slow")
     assert run.outcomes["test_wrong"] == "FAILED"
     assert run.code == 1
@@ -442,7 +440,7 @@ SMALL = "def test_a(benchmark):\n    assert benchmark(len, 'a') == 1\ndef test_b
 
 
 @pytest.mark.slow
-def test_a_resumed_session_measures_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_resumed_session_measures_only_what_is_missing(tmp_path):
     options = ("--suite-measure", "--suite-device=cpu")
     first = pytest_in(tmp_path, SMALL, *options, "-p", "no:cacheprovider")
     before = [record.started_at for record in first.records]
@@ -453,7 +451,7 @@ def test_a_resumed_session_measures_only_what_is_missing(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path: Path) -> None:
+def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path):
     run = pytest_in(tmp_path, SMALL, "--suite-measure", "--suite-budget=0.001")
     assert re.search(r"SKIPPED \[2\].*the budget was used up", run.output)
     assert run.records == []
@@ -468,9 +466,7 @@ def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_where_tests_cannot_be_measured_one_sentence_says_why(
-    pytester: pytest.Pytester, arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_tests_cannot_be_measured_one_sentence_says_why(pytester, arguments, words, monkeypatch):
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)
     pytester.makepyfile(test_small=SMALL)
@@ -491,9 +487,7 @@ def test_where_tests_cannot_be_measured_one_sentence_says_why(
     ],
     ids=["xdist", "no-benchmark", "child"],
 )
-def test_where_no_process_can_measure_one_sentence_says_why(
-    tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
+def test_where_no_process_can_measure_one_sentence_says_why(tmp_path, arguments, words):
     if "-n" in arguments:
         pytest.importorskip("xdist")
     (tmp_path / "breaks_children.py").write_text(
@@ -506,7 +500,7 @@ def test_where_no_process_can_measure_one_sentence_says_why(
 
 
 @pytest.mark.slow
-def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path: Path) -> None:
+def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path):
     pytest.importorskip("xdist")
     run = pytest_in(tmp_path, SUITE, "-n", "1", "-k", "wrong or meant_otherwise")
     assert run.outcomes == {"test_wrong": "FAILED", "test_meant_otherwise": "PASSED"}

@@ -1,7 +1,5 @@
 """The suite under pytest: bare --benchmark-only, its options, its outcomes, and pytest-benchmark's own features."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -54,7 +52,7 @@ def timed(suite: pytest.Pytester) -> list[Record]:
 
 
 @pytest.mark.slow
-def test_from_an_empty_folder_every_case_is_measured_recorded_and_summed_up(suite: pytest.Pytester) -> None:
+def test_from_an_empty_folder_every_case_is_measured_recorded_and_summed_up(suite):
     result = suite.runpytest_subprocess(
         *SHIPPED, "-k", "baseline", *SMALL, "--benchmark-only", "--benchmark-json", "out.json"
     )
@@ -76,7 +74,7 @@ def test_from_an_empty_folder_every_case_is_measured_recorded_and_summed_up(suit
         assert "UNSERIALIZABLE" not in json.dumps(benchmark)
 
 
-def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite: pytest.Pytester, instant_workers: Any) -> None:
+def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite, instant_workers):
     assert run(suite, "--benchmark-only", "--benchmark-save", "before").ret == 0
     result = run(suite, "--benchmark-only", "--benchmark-compare", "0001", "--benchmark-compare-fail", "median:10000%")
     assert result.ret == 0
@@ -86,7 +84,7 @@ def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite: pytest.Pyte
 
 
 @pytest.mark.slow
-def test_a_benchmark_file_named_by_its_path_is_collected_once(suite: pytest.Pytester) -> None:
+def test_a_benchmark_file_named_by_its_path_is_collected_once(suite):
     named = (str(BENCHMARKS / "bench_probes.py"), "-p", "no:cacheprovider", "-k", "test_baseline")
     result = suite.runpytest_inprocess(*named, "--collect-only", "-q", *SMALL)
     assert sum("::test_baseline[" in line for line in result.outlines) == 4
@@ -94,7 +92,7 @@ def test_a_benchmark_file_named_by_its_path_is_collected_once(suite: pytest.Pyte
 
 
 @pytest.mark.slow
-def test_what_is_read_and_not_timed_passes_beside_the_table_of_times(suite: pytest.Pytester) -> None:
+def test_what_is_read_and_not_timed_passes_beside_the_table_of_times(suite):
     suite.makepyfile(test_topology=ONE_PROBE.replace("baseline", "topology"))
     result = suite.runpytest_inprocess("test_topology.py", "-p", "no:cacheprovider", "--benchmark-only")
     result.assert_outcomes(passed=1)
@@ -104,16 +102,14 @@ def test_what_is_read_and_not_timed_passes_beside_the_table_of_times(suite: pyte
     result.assert_outcomes(passed=1)
 
 
-def test_disabled_benchmarks_are_verified_once_and_leave_no_results(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_disabled_benchmarks_are_verified_once_and_leave_no_results(suite, instant_workers):
     run(suite, "--benchmark-disable").assert_outcomes(passed=4)
     assert len({case.case_id for _, case, _ in instant_workers.requested}) == 4
     assert [(process, effort) for process, _, effort in instant_workers.requested] == [(0, None)] * 4
     assert not (suite.path / "bench_results").exists()
 
 
-def test_the_order_is_shuffled_by_the_seed(suite: pytest.Pytester) -> None:
+def test_the_order_is_shuffled_by_the_seed(suite):
     def order(seed: str) -> list[str]:
         result = run(suite, "--collect-only", "-q", "--suite-seed", seed)
         return [line for line in result.outlines if "::" in line]
@@ -125,9 +121,7 @@ def test_the_order_is_shuffled_by_the_seed(suite: pytest.Pytester) -> None:
     assert not (suite.path / "bench_results").exists(), "collecting alone measures nothing"
 
 
-def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(
-    suite: pytest.Pytester, instant_workers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(suite, instant_workers, monkeypatch):
     answer = instant_workers.answer
 
     def cut(case: Case) -> dict[str, Any]:
@@ -145,18 +139,14 @@ def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(
     assert read_journal(journal(suite))[: len(kept)] == kept
 
 
-def test_all_cases_are_measured_in_one_process_before_any_in_the_next(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_all_cases_are_measured_in_one_process_before_any_in_the_next(suite, instant_workers):
     few = ("--suite-axis", "baseline.layout=NN", "--suite-axis", "baseline.dtype=float32")
     assert run(suite, "--benchmark-only", "--suite-profile", "standard", *few).ret == 0
     assert [record.process for record in timed(suite)] == [0] * 4 + [1] * 4 + [2] * 4
     assert len({record.case_id for record in timed(suite)}) == 4
 
 
-def test_items_that_a_budget_left_out_are_skipped_and_can_be_resumed(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_items_that_a_budget_left_out_are_skipped_and_can_be_resumed(suite, instant_workers):
     result = run(suite, "--benchmark-only", "--suite-budget", "0.001")
     assert result.ret == 0
     result.assert_outcomes(skipped=4)
@@ -165,9 +155,7 @@ def test_items_that_a_budget_left_out_are_skipped_and_can_be_resumed(
     assert len(timed(suite)) == 4
 
 
-def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(suite, instant_workers):
     assert run(suite, "--benchmark-only").ret == 0
     torn = journal(suite).read_bytes()[:-50]
     journal(suite).write_bytes(torn)
@@ -177,9 +165,7 @@ def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(
     assert journal(suite).read_bytes().startswith(torn[: torn.rfind(b"\n")])
 
 
-def test_failed_and_unsupported_cases_are_reported_by_pytest_and_recorded(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_failed_and_unsupported_cases_are_reported_by_pytest_and_recorded(suite, instant_workers):
     usual = instant_workers.answer
     answers = [
         {"outcome": "failed", "reason": "Wrong result before timing: one element is off."},
@@ -215,9 +201,7 @@ def test_failed_and_unsupported_cases_are_reported_by_pytest_and_recorded(
         (("--suite-resume",), "*no run of the same cases*"),
     ],
 )
-def test_what_cannot_be_ends_in_one_sentence_and_exit_code_2(
-    suite: pytest.Pytester, arguments: tuple[str, ...], words: str
-) -> None:
+def test_what_cannot_be_ends_in_one_sentence_and_exit_code_2(suite, arguments, words):
     (suite.path / "a-file").touch()
     result = run(suite, "--benchmark-only", *arguments)
     assert result.ret == 2
@@ -228,7 +212,7 @@ def test_what_cannot_be_ends_in_one_sentence_and_exit_code_2(
 
 
 @pytest.mark.slow
-def test_an_axis_of_one_probe_needs_no_prefix_where_only_that_probe_is_selected(suite: pytest.Pytester) -> None:
+def test_an_axis_of_one_probe_needs_no_prefix_where_only_that_probe_is_selected(suite):
     shapes = ("--suite-axis", "shape=16x16x16", "--suite-axis", "workers=1")
     result = suite.runpytest_inprocess(*SHIPPED, "-k", "baseline", "--collect-only", "-q", *shapes)
     assert result.ret == 0
@@ -236,7 +220,7 @@ def test_an_axis_of_one_probe_needs_no_prefix_where_only_that_probe_is_selected(
 
 
 @pytest.mark.slow
-def test_tests_of_others_are_left_alone_and_nothing_heavy_is_imported_for_them(suite: pytest.Pytester) -> None:
+def test_tests_of_others_are_left_alone_and_nothing_heavy_is_imported_for_them(suite):
     suite.makepyfile(
         test_own="""
         import sys
@@ -259,9 +243,7 @@ def test_tests_of_others_are_left_alone_and_nothing_heavy_is_imported_for_them(s
 
 
 @pytest.mark.slow
-def test_with_xdist_installed_a_serial_run_measures_and_a_parallel_one_verifies(
-    suite: pytest.Pytester, instant_workers: Any
-) -> None:
+def test_with_xdist_installed_a_serial_run_measures_and_a_parallel_one_verifies(suite, instant_workers):
     pytest.importorskip("xdist")
     assert run(suite, "--benchmark-only", "-n", "0").ret == 0
     assert len(timed(suite)) == 4

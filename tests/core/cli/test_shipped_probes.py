@@ -1,7 +1,5 @@
 """A package that ships a probe by an entry point: installed, it is listed, run and reported as the suite's own are."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -85,7 +83,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tup
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_shipped_probe_is_listed_run_and_reported(ended: tuple[Path, dict[str, tuple[int, str]]]) -> None:
+def test_a_shipped_probe_is_listed_run_and_reported(ended):
     folder, outputs = ended
     assert [outputs[name][0] for name in ("list", "run", "report")] == [0, 0, 0], outputs
     assert "How fast are small square products?" in " ".join(outputs["list"][1].split())
@@ -96,9 +94,7 @@ def test_a_shipped_probe_is_listed_run_and_reported(ended: tuple[Path, dict[str,
     assert [(record.probe, record.outcome) for record in timed] == [("squares", "ok")]
 
 
-def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(
-    ended: tuple[Path, dict[str, tuple[int, str]]],
-) -> None:
+def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(ended):
     _, outputs = ended
     assert "shipped_probes:ABSENT cannot be imported" in outputs["list"][1]
     code, output = outputs["broken"]
@@ -107,9 +103,7 @@ def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(
     assert "Traceback" not in output
 
 
-def test_without_the_package_its_records_are_still_shown(
-    ended: tuple[Path, dict[str, tuple[int, str]]], tmp_path: Path
-) -> None:
+def test_without_the_package_its_records_are_still_shown(ended, tmp_path):
     page = tmp_path / "page.html"
     result = CliRunner().invoke(main, ["report", str(ended[0] / "bench_results"), "-o", str(page)])
     assert result.exit_code == 0, result.output

@@ -1,7 +1,5 @@
 """A user's file from the command line: planned, measured, resumed, and told of by everything that reads a run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,10 +1,17 @@
-"""A sweep of thousands of cases holds none of their records, and reading them back holds each once."""
+"""A run that is killed loses nothing that it had measured: a few kills here, hundreds by kill_runs.py.
 
-from __future__ import annotations
+The wall clock may step in mid-run: deadlines do not notice, and history keeps every record.
+
+Who may ask for the date stands in pyproject.toml, where ruff's banned-api names the clocks of the wall.
+
+A sweep of thousands of cases holds none of their records, and reading them back holds each once.
+"""
 
 import gc
 import json
 import os
+import sys
+import time
 
 import psutil
 import pytest
@@ -12,16 +19,46 @@ import pytest
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.regressions.stored.store import Store, find_side
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import Workers
+from pyperf_suite.runner.workers import WorkerLost, WorkerProcess, Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record
+from tests.hardening.kill_runs import kill_runs
+from tests.records import PLAN, a_record, a_run
 
-pytestmark = pytest.mark.slow
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
+def test_killed_anywhere_a_run_keeps_its_records_resumes_and_measures_nothing_twice(tmp_path):
+    message = kill_runs(2, tmp_path, seed=3, commands=["run"])
+    assert "no record was lost or measured twice" in message
+
+
+@pytest.mark.parametrize("step_s", [-1e9, 1e9])
+def test_a_deadline_holds_though_the_wall_clock_steps(monkeypatch, step_s):
+    sleeper = WorkerProcess(PLAN.device, (sys.executable, "-c", "import time; time.sleep(60)"))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + step_s)
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"did not answer within its deadline of 0\.2 s "):
+        sleeper.receive(0.2)
+    assert time.monotonic() - began < 30
+
+
+def test_a_run_in_which_the_clock_stepped_back_keeps_every_trial(tmp_path):
+    moments = ("2026-03-01T12:00:00+00:00", "2026-03-01T11:00:00+00:00", "2031-01-01T00:00:00+00:00")
+    for name in ("20260301T120000Z-0001", "20310101T000000Z-0002"):
+        a_run(tmp_path, name, moments)
+    store = Store(tmp_path)
+    assert [one.ok for one in store.measured] == [3, 3]
+    (series,) = store.series()
+    assert sum(point.ok for point in series.points) == 6
+    assert find_side("latest", tmp_path).name.endswith("20310101T000000Z-0002")
+
 
 CASES = 2000
 # A record of forty samples takes some 6 KB as Python keeps it; its place in the journal and its trial a few hundred.
@@ -43,6 +80,7 @@ class Echo(Workers):
         pass
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_path, monkeypatch):
     schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
     cases = [Case("matmul", MatmulParameters(8 + number, 8, 8, schedule, tile), "native") for number in range(CASES)]
