@@ -1,20 +1,19 @@
 """What all tests share: `pytest --benchmark-only` leaves them out, GPU tests say why they are skipped."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from pyperf_suite.hardware.devices import Unavailable, driver
+from pyperf_suite.hardware.kernel_files import KernelFiles
 
 # Tools of the repository are imported from its root, which comes last: the package is the one that is installed.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -97,3 +96,17 @@ def cuda_headers() -> Path:
             if all((headers / name).is_file() for name in ("cuda.h", "cuda_fp8.h", "crt/host_defines.h")):
                 return headers
     pytest.skip("needs CUDA's headers, which Triton's wheel brings: pip install triton")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[[Mapping[str, str]], KernelFiles]:
+    """Write the given files (path to content) below a root of their own, and read that root as a machine."""
+
+    def write(contents: Mapping[str, str]) -> KernelFiles:
+        for path, content in contents.items():
+            target = tmp_path / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.encode("utf-8", "surrogateescape"))
+        return KernelFiles(tmp_path)
+
+    return write

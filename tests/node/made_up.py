@@ -1,7 +1,5 @@
 """Made-up nodes: what topology reads of them, and the records of an acceptance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`pyperf-suite accept` with stand-ins for the workers: every device in turn, exit codes, JSON, baseline, budget."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -31,7 +29,7 @@ class MadeUp(workers.Workers):
     def __init__(self, device: Device, deadline_s: float = 0.0) -> None:
         self.device = str(device)
 
-    def __enter__(self) -> MadeUp:
+    def __enter__(self) -> "MadeUp":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +64,7 @@ def accept(results: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["accept", "--device", "cpu", "--results", str(results), *words])
 
 
-def test_a_node_as_its_peak_promises_is_accepted(tmp_path: Path) -> None:
+def test_a_node_as_its_peak_promises_is_accepted(tmp_path):
     done = accept(tmp_path, "--wide")
     assert done.exit_code == 0, done.output
     assert "step_calibration" in done.stderr
@@ -75,7 +73,7 @@ def test_a_node_as_its_peak_promises_is_accepted(tmp_path: Path) -> None:
     assert "pyperf-suite accept --device cpu" in (journal.parent / "findings.md").read_text()
 
 
-def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path, monkeypatch):
     monkeypatch.setattr(MadeUp, "slow", 10.0)
     done = accept(tmp_path, "--json")
     answer = json.loads(done.stdout)
@@ -89,7 +87,7 @@ def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path: Path, mo
     assert found["why"]
 
 
-def test_a_run_is_held_against_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_held_against_an_earlier_one(tmp_path, monkeypatch):
     assert accept(tmp_path).exit_code == 0
     assert accept(tmp_path, "--baseline", "latest").exit_code == 0
     monkeypatch.setattr(MadeUp, "slow", 1.2)
@@ -105,7 +103,7 @@ def cases() -> list[Case]:
     return PROBE.cases("", Device("cpu"))
 
 
-def test_what_a_budget_leaves_out_is_not_accepted_and_can_be_resumed(tmp_path: Path) -> None:
+def test_what_a_budget_leaves_out_is_not_accepted_and_can_be_resumed(tmp_path):
     cut = accept(tmp_path, "--budget", "1")
     assert (cut.exit_code, "leaves no time" in cut.stderr) == (3, True), "nothing was measured"
     whole = accept(tmp_path, "--resume")
@@ -114,7 +112,7 @@ def test_what_a_budget_leaves_out_is_not_accepted_and_can_be_resumed(tmp_path: P
     assert {each.case_id for each in read_journal(journal)} >= {case.case_id for case in cases()}
 
 
-def test_every_process_measures_on_the_device_of_its_turn() -> None:
+def test_every_process_measures_on_the_device_of_its_turn():
     each = workers.EachDevice([Device("cuda", 0), Device("cuda", 1)])
     case = cases()[0]
     answers = [each.measure(process, case, None) for process in range(4)]

@@ -1,7 +1,5 @@
 """Fleets of one identity: who is slow of many, and what is no fleet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -39,12 +37,12 @@ def fleet(seed: int, spread: float = 0.006, nodes: int = 50) -> np.ndarray:
     return random.normal(0, spread, (nodes, len(CHECKS))) + random.normal(0, 0.3 * spread, (nodes, 1))
 
 
-def test_no_node_of_a_thousand_healthy_ones_is_accused() -> None:
+def test_no_node_of_a_thousand_healthy_ones_is_accused():
     assert [named(fleet(seed)) for seed in range(20)] == [{}] * 20
 
 
 @pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)])
-def test_a_node_of_fifty_that_is_five_percent_slow_is_found_and_nobody_else(seeds: range) -> None:
+def test_a_node_of_fifty_that_is_five_percent_slow_is_found_and_nobody_else(seeds):
     for seed in seeds:
         logs, slow = fleet(seed), seed % 50
         logs[slow] += np.log(0.95)
@@ -53,16 +51,13 @@ def test_a_node_of_fifty_that_is_five_percent_slow_is_found_and_nobody_else(seed
         assert ALL in found[f"n{slow}"]
 
 
-def test_what_a_node_is_slow_in_is_named() -> None:
+def test_what_a_node_is_slow_in_is_named_and_rounds_that_were_disturbed_are_not():
     logs = fleet(1)
     logs[7, 2] += np.log(0.9)
     logs[3] += np.log(1.2)  # a fast node is nobody's trouble
     found = named(logs)
     assert list(found) == ["n7"]
     assert CHECKS[2] in found["n7"]
-
-
-def test_a_node_that_was_disturbed_for_some_rounds_is_not_named_for_them() -> None:
     logs = fleet(4)
     logs[9, 1] += np.log(0.8)
     rates = {(f"n{n}", "cpu"): {"x": Quantity(r, "GB/s", r, r)} for n, r in enumerate(np.exp(logs[:, 1]).tolist())}
@@ -74,7 +69,7 @@ def test_a_node_that_was_disturbed_for_some_rounds_is_not_named_for_them() -> No
     assert check.slow == []
 
 
-def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly() -> None:
+def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly():
     assert named(fleet(3, nodes=3)) == {}
     cutoffs = [low_cutoff(count, CHANCE) for count in (3, 5, 8, 50)]
     assert cutoffs == sorted(cutoffs)
@@ -83,7 +78,7 @@ def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly() -> None
 
 
 @pytest.mark.parametrize("count", [5, 50])
-def test_the_lowest_of_a_normal_sample_is_below_the_cutoff_as_often_as_stated(count: int) -> None:
+def test_the_lowest_of_a_normal_sample_is_below_the_cutoff_as_often_as_stated(count):
     assert deviations([2.0, 2.0, 2.0, 1.0]).tolist() == [0, 0, 0, 0], "of equal values"
     lowest = deviations(np.random.default_rng(99).normal(3, 7, (20_000, count))).min(axis=1)
     share = np.mean(lowest < low_cutoff(count, 0.01))
@@ -111,7 +106,7 @@ def called(*words: str) -> Result:
     return CliRunner().invoke(main, ["accept", *words])
 
 
-def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path: Path) -> None:
+def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path):
     healthy = called("--fleet", str(collect(tmp_path / "healthy", 20)))
     assert (healthy.exit_code, "node" in healthy.output.split("Checks over")[0].split("nodes")[1]) == (0, False)
     found = called("--fleet", str(collect(tmp_path / "one", 20, slow=4)), "--json")
@@ -122,7 +117,7 @@ def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path: P
     assert accused == {"node04"}
 
 
-def test_of_a_node_with_several_runs_the_newest_counts(tmp_path: Path) -> None:
+def test_of_a_node_with_several_runs_the_newest_counts(tmp_path):
     collect(tmp_path, 20)
     repaired = tmp_path / "node03" / "bench_results" / "cpu-two" / "20261121T000000Z-0000"
     write(repaired, cpu_node(lambda case, _: 2.0, noise=0.003))
@@ -159,7 +154,7 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--device tpu", "tpu"),
     ],
 )
-def test_bad_input_gets_a_sentence_and_exit_code_two(words: str, answer: str, fleets: Path, monkeypatch) -> None:
+def test_bad_input_gets_a_sentence_and_exit_code_two(words, answer, fleets, monkeypatch):
     monkeypatch.chdir(fleets)
     refused = called(*words.split())
     assert refused.exit_code == 2

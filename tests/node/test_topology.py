@@ -1,7 +1,5 @@
 """What is said of machines, from the matrices of real ones: what is not as it should be, and nothing else."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

@@ -1,33 +1,12 @@
-"""A machine made of kernel files, and stand-ins for NVIDIA's two libraries."""
+"""Stand-ins for NVIDIA's two libraries."""
 
 # ruff: noqa: N802 (the stand-ins' functions bear the libraries' names)
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-from pyperf_suite.hardware.kernel_files import KernelFiles
-
-Machine = Callable[[Mapping[str, str]], KernelFiles]
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """Write the given files (path to content) below a root of their own, and read that root as a machine."""
-
-    def write(contents: Mapping[str, str]) -> KernelFiles:
-        for path, content in contents.items():
-            target = tmp_path / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content.encode("utf-8", "surrogateescape"))
-        return KernelFiles(tmp_path)
-
-    return write
 
 
 class Double:
@@ -151,7 +130,7 @@ class FakeNvml(Double):
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
     @classmethod
-    def without(cls, functions: str) -> type[FakeNvml]:
+    def without(cls, functions: str) -> "type[FakeNvml]":
         """That of an older driver, which lacks these functions."""
         names = {f"nvmlDeviceGet{name}" for name in functions.split()}
         answers = {name: answer for name, answer in cls.answers.items() if name not in names}
@@ -220,6 +199,6 @@ def fake_cuda() -> type[FakeCuda]:
 
 
 @pytest.fixture
-def fake_nvml() -> type[FakeNvml]:
+def fake_nvml() -> "type[FakeNvml]":
     """The stand-in for libnvidia-ml, to be made with its number of active NVLinks."""
     return FakeNvml

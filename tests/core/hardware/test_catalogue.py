@@ -1,13 +1,10 @@
 """The catalogue of GPUs: its values agree with each other, and names find what they mean."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,7 +35,7 @@ FMA_PER_CLOCK = {
 
 
 @every_gpu
-def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu: GpuSpec) -> None:
+def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu):
     per_clock = 2 * gpu.sms * gpu.boost_mhz * 1e6
     for dtype, expected in zip(("fp32", "fp16"), FMA_PER_CLOCK[gpu.architecture], strict=True):
         fma = gpu.peak(dtype) / per_clock
@@ -47,7 +44,7 @@ def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu: GpuSpec) 
 
 
 @every_gpu
-def test_narrower_dtypes_are_not_slower(gpu: GpuSpec) -> None:
+def test_narrower_dtypes_are_not_slower(gpu):
     rates = [
         gpu.peak_flop_per_s[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in gpu.peak_flop_per_s
     ]
@@ -55,14 +52,14 @@ def test_narrower_dtypes_are_not_slower(gpu: GpuSpec) -> None:
 
 
 @pytest.mark.parametrize("entry", catalogue._catalogue()["gpu"], ids=lambda entry: entry["name"])
-def test_every_value_names_its_source(entry: dict[str, Any]) -> None:
+def test_every_value_names_its_source(entry):
     named = entry.get("source_of", {})
     assert named.keys() <= entry.keys()
     assert all(re.search(r"[a-z]{3}", source) for source in (entry["source"], *named.values()))
 
 
 @every_gpu
-def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu: GpuSpec) -> None:
+def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu):
     if gpu.compute_capability is None or gpu.link_bytes_per_s is None:
         pytest.skip("not NVIDIA's, or no link is known")
     link_gb_per_s = gpu.link_bytes_per_s / 1e9
@@ -76,7 +73,7 @@ def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu: Gp
 
 
 @every_gpu
-def test_every_name_of_a_gpu_finds_it_and_no_other(gpu: GpuSpec) -> None:
+def test_every_name_of_a_gpu_finds_it_and_no_other(gpu):
     assert all(find_gpu(name) is gpu for name in (gpu.name, *gpu.aliases, gpu.slug, gpu.name.upper()))
 
 
@@ -108,7 +105,7 @@ def test_every_name_of_a_gpu_finds_it_and_no_other(gpu: GpuSpec) -> None:
         ("a100", "A100 SXM"),
     ],
 )
-def test_names_of_drivers_and_of_people_are_understood(written: str, name: str) -> None:
+def test_names_of_drivers_and_of_people_are_understood(written, name):
     assert find_gpu(written).name == name
 
 
@@ -132,29 +129,26 @@ def test_names_of_drivers_and_of_people_are_understood(written: str, name: str) 
         ("", None),
     ],
 )
-def test_a_gpus_compute_capability_is_known_also_of_variants(name: str, capability: tuple[int, int] | None) -> None:
+def test_a_gpus_compute_capability_is_known_also_of_variants(name, capability):
     assert capability_of(name) == capability
 
 
 @pytest.mark.parametrize(("written", "near"), [("H10O", "H100 SXM"), ("L40 S X", "L40S"), ("RTX 4090 Ti", "RTX 4090")])
-def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, near: str) -> None:
+def test_an_unknown_gpu_is_answered_with_the_nearest_names(written, near):
     with pytest.raises(UserError, match=f"did you mean .*{near}"):
         find_gpu(written)
 
 
-def test_a_dtype_without_units_is_refused_with_those_there_are() -> None:
+def test_a_gpu_is_a_key_and_its_dtypes_without_units_are_refused_with_those_there_are():
     assert find_gpu("H200").peak("fp8") == pytest.approx(1978.9e12)
     with pytest.raises(UserError, match="A100 SXM has no units for 'fp8': ask for one of fp32, tf32, fp16, bf16, int8"):
         find_gpu("A100").peak("fp8")
-
-
-def test_a_gpu_is_a_key_and_can_be_copied() -> None:
     gpu = find_gpu("H200")
     assert {copy.deepcopy(gpu): 1}[gpu] == 1
     assert (str(gpu), gpu.slug) == ("H200 SXM", "h200_sxm")
 
 
-def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_tables) -> None:
+def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_tables):
     columns = {
         "sms": ("sms", 1),
         "boost_mhz": ("boost_mhz", 1),
@@ -220,16 +214,13 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuSpec]:
         cached.cache_clear()
 
 
-def test_a_gpu_added_to_the_file_alone_is_detected_and_its_links_are_known(added: GpuSpec) -> None:
+def test_a_gpu_added_to_the_file_alone_is_detected_with_links_occupancy_kernels_and_default_blocks(added):
     identity = {"kind": "cuda", "model": "NVIDIA R900 SXM", "link": "nvlink5x18"}
     assert catalogue.find_gpu(identity["model"]) is added
     assert catalogue.capability_of("NVIDIA R900 NVL") == (11, 5)
     assert nvlink_of(added.compute_capability).name == "NVLink 5"
     assert pcie_of(added.compute_capability).name == "PCIe 6 x16"
     assert peak_of(identity).gb_per_s == 900
-
-
-def test_a_gpu_added_to_the_file_alone_has_occupancy_kernels_and_default_blocks(added: GpuSpec) -> None:
     assert occupancy("sm_115a", 128, 32, 100 << 10).blocks == 2
     assert catalogue.architecture(added.compute_capability).cuda_kernels in static.families()
     gemm_sm80.default_set()[0].check_device("11.5")

@@ -1,7 +1,5 @@
 """The CPU of several kinds of machine: cores, caches, sockets, memory nodes, hypervisors and containers."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 

@@ -1,7 +1,5 @@
 """NCCL's log read across its versions: choices by size, transports, channels, and any text at all without a fault."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -42,7 +40,7 @@ proto 1 time 25.259054
 """
 
 
-def test_the_choice_for_each_size_is_found():
+def test_version_transports_channels_ranks_warnings_and_the_choice_for_each_size_are_found():
     log = parse(LOG_2_27)
     assert log.choice("all_reduce", 4096, 8) == Choice("all_reduce", 4096, "RING", "LL", 1)
     assert log.choice("all_reduce", 1 << 20, 8) == Choice("all_reduce", 1 << 20, "RING", "LL", 24)
@@ -50,15 +48,9 @@ def test_the_choice_for_each_size_is_found():
     assert log.choice("broadcast", 1 << 15, 8) is not None  # sizes may be set flush right
     assert log.choice("all_reduce", 8192, 8) is None
     assert log.choice("reduce", 4096, 8) is None
-
-
-def test_an_all_gather_is_logged_with_one_ranks_bytes():
     log = parse(LOG_2_27)
     assert log.choice("all_gather", 8 * 515_200, 8) == Choice("all_gather", 515_200, "RING", "LL", 24)
     assert log.choice("all_gather", 515_200, 8) is None
-
-
-def test_version_transports_channels_ranks_and_warnings_are_found():
     log = parse(LOG_2_27)
     assert log.version == "2.27.3+cuda12.9"
     assert log.transports == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 2, "SHM/direct/direct": 1}

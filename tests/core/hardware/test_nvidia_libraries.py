@@ -1,11 +1,13 @@
-"""What libcuda and libnvidia-ml answer about a GPU, through stand-ins that answer as those of an H200 would."""
+"""What libcuda and libnvidia-ml answer about a GPU, through stand-ins that answer as those of an H200 would.
 
-from __future__ import annotations
+Naming a device, and what is said where it does not exist.
+"""
 
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import devices, nvml
-from pyperf_suite.hardware.devices import CudaDriver, Unavailable, open_library
+from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, open_library, resolve
 from pyperf_suite.hardware.nvml import Nvml
 
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
@@ -27,12 +29,9 @@ def test_a_driver_that_does_not_start_says_why(fake_cuda, code, words):
         CudaDriver(fake_cuda([], initialises=code))
 
 
-def test_an_index_beyond_the_devices_is_refused_in_the_drivers_words(fake_cuda):
+def test_an_index_beyond_the_devices_is_refused_and_a_machine_without_the_library_has_no_gpus(fake_cuda, monkeypatch):
     with pytest.raises(Unavailable, match=r"cuDeviceGet failed: driver words \(CUresult 101\)"):
         CudaDriver(fake_cuda(["NVIDIA H200"])).gpu(3)
-
-
-def test_a_machine_without_the_library_has_no_gpus(monkeypatch):
     monkeypatch.setattr(devices, "driver", lambda: Unavailable("absent"))
     assert devices.gpus() == []
 
@@ -135,13 +134,10 @@ def test_a_gpu_answers_in_units_and_words_and_one_that_is_not_there_with_nothing
     assert getattr(Nvml(fake_nvml()), question)("unknown") == of_none
 
 
-def test_a_slices_settings_and_replays_are_its_gpus_and_all_gpus_are_listed(fake_nvml):
+def test_a_slices_settings_are_its_gpus_and_links_that_are_down_are_not_counted(fake_nvml):
     manager, piece = Nvml(fake_nvml()), UUID.replace("GPU", "MIG")
     assert (manager.settings(piece)["power_limit_w"], manager.pcie_replays(piece)) == (650.0, 3)
     assert manager.uuids() == ("GPU-7", "GPU-8")
-
-
-def test_links_that_are_down_are_not_counted_and_without_any_nothing_is(fake_nvml):
     assert Nvml(fake_nvml(links=17)).nvlink_states(UUID) == (*(True,) * 17, False)
     none = Nvml(fake_nvml(links=0))
     assert (none.nvlink(UUID), none.nvlink_bytes(UUID)) == (None, None)
@@ -175,3 +171,43 @@ def test_a_gpu_or_driver_without_performance_counters_reports_no_activity(fake_n
     for manager in (Nvml(old), Nvml(fake_nvml(has_counters=False))):
         assert [manager.activity(UUID) for _ in range(3)] == [{}, {}, {}]
     assert len(old.samples) == (2 if function == "MetricsGet" else 0)
+
+
+@pytest.fixture
+def with_gpus(monkeypatch, fake_cuda):
+    """with_gpus(2): a machine of two GPUs; with_gpus(None): one without an NVIDIA driver."""
+
+    def there_are(count):
+        found = Unavailable("there is no NVIDIA driver here") if count is None else CudaDriver(fake_cuda(["H"] * count))
+        monkeypatch.setattr(devices, "driver", lambda: found)
+
+    return there_are
+
+
+@pytest.mark.parametrize(
+    ("gpus", "requested", "device"),
+    [
+        *((None, name, Device("cpu")) for name in ("cpu", "auto", " CPU ")),
+        *((2, name, Device("cuda", 0)) for name in ("auto", "cuda", "cuda:0")),
+        *((2, str(device), device) for device in (Device("cpu"), Device("cuda", 1))),
+    ],
+)
+def test_a_device_is_found_by_its_name_and_auto_is_the_first_gpu_or_the_cpu(with_gpus, gpus, requested, device):
+    with_gpus(gpus)
+    assert resolve(requested) == device
+
+
+@pytest.mark.parametrize(
+    ("gpus", "requested", "words"),
+    [
+        *((2, name, f"'{name}': .*auto, cpu, cuda or cuda:N") for name in ("", "gpu", "cuda:", "cuda:-1", "cuda:x")),
+        *((2, name, f"'{name}': .*auto, cpu, cuda or cuda:N") for name in ("cpu:0", "tpu")),
+        (2, "cuda:2", "'cuda:2'.* no CUDA device beyond cuda:1"),
+        (0, "cuda:0", "there is no CUDA device: "),
+        (None, "cuda:0", "'cuda:0'.* there is no NVIDIA driver here: .*cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(with_gpus, gpus, requested, words):
+    with_gpus(gpus)
+    with pytest.raises(UserError, match=words):
+        resolve(requested)

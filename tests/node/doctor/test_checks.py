@@ -1,18 +1,14 @@
 """Every check of the doctor on made-up machines: fit for measuring, except for what a line of the table changes."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pyperf_suite.hardware.devices import Gpu, Unavailable
-from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.software import Compiler, Copy
 from pyperf_suite.node.check import Check, of_part
 from pyperf_suite.node.doctor import gpu, host, load, software
@@ -72,20 +68,6 @@ ABSENT = Unavailable("libcuda.so.1 cannot be opened, so there is no NVIDIA drive
 
 def broken(opened: Opened) -> Opened:
     return Opened(opened.copy, {"error": "OSError: file too short"})
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Callable[[Mapping[str, str]], KernelFiles]:
-    """Write the given files (path to content) below a root of their own, and read that root as a machine."""
-
-    def write(contents: Mapping[str, str]) -> KernelFiles:
-        for path, content in contents.items():
-            target = tmp_path / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(content)
-        return KernelFiles(tmp_path)
-
-    return write
 
 
 def of_gpu(uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes: Any = (), **said: Any) -> list[Check]:
@@ -332,14 +314,11 @@ def test_the_load_of_this_machine_is_read():
     assert ([check.what for check in checks], swapped_bytes >= 0) == ([*LOAD], True)
 
 
-def test_the_greediest_processes_come_first_without_the_one_that_looks():
+def test_the_greediest_processes_and_the_interruptions_of_a_busy_thread_are_known():
     before = {11: ("editor", 1.0), 12: ("trainer", 3.0), os.getpid(): ("python", 0.0)}
     after = {11: ("editor", 1.1), 12: ("trainer", 3.9), os.getpid(): ("python", 0.5), 13: ("born", 0.3)}
     found = [(name, number, pytest.approx(cores)) for name, number, cores in load.consumers(before, after, 1.0)]
     assert found == [("trainer", 12, 0.9), ("born", 13, 0.3), ("editor", 11, 0.1)]
-
-
-def test_interruptions_of_a_busy_thread_are_pauses_between_two_looks_at_the_clock():
     times = iter([0.0, 1e-6, 2e-6, 0.010002, 0.010003, 2.0])
     assert load.keep_busy(1.0, clock=lambda: next(times)) == pytest.approx(2.0 - 0.010003)
 
