@@ -1,7 +1,5 @@
 """Models that tests of laws count: published ones, and small ones with layers of several kinds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -10,8 +8,11 @@ from pyperf_suite.laws.transformer import ModelDimensions, Sharding, products
 
 MODELS = {
     "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),
+    "gpt2-xl": ModelDimensions(48, 1600, 6400, 25, 50257, positions=1024, bias=True, tied=True),
     "bert": ModelDimensions(12, 768, 3072, 12, 30522, positions=512, bias=True, tied=True, causal=False),
+    "llama-2-7b": ModelDimensions(32, 4096, 11008, 32, 32000, gated=True),
     "llama-3-8b": ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True),
+    "llama-3-70b": ModelDimensions(80, 8192, 28672, 64, 128256, kv_heads=8, gated=True),
     "falcon-7b": ModelDimensions(32, 4544, 18176, 71, 65024, kv_heads=1, norms=1, norm_bias=True, tied=True),
     "mixtral-8x7b": ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2),
     "deepseek-v2-lite": ModelDimensions(
@@ -52,6 +53,7 @@ MODELS = {
     ),
 }
 LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3"))
+GPT_3 = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 
 SMALL_LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)

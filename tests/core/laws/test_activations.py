@@ -1,7 +1,5 @@
 """The law of kept activations is what torch keeps, to the byte, over blocks, attentions, types and checkpointing."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

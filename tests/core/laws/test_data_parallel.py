@@ -1,7 +1,5 @@
 """The law of a data-parallel step: limits that must hold, a schedule worked out by hand, and constants found again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -61,13 +59,10 @@ def test_buckets_go_in_order_as_soon_as_they_are_full():
     assert tail_s((3, 1), [2.0, 0.1], 4.0) == pytest.approx(1.1)
 
 
-def test_one_bucket_hides_nothing():
+def test_one_bucket_hides_nothing_and_a_perfect_network_all_but_the_last():
     law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
     single = GradientExchange(20e-3, (12 * MB,))
     assert law.seconds(single) == pytest.approx(law.seconds(replace(single, overlapped=False)))
-
-
-def test_a_perfect_network_hides_all_but_the_last_bucket():
     law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
     step = GradientExchange(300e-3, (1 * MB,) * 12)
     assert law.exposed_s(step) == pytest.approx(all_reduce_s(1 * MB))
@@ -87,12 +82,17 @@ def test_constants_are_found_again(slowdown, hidden):
     assert found.hidden == pytest.approx(hidden, abs=0.02)
 
 
-def test_one_disturbed_step_does_not_bend_the_law():
+def test_a_disturbed_step_does_not_bend_the_law_and_a_group_is_left_out_as_a_whole():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     measured = [true.seconds(each) for each in exchanges()]
     measured[3] *= 2
     found = fit_data_parallel(all_reduce_s, exchanges(), measured)
     assert found.slowdown == pytest.approx(2.0, rel=0.1)
+    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
+    measured = [true.seconds(each) for each in exchanges()]
+    measured[:5] = [2 * seconds for seconds in measured[:5]]
+    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
+    assert min(errors[:5]) > 0.3
 
 
 def test_steps_that_follow_the_law_are_predicted_when_left_out():
@@ -102,14 +102,6 @@ def test_steps_that_follow_the_law_are_predicted_when_left_out():
     errors = held_out_step_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
     assert len(errors) == len(measured)
     assert 0 < np.median(errors) < 0.06
-
-
-def test_a_group_is_left_out_as_a_whole():
-    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
-    measured = [true.seconds(each) for each in exchanges()]
-    measured[:5] = [2 * seconds for seconds in measured[:5]]
-    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
-    assert min(errors[:5]) > 0.3
 
 
 def test_too_few_steps_leave_nothing_to_hold_out():
@@ -122,27 +114,18 @@ SECONDS = st.floats(1e-6, 10.0)
 COUNTS = st.integers(1, 64)
 
 
-def test_without_loaders_nothing_overlaps():
+def test_without_loaders_nothing_overlaps_else_the_slowest_stage_or_the_cores_bind():
     pipeline = InputPipelineLaw(load_s=0.003, step_s=0.005, cores=8)
     assert pipeline.seconds(0) == pytest.approx(0.008)
     assert pipeline.starved(0) == pytest.approx(3 / 8)
-
-
-def test_the_slowest_stage_binds():
     pipeline = InputPipelineLaw(load_s=0.012, step_s=0.005, cores=8)
     assert (pipeline.binds(1), pipeline.seconds(1)) == ("the loaders", pytest.approx(0.012))
     assert (pipeline.binds(3), pipeline.seconds(3)) == ("the model", pytest.approx(0.005))
     assert pipeline.enough(8) == 3
     assert pipeline.enough(2) is None
-
-
-def test_more_loaders_than_cores_give_nothing():
     pipeline = InputPipelineLaw(load_s=0.012, step_s=0.001, cores=2)
     assert pipeline.seconds(64) == pytest.approx(0.006)
     assert pipeline.binds(64) == "the cores"
-
-
-def test_a_model_on_the_host_takes_cores_from_its_loaders():
     off_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2)
     on_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2, on_host=True)
     assert off_host.seconds(2) == pytest.approx(0.008)
@@ -161,11 +144,8 @@ def test_loading_during_the_model_is_never_slower_than_loading_in_turns(load_s, 
     assert InputPipelineLaw(load_s, step_s, cores).seconds(1) <= InputPipelineLaw(load_s, step_s, cores).seconds(0)
 
 
-def test_a_model_that_takes_no_time_never_stops_waiting():
+def test_a_model_that_takes_no_time_never_stops_waiting_and_fewer_than_no_loaders_are_refused():
     assert InputPipelineLaw(0.001, 0.0, cores=4).starved(4) == 1
     assert InputPipelineLaw(0.0, 0.0, cores=4).starved(4) == 0
-
-
-def test_fewer_than_no_loaders_are_refused():
     with pytest.raises(ValueError, match="-1 loaders"):
         InputPipelineLaw(1.0, 1.0, 1).seconds(-1)

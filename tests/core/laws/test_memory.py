@@ -1,7 +1,5 @@
 """Memory against the published closed forms, and the order in which ways to save it save more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,26 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.memory import activation_bytes, gpt_weights
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.workloads.training import TransformerShape
-
-GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
-LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
-MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+from tests.models import GPT_3, LLAMA, MIXTRAL
 
 
 def layer_activations(ranks: int, sequence_parallel: bool, recompute: str, seq: int = 2048) -> float:
-    """Activations of one layer of GPT over s·b·h: of a model and the same without half of its layers."""
+    """Activations of one layer of GPT_3 over s·b·h: of a model and the same without half of its layers."""
     sharding = Sharding(ranks, sequence_parallel)
     whole, half = (
-        activation_bytes(replace(GPT, layers=layers), 1, seq, sharding, recompute=recompute)  # type: ignore[arg-type]
-        for layers in (96, 48)
+        activation_bytes(replace(GPT_3, layers=layers), 1, seq, sharding, recompute=recompute) for layers in (96, 48)
     )
     return (whole - half) / 48 / (seq * 12288)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
+def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks):
     scores = 5 * 96 * 2048 / 12288
     assert layer_activations(1, False, "nothing") == pytest.approx(34 + scores)
     assert layer_activations(ranks, False, "nothing") == pytest.approx(10 + (24 + scores) / ranks)
@@ -37,17 +31,15 @@ def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
     assert layer_activations(ranks, False, "layers") == pytest.approx(2)
 
 
-def test_experts_keep_the_copies_of_their_tokens_too() -> None:
+def test_experts_keep_the_copies_of_their_tokens_too():
     dense = replace(MIXTRAL, experts=1, top_k=1)
     kept = activation_bytes(MIXTRAL, 1, 1) - activation_bytes(dense, 1, 1)
     assert kept == 32 * (6 * 14336 + 2 * 2 * 2 * 4096)
 
 
 @given(st.integers(1, 8), st.integers(1, 32768), st.sampled_from([1, 2, 4, 8]), st.booleans())
-def test_each_more_recomputation_and_each_more_rank_keeps_less(
-    micro_batch: int, seq: int, ranks: int, sequence_parallel: bool
-) -> None:
-    for model in (GPT, LLAMA, MIXTRAL):
+def test_each_more_recomputation_and_each_more_rank_keeps_less(micro_batch, seq, ranks, sequence_parallel):
+    for model in (GPT_3, LLAMA, MIXTRAL):
         sharding = Sharding(ranks, sequence_parallel)
         kept = [
             activation_bytes(model, micro_batch, seq, sharding, recompute=recompute)

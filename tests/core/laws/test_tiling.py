@@ -1,7 +1,5 @@
 """The closed forms of tiling against plain counting, and against what the native scheduler really hands out."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from types import ModuleType
@@ -44,7 +42,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(tiles)
-def test_a_tile_is_read_back_as_it_is_written(tile: Tile) -> None:
+def test_a_tile_is_read_back_as_it_is_written(tile):
     assert Tile.parse(str(tile)) == tile
 
 
@@ -56,32 +54,32 @@ def test_a_tile_is_read_back_as_it_is_written(tile: Tile) -> None:
         ("256x128x64:s4:c1x2", Tile(256, 128, 64, stages=4, cluster_n=2)),
     ],
 )
-def test_a_cluster_has_one_number_along_m_and_two_along_n(text: str, tile: Tile) -> None:
+def test_a_cluster_has_one_number_along_m_and_two_along_n(text, tile):
     assert str(tile) == text
     assert Tile.parse(text) == tile
 
 
 @given(schedules())
-def test_a_schedule_is_read_back_as_it_is_written(schedule: Schedule) -> None:
+def test_a_schedule_is_read_back_as_it_is_written(schedule):
     assert Schedule.parse(str(schedule)) == schedule
 
 
 @pytest.mark.parametrize(
     "text", ["", "128", "128x128", "128x128x0", "0x1x1", "axbxc", "-1x2x3", "1x2x3x4", "1x2x3:s0", "1x2x3:c1x0"]
 )
-def test_what_is_not_a_tile_is_refused_in_one_sentence(text: str) -> None:
+def test_what_is_not_a_tile_is_refused_in_one_sentence(text):
     with pytest.raises(UserError, match="tile"):
         Tile.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "data_parallel", "magic@2", "stream_k@0", "persistent(2)@2", "split_k(0)@2"])
-def test_what_is_not_a_schedule_is_refused_in_one_sentence(text: str) -> None:
+def test_what_is_not_a_schedule_is_refused_in_one_sentence(text):
     with pytest.raises(UserError):
         Schedule.parse(text)
 
 
 @given(sizes, sizes, tiles)
-def test_tiles_cover_the_output_and_none_is_superfluous(m: int, n: int, tile: Tile) -> None:
+def test_tiles_cover_the_output_and_none_is_superfluous(m, n, tile):
     # A cluster computes its tiles all or none.
     high, wide = tile.m * tile.cluster, tile.n * tile.cluster_n
     rows, columns = math.ceil(m / high), math.ceil(n / wide)
@@ -90,7 +88,7 @@ def test_tiles_cover_the_output_and_none_is_superfluous(m: int, n: int, tile: Ti
     assert 0 < tile_efficiency(m, n, tile) <= 1
 
 
-def test_published_figures_of_tile_and_wave_quantization_come_out() -> None:
+def test_published_figures_of_tile_and_wave_quantization_come_out():
     # NVIDIA's matmul guide: 257 x 256 on 128-tiles is 0.39 % more maths and 1.5 x the tiles of 256 x 256.
     assert tile_count(257, 256, Tile(128, 128, 32)) / tile_count(256, 256, Tile(128, 128, 32)) == 1.5
     # A100, M = 2304, tiles 256 x 128: full waves at N = 1536, 3072, 4608, 6144 (108 SMs).
@@ -102,7 +100,7 @@ def test_published_figures_of_tile_and_wave_quantization_come_out() -> None:
 
 
 @given(sizes, sizes, st.integers(1, 5000), tiles, schedules())
-def test_no_schedule_beats_an_even_share_of_the_work(m: int, n: int, k: int, tile: Tile, schedule: Schedule) -> None:
+def test_no_schedule_beats_an_even_share_of_the_work(m, n, k, tile, schedule):
     if schedule.policy == "library":
         with pytest.raises(UserError):
             critical_path(m, n, k, tile, schedule)
@@ -122,8 +120,8 @@ def test_no_schedule_beats_an_even_share_of_the_work(m: int, n: int, k: int, til
     st.sampled_from(["8x32x4", "8x32x4:c2", "8x32x4:c1x2"]),
 )
 def test_the_closed_form_agrees_with_what_the_native_scheduler_hands_out(
-    tiles_m: int, tiles_n: int, k_tiles: int, policy: str, workers: int, text: str
-) -> None:
+    tiles_m, tiles_n, k_tiles, policy, workers, text
+):
     native = pytest.importorskip("pyperf_suite._native")
     tile = Tile.parse(text)
     m, n, k = tiles_m * tile.m, tiles_n * tile.n, k_tiles * tile.k
@@ -140,12 +138,9 @@ def test_the_closed_form_agrees_with_what_the_native_scheduler_hands_out(
     assert abs(busiest - critical_path(m, n, k, tile, schedule).k_extent) <= tile.k
 
 
-def test_split_k_on_idle_workers_divides_the_time_by_the_slices() -> None:
+def test_split_k_divides_the_time_by_the_slices_and_stream_k_has_no_wave_cliff():
     path = critical_path(64, 64, 4096, Tile(64, 64, 256), Schedule("split_k", 4, 4))
     assert path.k_extent == 1024
-
-
-def test_stream_k_has_no_wave_cliff_where_data_parallel_has_one() -> None:
     m, k, tile = 128, 4096, Tile(128, 128, 256)
     for policy, ratio in (("data_parallel", 2.0), ("stream_k", 1.5)):
         path = critical_path([m, m], [256, 257], [k, k], tile, Schedule(policy, 2))
@@ -162,7 +157,7 @@ def read_at_once(native: ModuleType, m: int, n: int, tile: Tile, workers: int, g
 
 @pytest.mark.parametrize("text", ["128x256x64", "128x128x64", "128x256x64:c2", "256x128x64:c1x2"])
 @pytest.mark.parametrize(("m", "n"), [(8192, 8192), (16384, 4096), (512, 8192), (128, 8192), (8192, 512)])
-def test_no_group_of_rows_lets_the_first_wave_read_less_than_the_one_chosen(text: str, m: int, n: int) -> None:
+def test_no_group_of_rows_lets_the_first_wave_read_less_than_the_one_chosen(text, m, n):
     native = pytest.importorskip("pyperf_suite._native")
     tile = Tile.parse(text)
     read = {group: read_at_once(native, m, n, tile, 132, group) for group in range(1, 65)}
@@ -172,13 +167,11 @@ def test_no_group_of_rows_lets_the_first_wave_read_less_than_the_one_chosen(text
 
 
 @given(sizes, sizes, tiles, st.integers(1, 300), st.integers(1, 8))
-def test_a_group_has_at_least_one_row_and_no_more_than_there_are(
-    m: int, n: int, tile: Tile, workers: int, splits: int
-) -> None:
+def test_a_group_has_at_least_one_row_and_no_more_than_there_are(m, n, tile, workers, splits):
     assert 1 <= visiting_group(m, n, tile, workers, splits) <= math.ceil(m / (tile.m * tile.cluster))
 
 
-def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide() -> None:
+def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide():
     # 66 pairs of 128x256: 7 to 10 rows of 256 x 256 and as many columns; 8 rows leave no band half empty.
     assert visiting_group(8192, 8192, Tile(128, 256, 64, cluster=2), 132) == 8
     assert visiting_group(128, 8192, Tile(128, 256, 64), 132) == 1
@@ -200,9 +193,7 @@ cost = st.floats(1e-3, 1.0)
 
 
 @given(cost, cost, cost, cost)
-def test_fitting_recovers_the_law_that_made_the_times(
-    overhead: float, per_k: float, per_tile: float, partial: float
-) -> None:
+def test_fitting_recovers_the_law_that_made_the_times(overhead, per_k, per_tile, partial):
     truth = StaircaseLaw(overhead * 1e-5, per_k * 1e-7, per_tile * 1e-4, partial * 1e-4)
     path = paths()
     fitted = StaircaseLaw.fit(path, truth.seconds(path))
@@ -210,13 +201,13 @@ def test_fitting_recovers_the_law_that_made_the_times(
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_no_cost_comes_out_negative_whatever_the_noise(seed: int) -> None:
+def test_no_cost_comes_out_negative_whatever_the_noise(seed):
     path = paths()
     law = StaircaseLaw.fit(path, np.random.default_rng(seed).uniform(1e-6, 1e-2, path.k_extent.size))
     assert min(law.overhead_s, law.per_k_s, law.per_tile_s, law.per_partial_s) >= 0
 
 
-def test_a_law_cannot_be_fitted_to_nothing() -> None:
+def test_a_law_cannot_be_fitted_to_nothing():
     nothing = CriticalPath(np.array([]), np.array([]), np.array([]))
     with pytest.raises(ValueError, match="no measurements"):
         StaircaseLaw.fit(nothing, [])
@@ -240,31 +231,28 @@ RUNGS = st.integers(0, 10).map(lambda power: 1 << power)
 
 
 @given(SIZES)
-def test_the_largest_power_of_two_divides_a_size_and_its_double_does_not(size: int) -> None:
+def test_the_largest_power_of_two_divides_a_size_and_its_double_does_not(size):
     divisor = largest_power_of_two(size)
     assert size % divisor == 0
     assert size % (2 * divisor) == divisor
 
 
 @given(SIZES, st.integers(1, 300))
-def test_rounding_up_gives_the_next_multiple(size: int, multiple: int) -> None:
+def test_rounding_up_gives_the_next_multiple(size, multiple):
     rounded = round_up(size, multiple)
     assert rounded % multiple == 0
     assert size <= rounded < size + multiple
 
 
 @given(RUNGS, st.integers(1, 5000))
-def test_no_size_of_a_rung_is_nearer_than_the_nearest(divisor: int, size: int) -> None:
+def test_no_size_of_a_rung_is_nearer_than_the_nearest(divisor, size):
     nearest = nearest_with(divisor, size)
     assert largest_power_of_two(nearest) == divisor
     similar = range(divisor, size + 2 * divisor + 1, 2 * divisor)
     assert abs(nearest - size) == min(abs(other - size) for other in similar)
 
 
-def test_of_two_equally_near_sizes_the_smaller_is_taken() -> None:
+def test_of_two_equally_near_sizes_the_smaller_is_taken_and_a_line_holds_fewer_wide_elements():
     assert [nearest_with(1 << power, 1024) for power in range(8)] == [1023, 1022, 1020, 1016, 1008, 992, 960, 896]
-
-
-def test_a_line_of_memory_holds_fewer_of_the_wider_elements() -> None:
     assert [elements_in(128, size_bytes) for size_bytes in (4, 2, 1)] == [32, 64, 128]
     assert elements_in(64, 256) == 1

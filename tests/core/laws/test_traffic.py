@@ -1,7 +1,5 @@
 """Parameters of published models, bytes of published formulas, and verdicts that follow the curve they are given."""
 
-from __future__ import annotations
-
 import csv
 import math
 
@@ -32,24 +30,13 @@ from pyperf_suite.laws.traffic import (
     verdict,
 )
 from pyperf_suite.laws.transformer import ModelDimensions
+from tests.models import MODELS, models
 from tools.fit.published import SAMPLE
 
 ddp, zero_1, zero_2, zero_3 = (PARALLELISMS[name] for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
-GPT2 = {"vocab": 50257, "positions": 1024, "bias": True, "tied": True}
-MODELS = {
-    "gpt2": ModelDimensions(layers=12, hidden=768, ffn=3072, heads=12, **GPT2),
-    "gpt2-xl": ModelDimensions(layers=48, hidden=1600, ffn=6400, heads=25, **GPT2),
-    "llama-2-7b": ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True),
-    "llama-3-8b": ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True),
-    "llama-3-70b": ModelDimensions(layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, vocab=128256, gated=True),
-    "mixtral-8x7b": ModelDimensions(
-        layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=32000, gated=True, experts=8, top_k=2
-    ),
-}
 LLAMA = MODELS["llama-2-7b"]
 WORK = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4)
 ACTIVATION_BYTES = 2 * 4096 * 4096 * 2
-models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 works = st.builds(
     TrainingWorkload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16)
 )
@@ -67,11 +54,11 @@ ranks_of_data = st.integers(2, 1024)
         ("mixtral-8x7b", 46_702_792_704),
     ],
 )
-def test_dimensions_add_up_to_the_parameters_of_the_published_weights(name: str, parameters: int) -> None:
+def test_dimensions_add_up_to_the_parameters_of_the_published_weights(name, parameters):
     assert MODELS[name].parameters == parameters
 
 
-def test_a_token_meets_its_experts_only() -> None:
+def test_a_token_meets_its_experts_only():
     assert MODELS["mixtral-8x7b"].active_parameters == 12_879_925_248
     assert LLAMA.active_parameters == LLAMA.parameters
 
@@ -82,9 +69,7 @@ def sent(traffic: Traffic, operation: str) -> float:
 
 
 @given(models, works, ranks_of_data)
-def test_data_parallel_traffic_is_that_of_the_zero_paper(
-    model: ModelDimensions, work: TrainingWorkload, ranks: int
-) -> None:
+def test_data_parallel_traffic_is_that_of_the_zero_paper(model, work, ranks):
     # In units of the bytes of all parameters: DDP and ZeRO-1 move 2, ZeRO-3 moves 3 for each micro-batch.
     psi = model.parameters * 2 * (ranks - 1) / ranks
     m = work.micro_batches
@@ -93,48 +78,30 @@ def test_data_parallel_traffic_is_that_of_the_zero_paper(
         assert parallelism(model, work, ranks).bus_bytes == pytest.approx(times * psi)
 
 
-def test_gradients_travel_in_buckets_and_layers_one_by_one() -> None:
+def test_gradients_travel_in_buckets_and_layers_one_by_one_those_without_experts_apart():
     [gradients] = ddp(LLAMA, WORK, 8).transfers
     assert gradients.size_bytes <= BUCKET_BYTES
     assert gradients.calls * gradients.size_bytes == pytest.approx(LLAMA.parameters * 2)
     layers = [t for t in zero_3(LLAMA, WORK, 8).transfers if "layers" in t.purpose]
     assert {t.size_bytes for t in layers} == {LLAMA.layer_parameters * 2}
     assert {t.calls for t in layers} == {32 * 4}
-
-
-def test_layers_without_experts_are_gathered_apart_and_send_no_tokens() -> None:
     model = ModelDimensions(6, 512, 2048, 8, 1000, gated=True, experts=4, top_k=2, expert_ffn=256, dense_layers=2)
     traffic = zero_3(model, WORK, 8)
     [dense] = [t for t in traffic.transfers if t.purpose == "parameters of dense layers, forward"]
     assert (dense.calls, dense.size_bytes) == (2 * 4, model.dense_layer_parameters * 2)
     assert sent(traffic, "all_gather") == 4 * 2 * model.parameters * 2
     assert {t.calls for t in expert_parallel(model, WORK, 4).transfers} == {2 * 4 * 4}
-
-
-def test_gradients_in_another_type_than_parameters_are_counted_as_such() -> None:
     work = TrainingWorkload(seq=1, gradient_bytes=4)
     assert sent(ddp(LLAMA, work, 8), "all_reduce") == pytest.approx(LLAMA.parameters * 4)
     assert sent(zero_1(LLAMA, work, 8), "all_gather") == pytest.approx(LLAMA.parameters * 2)
 
 
-def test_tensor_parallelism_reduces_four_times_a_layer() -> None:
+def test_tensor_parallelism_reduces_four_times_a_layer_stages_send_on_and_tokens_go_to_experts_and_back():
     traffic = tensor_parallel(LLAMA, WORK, 8)
     activations = [t for t in traffic.transfers if t.size_bytes == ACTIVATION_BYTES]
     # 4 in each of 32 layers, 2 for the embedding and the output, for each of 4 micro-batches.
     assert sum(t.calls for t in activations) == (4 * 32 + 2) * 4
     assert {t.behind for t in traffic.transfers} == {None}
-
-
-@given(works, st.sampled_from([2, 4, 8]))
-def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_more(work: TrainingWorkload, ranks: int) -> None:
-    whole = tensor_parallel(LLAMA, work, ranks)
-    split = tensor_and_sequence_parallel(LLAMA, work, ranks)
-    waited_for = sum(t.bus_bytes for t in split.transfers if t.behind is None)
-    assert waited_for == pytest.approx(whole.bus_bytes)
-    assert split.bus_bytes > whole.bus_bytes
-
-
-def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> None:
     traffic = pipeline_parallel(LLAMA, WORK, stages=4)
     assert [(t.operation, t.calls, t.size_bytes) for t in traffic.transfers] == [
         ("send_receive", 4, ACTIVATION_BYTES),
@@ -142,12 +109,18 @@ def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> N
     ]
     assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
     assert {t.behind for t in pipeline_parallel(LLAMA, TrainingWorkload(seq=1), 2).transfers} == {None}
-
-
-def test_tokens_go_to_their_experts_and_back_both_ways() -> None:
     mixtral = MODELS["mixtral-8x7b"]
     traffic = expert_parallel(mixtral, WORK, 8)
     assert sent(traffic, "all_to_all") == 4 * 32 * 4 * 2 * ACTIVATION_BYTES
+
+
+@given(works, st.sampled_from([2, 4, 8]))
+def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_more(work, ranks):
+    whole = tensor_parallel(LLAMA, work, ranks)
+    split = tensor_and_sequence_parallel(LLAMA, work, ranks)
+    waited_for = sum(t.bus_bytes for t in split.transfers if t.behind is None)
+    assert waited_for == pytest.approx(whole.bus_bytes)
+    assert split.bus_bytes > whole.bus_bytes
 
 
 @pytest.mark.parametrize(
@@ -161,7 +134,7 @@ def test_tokens_go_to_their_experts_and_back_both_ways() -> None:
         (lambda: verdict(ddp(LLAMA, WORK, 8), -1.0, lambda *_: 0.0), "cannot compute for -1.0 s"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(ask, sentence) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(ask, sentence):
     with pytest.raises(UserError, match=sentence):
         assert ask().bus_bytes
 
@@ -175,16 +148,13 @@ def over_a_link(gb_per_s: float):
     return seconds_of
 
 
-def test_a_fast_network_is_enough_and_a_slow_one_is_not() -> None:
+def test_a_slow_network_is_not_enough_and_only_what_is_longer_than_the_pass_it_overlaps_is_exposed():
     traffic = zero_3(LLAMA, TrainingWorkload(seq=4096), 64)
     fast, slow = (verdict(traffic, 1.0, over_a_link(gb_per_s)) for gb_per_s in (400, 5))
     assert not fast.network_bound
     assert fast.exposed_s == 0
     assert slow.network_bound
     assert slow.exposed_s == pytest.approx(slow.communication_s - 1.0)
-
-
-def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
     traffic = Traffic(
         "made up",
         (
@@ -198,12 +168,12 @@ def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
     assert judged.exposed_s == pytest.approx(0.4)
     assert judged.step_s == pytest.approx(1.3)
     assert judged.communication_s == pytest.approx(1.2)
+    assert ddp(LLAMA, WORK, 1).seconds(over_a_link(1.0)) == 0
+    assert not verdict(tensor_parallel(LLAMA, WORK, 1), 0.0, over_a_link(1.0)).network_bound
 
 
 @given(models, works, ranks_of_data, st.floats(0, 10), st.floats(1, 1000), st.floats(1, 10))
-def test_a_faster_network_or_more_computing_never_exposes_more(
-    model: ModelDimensions, work: TrainingWorkload, ranks: int, compute_s: float, gb_per_s: float, times: float
-) -> None:
+def test_a_faster_network_or_more_computing_never_exposes_more(model, work, ranks, compute_s, gb_per_s, times):
     traffic = zero_3(model, work, ranks)
     judged = verdict(traffic, compute_s, over_a_link(gb_per_s))
     assert 0 <= judged.exposed_s <= judged.communication_s * (1 + 1e-9)
@@ -212,12 +182,7 @@ def test_a_faster_network_or_more_computing_never_exposes_more(
     assert verdict(traffic, compute_s * times, over_a_link(gb_per_s)).exposed_s <= judged.exposed_s * (1 + 1e-9)
 
 
-def test_one_rank_alone_sends_nothing() -> None:
-    assert ddp(LLAMA, WORK, 1).seconds(over_a_link(1.0)) == 0
-    assert not verdict(tensor_parallel(LLAMA, WORK, 1), 0.0, over_a_link(1.0)).network_bound
-
-
-def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not() -> None:
+def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not():
     sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), TrainingWorkload(seq=8), 4)
 
     def seconds(operation: str, size_bytes: float, ranks: int) -> float:
@@ -249,7 +214,7 @@ def printed_time_bounds_s(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndar
     return (microseconds - half) * 1e-6, (microseconds + half) * 1e-6
 
 
-def test_every_size_and_rate_that_nccl_tests_printed_comes_out() -> None:
+def test_every_size_and_rate_that_nccl_tests_printed_comes_out():
     with (SAMPLE / "nccl_tests_8xa100.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert len(rows) == 204
@@ -269,7 +234,7 @@ def test_every_size_and_rate_that_nccl_tests_printed_comes_out() -> None:
     assert mismatches == 0
 
 
-def test_the_wire_rate_of_nvls_is_flat_where_busbw_climbs() -> None:
+def test_the_wire_rate_of_nvls_is_flat_where_busbw_climbs():
     # 8 x H200, all_reduce with NVLS on 5 to 8 of its GPUs, as published: the ends of the ramp of busbw in GB/s.
     ranks, published_busbw, published_wire = np.array([5, 8]), np.array([414, 473]), np.array([310.6, 304.1])
     wire = nvls_wire_rate(published_busbw / bus_factor("all_reduce", ranks), ranks)
@@ -293,50 +258,43 @@ def test_the_wire_rate_of_nvls_is_flat_where_busbw_climbs() -> None:
         ("send_receive", 1, 1, 1),
     ],
 )
-def test_each_operation_is_counted_as_nccl_tests_counts_it(
-    operation: str, size_in_buffers: int, factor: float, factor_alone: float
-) -> None:
+def test_each_operation_is_counted_as_nccl_tests_counts_it(operation, size_in_buffers, factor, factor_alone):
     assert message_bytes(operation, 1000, 2, 8) == size_in_buffers * 2000
     assert bus_factor(operation, 8) == factor
     assert bus_factor(operation, 1) == factor_alone
 
 
-def test_an_all_reduce_moves_what_a_reduce_scatter_and_an_all_gather_move() -> None:
+def test_an_all_reduce_moves_what_a_reduce_scatter_and_an_all_gather_move():
     ranks = np.arange(1, 65)
     both = bus_factor("reduce_scatter", ranks) + bus_factor("all_gather", ranks)
     np.testing.assert_allclose(bus_factor("all_reduce", ranks), both)
 
 
 @given(operations, st.integers(0, 2**40), st.sampled_from([1, 2, 4, 8]), rank_counts)
-def test_the_count_for_a_size_is_the_largest_that_fits(
-    operation: str, size_bytes: int, element_bytes: int, ranks: int
-) -> None:
+def test_the_count_for_a_size_is_the_largest_that_fits(operation, size_bytes, element_bytes, ranks):
     count = element_count(operation, size_bytes, element_bytes, ranks)
     assert message_bytes(operation, count, element_bytes, ranks) <= size_bytes
     assert message_bytes(operation, count + 1, element_bytes, ranks) > size_bytes
 
 
 @given(operations, rank_counts)
-def test_busbw_is_at_most_twice_algbw_and_never_negative(operation: str, ranks: int) -> None:
+def test_busbw_is_at_most_twice_algbw_and_never_negative(operation, ranks):
     assert 0 <= bus_factor(operation, ranks) < 2
 
 
-def test_the_network_carries_nothing_on_one_node_and_busbw_where_every_rank_is_a_node() -> None:
+def test_the_network_carries_nothing_on_one_node_and_busbw_where_every_rank_is_a_node():
     np.testing.assert_allclose(inter_node_rate(100.0, [8, 16, 16], [1, 2, 16]), [0.0, 100 / 15, 100.0])
     assert inter_node_rate(100.0, 1, 1) == 0
 
 
 @pytest.mark.parametrize("nodes", [0, 9])
-def test_nodes_that_the_ranks_cannot_be_spread_over_are_refused(nodes: int) -> None:
+def test_nodes_that_the_ranks_cannot_be_spread_over_are_refused(nodes):
     with pytest.raises(UserError, match=r"8 ranks .* nodes"):
         inter_node_rate(100.0, 8, nodes)
 
 
-def test_an_unknown_collective_is_refused_with_those_there_are() -> None:
+def test_an_unknown_collective_and_less_than_one_rank_are_refused():
     with pytest.raises(UserError, match=r"'allreduce'.*all_reduce, all_gather"):
         bus_factor("allreduce", 8)
-
-
-def test_less_than_one_rank_is_refused() -> None:
     with pytest.raises(UserError, match="at least 1 rank, but 0"):
         message_bytes("all_gather", 1, 4, [8, 0])

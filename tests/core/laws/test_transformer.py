@@ -1,8 +1,8 @@
-"""Products against the model's own parameters, sharding against the whole, grids against their models one by one."""
+"""Products against the model's own parameters, sharding against the whole, grids against their models one by one.
 
-from __future__ import annotations
+Layers of several kinds: what a window sees, and what experts share.
+"""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,18 +11,21 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
+from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
+from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import (
     LARGEST,
     PHASES,
     ModelDimensions,
     Sharding,
     attention_call,
+    attention_calls,
     hardware_flop,
     linears,
     model_flop,
     products,
 )
-from tests.models import DEEPSEEK, LLAMA, MIXTRAL, MODELS, models, sizes
+from tests.models import DEEPSEEK, GEMMA, KINDS, LLAMA, MIXTRAL, MODELS, SCOUT, SMALL_LLAMA, models, sizes
 
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
@@ -32,16 +35,15 @@ def matrices(model: ModelDimensions) -> float:
     return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_matrices_of_the_products_are_all_parameters_but_norms_biases_and_embeddings(name: str) -> None:
-    model = MODELS[name]
+@pytest.mark.parametrize("model", (MODELS | KINDS).values(), ids=(MODELS | KINDS).keys())
+def test_matrices_of_the_products_are_all_parameters_but_norms_biases_and_embeddings(model):
     embeddings = model.hidden * (model.positions + (0 if model.tied else model.vocab))
     rest = model.parameters - embeddings - matrices(model)
     # Norms and biases: a few times hidden and ffn for each layer, where matrices have hidden times ffn.
     assert 0 < rest <= model.layers * (8 * model.hidden + 2 * model.ffn + model.experts) + 2 * model.hidden
 
 
-def test_a_layer_of_llama_multiplies_what_its_weights_say() -> None:
+def test_a_layer_multiplies_what_its_weights_say_and_ranks_cut_columns_in_and_rows_out():
     assert sizes(LLAMA, 8192) == {
         "qkv": (8192, 6144, 4096),
         "attention output": (8192, 4096, 4096),
@@ -49,9 +51,6 @@ def test_a_layer_of_llama_multiplies_what_its_weights_say() -> None:
         "mlp out": (8192, 4096, 14336),
         "logits": (8192, 128256, 4096),
     }
-
-
-def test_tensor_parallel_ranks_cut_columns_into_a_block_and_rows_out_of_it() -> None:
     assert sizes(LLAMA, 8192, Sharding(8)) == {
         "qkv": (8192, 768, 4096),
         "attention output": (8192, 4096, 512),
@@ -60,14 +59,11 @@ def test_tensor_parallel_ranks_cut_columns_into_a_block_and_rows_out_of_it() -> 
         "logits": (8192, 16032, 4096),
     }
     assert sizes(MODELS["gpt2"], 8, Sharding(2))["logits"] == (8, 25129, 768)  # padded to an even vocabulary
-
-
-def test_more_ranks_than_key_value_heads_keep_copies_of_them() -> None:
     assert sizes(LLAMA, 8, Sharding(16))["qkv"] == (8, 128 * (2 + 2), 4096)
     assert attention_call(LLAMA, 1, 8, Sharding(16)).kv_heads == 1
 
 
-def test_latent_attention_goes_down_to_ranks_that_are_not_cut_and_up_to_heads_that_are() -> None:
+def test_latent_attention_goes_down_to_ranks_that_are_not_cut_and_up_to_heads_that_are():
     whole, cut = (sizes(DEEPSEEK, 4096, Sharding(8, sequence_parallel)) for sequence_parallel in (False, True))
     assert whole["query down"] == (4096, 1536, 7168)
     assert whole["latent down"] == (4096, 576, 7168)
@@ -81,7 +77,7 @@ def test_latent_attention_goes_down_to_ranks_that_are_not_cut_and_up_to_heads_th
     assert sizes(MODELS["deepseek-v2-lite"], 8)["query"] == (8, 16 * 192, 2048)
 
 
-def test_experts_share_the_tokens_and_ranks_share_the_experts() -> None:
+def test_experts_share_the_tokens_and_ranks_share_the_experts():
     alone = {part.part: part for part in linears(MIXTRAL, 4096)}
     assert (alone["expert in"].tokens, alone["expert in"].calls) == (4096 * 2 // 8, 32 * 8)
     shared = {part.part: part for part in linears(MIXTRAL, 4096, Sharding(expert=4))}
@@ -92,7 +88,7 @@ def test_experts_share_the_tokens_and_ranks_share_the_experts() -> None:
 
 
 @given(models, tokens_of_a_batch)
-def test_each_pass_of_a_layer_computes_as_much_in_its_own_layout(model: ModelDimensions, tokens: int) -> None:
+def test_each_pass_of_a_layer_computes_as_much_in_its_own_layout(model, tokens):
     for linear in linears(model, tokens):
         forward, data, weights = (linear.product(phase) for phase in PHASES)
         assert forward.flop == data.flop == weights.flop
@@ -101,7 +97,7 @@ def test_each_pass_of_a_layer_computes_as_much_in_its_own_layout(model: ModelDim
 
 
 @given(st.sampled_from(["llama-3-8b", "gpt2", "bert"]), st.sampled_from([1, 2, 4]), tokens_of_a_batch)
-def test_ranks_together_compute_what_one_computes_alone(name: str, ranks: int, tokens: int) -> None:
+def test_ranks_together_compute_what_one_computes_alone(name, ranks, tokens):
     model = MODELS[name]
     parts = zip(products(model, tokens), products(model, tokens, Sharding(ranks)), strict=True)
     for whole, cut in parts:
@@ -109,7 +105,7 @@ def test_ranks_together_compute_what_one_computes_alone(name: str, ranks: int, t
         assert ranks * cut.flop == pytest.approx(whole.flop * padded)
 
 
-def test_attention_is_that_of_the_heads_of_a_rank() -> None:
+def test_attention_is_that_of_the_heads_of_a_rank():
     call = attention_call(LLAMA, 2, 8192, Sharding(4))
     assert (call.heads, call.kv_heads, call.calls) == (8, 2, 32)
     assert call.flop() == 32 * attention_flop(2, 8, 128, visible_pairs(8192, 8192, True))
@@ -132,7 +128,7 @@ def test_attention_is_that_of_the_heads_of_a_rank() -> None:
         (lambda: Sharding(expert=-1), "at least 1 rank, but expert = -1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], sentence: str) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(ask, sentence):
     with pytest.raises(UserError, match=sentence):
         ask()
 
@@ -153,12 +149,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], se
         ({"top_k": 2}, "2 of 1 experts"),
     ],
 )
-def test_dimensions_that_contradict_each_other_are_refused(wrong: dict[str, int], sentence: str) -> None:
+def test_dimensions_that_contradict_each_other_are_refused(wrong, sentence):
     with pytest.raises(UserError, match=sentence):
         ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
 
 
-def test_the_largest_dimensions_together_are_counted_in_64_bits() -> None:
+def test_the_largest_dimensions_together_are_counted_in_64_bits():
     sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
     largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
     assert 1 << 62 < largest.parameters < 1 << 63
@@ -175,9 +171,7 @@ def megatron_flop(layers: int, hidden: int, vocab: int, batch: int, seq: int) ->
 
 
 @given(st.integers(1, 128), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 60_000))
-def test_a_gpt_whose_layers_are_recomputed_computes_what_megatrons_formula_says(
-    layers: int, heads: int, batch: int, seq: int, vocab: int
-) -> None:
+def test_a_gpt_whose_layers_are_recomputed_computes_what_megatrons_formula_says(layers, heads, batch, seq, vocab):
     model = gpt(layers, 128 * heads, heads, vocab)
     expected = megatron_flop(layers, 128 * heads, vocab, batch, seq)
     assert hardware_flop(replace(model, causal=False), batch, seq, "layers") == pytest.approx(expected)
@@ -187,14 +181,12 @@ def test_a_gpt_whose_layers_are_recomputed_computes_what_megatrons_formula_says(
     ("layers", "hidden", "heads", "billions"),
     [(24, 2304, 24, 1.7), (30, 3072, 32, 3.6), (48, 8192, 64, 39.1), (80, 12288, 96, 145.6), (128, 25600, 160, 1008.0)],
 )
-def test_megatrons_models_have_the_parameters_of_its_table(
-    layers: int, hidden: int, heads: int, billions: float
-) -> None:
+def test_megatrons_models_have_the_parameters_of_its_table(layers, hidden, heads, billions):
     # Narayanan et al. 2021, table 1.
     assert gpt(layers, hidden, heads).parameters == pytest.approx(billions * 1e9, rel=0.03)
 
 
-def test_gpt_3_trains_for_as_many_days_as_megatron_estimates() -> None:
+def test_gpt_3_trains_for_as_many_days_as_megatron_estimates():
     # Narayanan et al. 2021, section 5.1: 300 billion tokens on 1024 A100s at 140 TFLOP/s each take 34 days.
     step_flop = hardware_flop(replace(gpt(96, 12288, 96), causal=False), 1536, 2048, "layers")
     days = step_flop / (1024 * 140e12) * 300e9 / (1536 * 2048) / 86400
@@ -202,7 +194,7 @@ def test_gpt_3_trains_for_as_many_days_as_megatron_estimates() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 8192))
-def test_more_recomputation_is_more_computation_of_the_same_model(batch: int, seq: int) -> None:
+def test_more_recomputation_is_more_computation_of_the_same_model(batch, seq):
     model = gpt(24, 2304, 24)
     nothing, attention, layers = (hardware_flop(model, batch, seq, kept) for kept in ("nothing", "attention", "layers"))
     assert nothing == model_flop(model, batch, seq)
@@ -210,14 +202,75 @@ def test_more_recomputation_is_more_computation_of_the_same_model(batch: int, se
     assert model_flop(model, batch, seq) <= model_flop(replace(model, causal=False), batch, seq)
 
 
-def test_a_token_of_experts_costs_those_it_visits() -> None:
-    sparse = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+def test_a_token_of_experts_costs_those_it_visits():
     seq = 64
     # Attention over so short a sequence is next to nothing, and the lookup of the embedding is no product.
-    multiplied = sparse.active_parameters - sparse.vocab * sparse.hidden
-    assert model_flop(sparse, 128, seq) == pytest.approx(6 * multiplied * 128 * seq, rel=1e-3)
+    multiplied = MIXTRAL.active_parameters - MIXTRAL.vocab * MIXTRAL.hidden
+    assert model_flop(MIXTRAL, 128, seq) == pytest.approx(6 * multiplied * 128 * seq, rel=1e-3)
 
 
-def test_unknown_recomputation_is_refused_in_one_sentence() -> None:
+def test_unknown_recomputation_is_refused_in_one_sentence():
     with pytest.raises(UserError, match="cannot recompute 'half': choose from nothing, attention, layers"):
-        hardware_flop(LLAMA, 1, 1, "half")  # type: ignore[arg-type]
+        hardware_flop(LLAMA, 1, 1, "half")
+
+
+each_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS.keys())
+
+
+def seen(seq: int, window: int, chunked: bool) -> int:
+    """Pairs of query and key, counted one query after the other."""
+    return sum(min(i % window + 1 if chunked else i + 1, window) for i in range(seq))
+
+
+@given(st.integers(1, 300), st.integers(1, 400), st.booleans())
+def test_a_query_sees_its_window_or_its_chunk_and_no_key_behind_it(seq, window, chunked):
+    if chunked:  # the last chunk may be shorter, which is counted as if all were equally long
+        seq = window * max(1, seq // window) if seq > window else seq
+    model = replace(SMALL_LLAMA, window=window, windowed_layers=12, chunked=chunked)
+    [call] = attention_calls(model, 2, seq)
+    assert call.flop() == 4 * 2 * model.heads * model.head_dim * seen(seq, window, chunked) * 12
+
+
+def test_layers_with_a_window_and_without_are_two_calls():
+    whole, windowed = attention_calls(GEMMA, 2, 4096)
+    assert (whole.calls, whole.window, windowed.calls, windowed.window) == (2, 0, 10, 256)
+    whole, chunked = attention_calls(SCOUT, 2, 4096)
+    assert (whole.calls, chunked.calls, chunked.batch, chunked.seq, chunked.window) == (3, 9, 32, 256, 0)
+    [only] = attention_calls(SMALL_LLAMA, 2, 4096)
+    assert (only.calls, only.is_windowed) == (12, False)
+
+
+def test_a_window_costs_no_parameters_and_saves_attention_alone():
+    assert GEMMA.parameters == SMALL_LLAMA.parameters
+    [whole] = attention_calls(SMALL_LLAMA, 1, 8192)
+    assert model_flop(SMALL_LLAMA, 1, 8192) - model_flop(GEMMA, 1, 8192) == pytest.approx(
+        3 * (10 / 12) * whole.flop() * (1 - seen(8192, 256, False) / seen(8192, 8192, False))
+    )
+    assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(SMALL_LLAMA, 1, 8192)
+
+
+@each_kind
+def test_tensor_parallel_ranks_share_the_layers_of_each_kind(model):
+    whole, cut = (sum(each.flop for each in products(model, 512, Sharding(ranks))) for ranks in (1, 4))
+    router = sum(each.flop for each in products(model, 512) if each.part == "router")
+    assert 4 * (cut - router) == pytest.approx(whole - router)
+
+
+@each_kind
+def test_zero_3_gathers_all_parameters_of_layers_of_all_kinds(model):
+    gathered = [t for t in data_parallel(3, model, TrainingWorkload(seq=4096), 8).transfers if "forward" in t.purpose]
+    sent = sum(transfer.calls * transfer.size_bytes for transfer in gathered)
+    assert sent == pytest.approx(2 * model.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"window": 0}, "need its size: give window"),
+        ({"windowed_layers": 13}, "13 of 12 layers cannot have a window"),
+        ({"dense_layers": 13}, "13 of 12 layers cannot be dense"),
+    ],
+)
+def test_layers_that_cannot_be_of_their_kinds_are_refused(wrong, sentence):
+    with pytest.raises(UserError, match=sentence):
+        replace(GEMMA, **wrong)
