@@ -134,7 +134,7 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
         subsequent_indent=indent if mark else "",
         break_on_hyphens=False,
     )
-    return [lines[0].lstrip(), *lines[1:]] if lines else [""]
+    return [lines[0].strip(), *map(str.rstrip, lines[1:])] if lines else [""]
 
 
 def print_table(console: Console, table: Table, more: str = "--wide shows all") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -37,6 +37,7 @@ def numbers(*columns: Heading) -> Table:
     )
 
 
+@example(33, ["x" * 90, "x" * 90, "12345.678", "x" * 90])
 @given(st.integers(30, 200), st.lists(st.sampled_from([WORDS, "a", "x" * 90, "12345.678"]), min_size=1, max_size=7))
 def test_nothing_is_wider_than_the_terminal_or_ends_in_blanks(width: int, cells: list[str]) -> None:
     table = Table(WORDS, tuple(Heading(cell[:50], priority=n % 3) for n, cell in enumerate(cells)), (tuple(cells),))
