@@ -22,7 +22,6 @@ parameters = st.builds(
     st.builds(Schedule, st.sampled_from(["data_parallel", "stream_k", "library"]), st.integers(1, 64)),
     st.none() | st.builds(Tile, *(st.integers(1, 512) for _ in range(3))),
     st.sampled_from(["float32", "bfloat16"]),
-    st.sampled_from(["", "float32"]),
     st.sampled_from(LAYOUTS),
 )
 
