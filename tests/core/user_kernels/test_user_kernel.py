@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -473,6 +475,18 @@ def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     example = text.split("```python\n")[1].split("```")[0]
     assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
+    example = Path(__file__).parents[3] / "examples" / "your_kernel"
+    here = {"cwd": shutil.copytree(example, tmp_path / "example"), "check": True, "timeout": 300}
+    suite = [sys.executable, "-m", "pyperf_suite"]
+    subprocess.run([*suite, "run", "bench_tiles.py", "-a", "n=256,512,768,1024,1280", "--results", "r"], **here)
+    subprocess.run([*suite, "export", "latest", "--results", "r", "-o", "tiles.csv"], **here)
+    law = subprocess.run([sys.executable, "wave_law.py", "tiles.csv"], capture_output=True, text=True, **here)
+    # Of five sizes two have two waves, which the law was not fitted to.
+    assert re.search(r"time = [\d.]+ us \+ waves x [1-9][\d.]* us\nIt misses the 2 cases", law.stdout)
 
 
 def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
