@@ -50,7 +50,7 @@ RUN_OPTIONS = {
     "seed": "Seed of the order of the configurations. Default: 0. Example: --seed 1.",
 }
 # Options that say what is studied.
-STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS)
+STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS, "ranks")
 
 
 def _numbers(texts: dict[str, str]) -> list[Any]:
@@ -73,6 +73,7 @@ study_options = options(
     *_numbers(RUN_OPTIONS),
     *value_options(
         {
+            "ranks N,...": "Run only configurations of so many ranks. Default: all. Example: --ranks 1,2.",
             "only K,...": "Run only configurations of these numbers, as --list has them; RUN may be new then. Default: "
             "all. Example: --only 1,3.",
         }

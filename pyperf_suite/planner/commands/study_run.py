@@ -24,7 +24,7 @@ from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
-from pyperf_suite.planner.study.grid import AXES, StudyAxes, cases_of, worlds_of
+from pyperf_suite.planner.study.grid import AXES, StudyAxes, cases_of, of_worlds
 from pyperf_suite.planner.study.planning import (
     RunSettings,
     StudyFile,
@@ -74,7 +74,9 @@ class StudyRequest:
 
     def cases_here(self, device: Device) -> list[Case]:
         """Every configuration requested, in the grid's order. Raises UserError for what cannot be."""
-        return cases_of(self.file.over(PROBE.axes("", device)).given(self.axes))
+        ranks = _numbers("ranks", self.given.get("ranks", ""))
+        cases = cases_of(self.file.over(PROBE.axes("", device)).given(self.axes))
+        return of_worlds(cases, ranks) if ranks else cases
 
     @property
     def arguments(self) -> list[str]:
@@ -86,13 +88,17 @@ class StudyRequest:
         return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
 
 
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(",")) if text else ()
+    except ValueError:
+        raise UserError(f"--{name} {text[:60]!r} was requested, but takes whole numbers, as in 1,2,4.") from None
+
+
 def chosen(cases: Sequence[Case], only: str) -> list[Case]:
     """Those configurations by their numbers from 1. Raises UserError for one there is not."""
-    try:
-        numbers = dict.fromkeys(map(int, only.split(",")))
-    except ValueError:
-        raise UserError(f"--only {only[:60]!r} was requested, but takes whole numbers, as in 1,2,4.") from None
-    if not all(1 <= number <= len(cases) for number in numbers):
+    numbers = dict.fromkeys(_numbers("only", only))
+    if not numbers or not all(1 <= number <= len(cases) for number in numbers):
         raise UserError(f"--only {only:.60} was requested, but configurations are numbered 1 to {len(cases)} (--list).")
     return [cases[number - 1] for number in numbers]
 
@@ -213,13 +219,7 @@ def _measure(
 
 def of_this_world(wanted: Sequence[Case]) -> list[Case]:
     """What a launcher's ranks can run. Raises UserError where that is nothing."""
-    count, there = rank_environment().count, worlds_of(wanted)
-    found = [case for case in wanted if case.parameters.ranks == count]
-    if not found:
-        raise UserError(
-            f"No configuration takes {count} ranks (data x tensor x pipeline): those requested take "
-            f"{', '.join(map(str, there))}."
-        )
+    found = of_worlds(wanted, [rank_environment().count])
     if others := len(wanted) - len(found):
         click.echo(
             f"{others} of {len(wanted)} configurations take other numbers of ranks: start those apart.", err=True

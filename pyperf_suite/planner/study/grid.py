@@ -138,6 +138,18 @@ def worlds_of(cases: Iterable[Case]) -> list[int]:
     return sorted({case.parameters.ranks for case in cases})
 
 
+def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
+    """Those that take so many ranks. Raises UserError for a number that none of them takes."""
+    there = worlds_of(cases)
+    for number in ranks:
+        if number not in there:
+            raise UserError(
+                f"No configuration takes {number} ranks (data x tensor x pipeline): those requested take "
+                f"{', '.join(map(str, there))}."
+            )
+    return [case for case in cases if case.parameters.ranks in ranks]
+
+
 def _cross(grid: StudyAxes, requested: Collection[str]) -> list[Case]:
     """Every combination that can be. Raises UserError for a value of the `requested` axes for which there is none."""
     lists = {name: getattr(grid, name) for name in AXES}
