@@ -18,7 +18,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.planner.calibrate import CpuLaws, calibrated_cpu, laws_of, predicted_step
-from pyperf_suite.planner.commands.study_run import StudyWorkers
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration, shipped_calibration
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
@@ -42,7 +41,6 @@ from pyperf_suite.planner.study.planning import (
 )
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.layers import work
 from tests.records import a_journal
@@ -348,25 +346,3 @@ def test_laws_of_a_cpu_that_a_hand_has_altered_are_refused_before_anything_is_pr
     }
     with pytest.raises(UserError, match="make it anew"):
         predictor(replace(calibration, blocks=blocks), "cpu", 2)
-
-
-def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
-    class Requested(Workers):
-        def __init__(self) -> None:
-            self.cases: list[Case] = []
-
-        def measure(self, process: int, case: Case, effort: Any) -> dict[str, Any]:
-            self.cases.append(case)
-            return {"outcome": "ok"}
-
-        def close(self) -> None:
-            return
-
-    (refused, wanted), inner = cases_of(default_axes(CPU))[:2], Requested()
-    workers = StudyWorkers(inner, {refused.case_id: "no room"}, 8.0)
-    limit = {"sampling": {"memory_limit_bytes": 8.0}}
-    assert dict(workers.measure_by_turns(0, [refused, wanted], None)) == {
-        0: {"outcome": "unsupported", "reason": "no room", **limit},
-        1: {"outcome": "ok", **limit},
-    }
-    assert inner.cases == [wanted]

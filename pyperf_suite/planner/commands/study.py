@@ -83,6 +83,7 @@ study_options = options(
         for name, variable, text in (
             ("list", "list_them", "Number the configurations, and end."),
             ("tell", "tell", "Measure nothing; report what RUN of --resume, or the newest, holds."),
+            ("search", "search", "Search the grid as the guides do, instead of running all of it."),
         )
     ),
     click.option(
@@ -113,6 +114,7 @@ study_options = options(
 def study(
     grid: Path | None,
     list_them: bool,
+    search: bool,
     budget_s: float | None,
     limit_gib: float | None,
     device: str,
@@ -127,14 +129,16 @@ def study(
       pyperf-suite study                                    # 11 ways over 1 to 4 ranks of this machine
       pyperf-suite study --data 1,2,4 --zero 0,1,3 --steps 20 --experiments 5
       pyperf-suite study GRID.toml --resume                 # go on where it was interrupted
-      pyperf-suite study --data 1,2 --batch 1,2,4 --memory-limit 2
+      pyperf-suite study --search --memory-limit 2          # only what the guides' procedure tries, step by step
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.commands.study_run import StudyRequest, listed, run_study
 
+    if search and named["only"]:
+        raise UserError("--search chooses what to run next itself: leave --only out.")
     if limit_gib is not None and not 0 < limit_gib < math.inf:
         raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
     limit_bytes = None if limit_gib is None else limit_gib * 2**30
-    how = {"budget_s": budget_s, "limit_bytes": limit_bytes}
+    how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
     requested = StudyRequest.of(grid, {name: named[name] for name in STUDIED if named[name] is not None}, **how)
     if list_them:
         click.echo(listed(requested, device))

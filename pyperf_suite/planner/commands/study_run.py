@@ -19,12 +19,20 @@ from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.findings.axes import read_axes
 from pyperf_suite.findings.discovery import replace_probe
 from pyperf_suite.findings.summary import exit_code
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
-from pyperf_suite.planner.study.grid import AXES, StudyAxes, cases_of, of_worlds
+from pyperf_suite.planner.study.grid import (
+    AXES,
+    MOST_CONFIGURATIONS,
+    MOST_SEARCHED,
+    StudyAxes,
+    cases_of,
+    of_worlds,
+    search_axes,
+)
 from pyperf_suite.planner.study.planning import (
     RunSettings,
     StudyFile,
@@ -34,6 +42,7 @@ from pyperf_suite.planner.study.planning import (
     refusals,
 )
 from pyperf_suite.planner.study.results import Predictor
+from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
@@ -52,7 +61,7 @@ BLOCK_SHARE = 0.25
 class StudyRequest:
     """A study as requested: options that were given, and what the file says otherwise.
 
-    No rank may hold more than `limit_bytes`; it ends within `budget_s`.
+    With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
     """
 
     path: Path | None
@@ -60,6 +69,7 @@ class StudyRequest:
     given: Mapping[str, Any]
     axes: Mapping[str, tuple[Any, ...]]
     run: RunSettings
+    search: bool = False
     limit_bytes: float = math.inf
     budget_s: float = math.inf
 
@@ -73,10 +83,21 @@ class StudyRequest:
         return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
 
     def cases_here(self, device: Device) -> list[Case]:
-        """Every configuration requested, in the grid's order. Raises UserError for what cannot be."""
+        """Every configuration requested, in the grid's order. Raises UserError for what cannot be.
+
+        What a search has by default takes no more ranks than there are GPUs.
+        """
+        found = rank_environment()
+        count = found.count if found.launched else max(1, len(gpus()))
+        defaults = search_axes(device, count) if self.search else PROBE.axes("", device)
         ranks = _numbers("ranks", self.given.get("ranks", ""))
-        cases = cases_of(self.file.over(PROBE.axes("", device)).given(self.axes))
-        return of_worlds(cases, ranks) if ranks else cases
+        given = {*self.file.axes, *self.axes}
+        how: Any = (MOST_SEARCHED, given) if self.search else (MOST_CONFIGURATIONS, AXES)
+        cases = cases_of(self.file.over(defaults).given(self.axes), *how)
+        cases = of_worlds(cases, ranks) if ranks else cases
+        if not self.search or {"data", "tensor", "pipeline"} & given or self.file.configurations:
+            return cases
+        return [each for each in cases if each.parameters.ranks <= max(defaults.data)]
 
     @property
     def arguments(self) -> list[str]:
@@ -85,6 +106,7 @@ class StudyRequest:
         for name, value in self.given.items():
             gated = "--gated" if value else "--not-gated"
             words.append(gated if name == "gated" else f"--{name.replace('_', '-')}={value}")
+        words += ["--search"] if self.search else []
         return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
 
 
@@ -136,18 +158,24 @@ def run_study(
     wanted = cases if only is None else chosen(cases, only)
     run = requested.run
     profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
+    if requested.search:
+        rule_of(run.experiments)
+        # A run of another kind: it is not resumed by who asks for the whole grid.
+        profile = replace(profile, name=f"search, {profile.name}")
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
-    # A file that is none is no reason to lose an hour.
-    predictor = None if calibration is None else _predictor(where, results, calibration)
+    predictor, is_known = None, calibration is not None or requested.search
+    if is_known:
+        predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
     if tell:
         folder: RunFolder | None = folder_of(plan, results, resume or "latest")
     else:
-        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s)
+        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s, predictor)
     if folder is None:
         return
-    predictor = predictor or _predictor(where, results, calibration)
     # This process reports once and ends.
+    predictor = predictor if is_known else _predictor(where, results, calibration)
+
     replace_probe(replace(PROBE, analyse=partial(analyse, predictor=predictor)))
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
@@ -181,6 +209,7 @@ def _measure(
     resume: str | None,
     may_begin: bool,
     deadline_s: float,
+    laws: Predictor | None,
 ) -> RunFolder | None:
     """Measure what is wanted in every experiment; None in ranks of a launcher other than the first."""
     workers: Any = None
@@ -196,22 +225,26 @@ def _measure(
         if not runnable:
             raise UserError(next(iter(refused.values())))
         replace(plan, cases=runnable).validate()
-        for reason in dict.fromkeys(refused.values()):
+        for reason in () if requested.search else dict.fromkeys(refused.values()):
             click.echo(f"not run: {reason}", err=True)
         machine = identity(plan.device)
         # Of several launches of a job none knows whether it is the first: a run of a name may be new.
         begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
         folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
         workers = workers or WorkerPool(plan.device, deadline_s)
-        sparing = StudyWorkers(workers, refused, requested.limit_bytes)
-        session = Session(plan, folder, deadline_s, sparing, requested.budget_s)
+        noting = StudyWorkers(workers, refused, requested.limit_bytes)
+        session = Session(plan, folder, deadline_s, noting, requested.budget_s)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         if workers is not None:
             workers.close()
         raise
     names = {case.case_id for case in here}
-    _measure_all(session, [each for each in plan.cases if each.case.case_id in names], launched)
+    chosen_here = [each for each in plan.cases if each.case.case_id in names]
+    if requested.search:
+        _search(session, chosen_here, noting, laws)
+    else:
+        _measure_all(session, chosen_here, launched)
     if session.cut_short:
         click.echo(session.cut_short, err=True)
     return folder
@@ -262,12 +295,12 @@ def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> P
 class StudyWorkers(Workers):
     """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
 
-    Records say, under `sampling`, the limit on memory.
+    Records say, under `sampling`, the limit on memory and what a search made of the answer.
     """
 
     def __init__(self, workers: Workers, refused: Mapping[str, str], limit_bytes: float) -> None:
-        self._workers, self._refused = workers, refused
-        self._noted = {"memory_limit_bytes": limit_bytes} if math.isfinite(limit_bytes) else {}
+        self._workers, self._refused, self.limit_bytes = workers, refused, limit_bytes
+        self.note: Note | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
         reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
@@ -279,10 +312,42 @@ class StudyWorkers(Workers):
         ]
         measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
         for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
-            yield number, answer | {"sampling": {**answer.get("sampling", {}), **self._noted}}
+            noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+            noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
+            yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
 
     def close(self) -> None:
         self._workers.close()
+
+
+def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorkers, laws: Predictor | None) -> None:
+    """The grid searched: a line for each experiment on standard error, the path in the records."""
+    console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
+    predicted: dict[str, float | None] = {}
+
+    def seconds(case: Case) -> float | None:
+        if case.case_id not in predicted:
+            found = laws(case) if laws else None
+            predicted[case.case_id] = found.seconds if found else None
+        return predicted[case.case_id]
+
+    def measure(case: Case, experiment: int, note: Note) -> Record | None:
+        for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
+            workers.note = note
+            record = session.measure_trial(planned, process)
+            workers.note = None
+            noted = record.sampling.get("search", {})
+            said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            return record
+        return None
+
+    pairs = session.plan.profile.processes
+    search = StudySearch([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
+    with kept_when_interrupted(session):
+        session.open()
+        search.run()
+        session.finish()
 
 
 def _next_experiment(session: Session, planned: PlannedCase, experiments: range) -> int:

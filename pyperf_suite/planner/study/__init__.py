@@ -31,10 +31,12 @@ from pyperf_suite.planner.study.results import (
     PARTS,
     Memory,
     Predictor,
+    SearchStep,
     StudyResult,
     held,
     rank_correlation,
     results_of,
+    search_steps,
 )
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
@@ -122,9 +124,44 @@ LOST = (
 
 def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
     """What the configurations of each model and batch say; predictions next to them where somebody makes them."""
-    found = list(grouped(results_of(rows.records, predictor), _model).values())
+    steps, results = search_steps(rows.records), results_of(rows.records, predictor)
+    if kept := [each.case for each in steps if each.is_kept]:
+        # Pairs decide better than means over experiments of other times.
+        results.sort(key=lambda each: each.case != kept[-1])
+    found = list(grouped(results, _model).values())
     names = ["study"] if len(found) == 1 else [f"study_{number}" for number in range(1, len(found) + 1)]
-    return findings(map(_of_model, found, names))
+    return findings(_searched(steps), map(_of_model, found, names))
+
+
+PATH = (
+    Column("step", "number"),
+    Column("tried", "change", priority=2),
+    Column("configuration", lambda each: each.case.parameters.name, priority=2),
+    Column("micro-batch", lambda each: each.case.parameters.batch),
+    Column("verdict", lambda each: each.verdict or "the run ended", priority=2),
+    Column("pairs", lambda each: each.speed and each.speed.processes),
+    Column("speed", "speed", "x", priority=2),
+    Column("predicted", "predicted", "x", predicted=True, priority=0),
+    Column("runs", "runs", priority=0),
+)
+
+
+def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
+    """Where a search went, and at what cost."""
+    if not steps:
+        return
+    best = next((each for each in reversed(steps) if each.is_kept), None)
+    runs, tried = sum(each.runs for each in steps), len({each.case for each in steps})
+    sentence = "The search found no configuration that fits in {runs} runs of {tried} of {of} configurations"
+    if best is not None:
+        sentence = (
+            "The search ended at {configuration} with micro-batches of {batch}, in {runs} runs of {tried} of {of} "
+            "configurations"
+        )
+    p = best.case.parameters if best else None
+    where = {"configuration": p.name, "batch": p.batch} if p else {}
+    yield remark(sentence, runs=runs, tried=tried, of=steps[0].of, **where)
+    yield table("The path of the search", PATH, steps)
 
 
 def _model(result: StudyResult) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -23,6 +23,8 @@ from pyperf_suite.workloads.training import Checkpointing
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000
+# Of which a search runs a few.
+MOST_SEARCHED = 10_000
 
 MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
 # How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
@@ -112,8 +114,21 @@ def default_axes(device: Device, gpus: int = 1) -> StudyAxes:
     return StudyAxes(**larger, implementation=("nccl",), dtype=("bfloat16",), configuration=own)
 
 
-def cases_of(axes: StudyAxes) -> list[Case]:
-    """Every configuration of the grid once, in its order.
+def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
+    """Every cut over the same ranks, and every micro-batch, for a search, which runs a few of them."""
+    usual = default_axes(device, gpus)
+    ranks = 4 if device.kind == "cpu" else max(power for power in (1, 2, 4, 8) if power <= gpus)
+    counts = tuple(2**power for power in range(ranks.bit_length()))
+    batches = tuple(2**power for power in range(usual.global_batch[0].bit_length()))
+    kept = tuple(map(Checkpointing.parse, ("none", "every")))
+    return replace(
+        usual, configuration=(), data=counts, tensor=counts, pipeline=counts, batch=batches, zero_stage=(0, 1, 2, 3),
+        checkpointing=kept,
+    )  # fmt: skip
+
+
+def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collection[str] = AXES) -> list[Case]:
+    """Every configuration of the grid once, in its order; values of axes that are not in `requested` may be left out.
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
     """
@@ -124,12 +139,12 @@ def cases_of(axes: StudyAxes) -> list[Case]:
             raise UserError(f"{empty[0]} is an empty list: give it a value, or leave it out.")
         check_axes(grid)
     count = sum(math.prod(len(getattr(grid, name)) for name in AXES) for grid in grids)
-    if count > MOST_CONFIGURATIONS:
+    if count > most:
         raise UserError(
-            f"The grid crosses to {count} configurations, and a study takes {MOST_CONFIGURATIONS} at most: shorten its "
+            f"The grid crosses to {count} configurations, and a study takes {most} at most: shorten its "
             "lists, or name the ones that matter as configurations."
         )
-    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or AXES))
+    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or requested))
     return list({case.case_id: case for case in crossed}.values())
 
 

@@ -23,7 +23,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.commands.study_run import of_this_world
 from pyperf_suite.planner.study.grid import cases_of, default_axes
-from pyperf_suite.planner.study.results import results_of
+from pyperf_suite.planner.study.results import results_of, search_steps
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool, Workers
@@ -125,6 +125,24 @@ def test_more_experiments_can_be_added_to_a_study_and_telling_measures_nothing(d
     assert invoke(*options, "--experiments", "3", "--resume").exit_code == 0
     assert invoke(*options, "--experiments", "3", "--tell").exit_code == 0
     assert [process for _, process in doubles.requested] == [0, 1, 2]
+
+
+SMALL_SEARCH = ("--search", "--data", "1,2", "--batch", "1,2", "--tensor", "1", "--pipeline", "1", "--zero", "0")
+
+
+def test_a_search_keeps_its_path_in_the_records_and_goes_on_where_it_was_interrupted(doubles, tmp_path: Path) -> None:
+    options = (*SHORT, *SMALL_SEARCH, "--results", str(tmp_path))
+    doubles.interrupted_after = 3
+    assert invoke(*options).exit_code == 130
+    doubles.interrupted_after = None
+    result = invoke(*options, "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    steps = search_steps(records_in(tmp_path))
+    assert steps[0].verdict == "fits"
+    assert {each.verdict for each in steps[1:]} == {"not faster"}, "more ranks only cost here"
+    assert len(doubles.requested) == sum(each.runs for each in steps) == 7
+    (study,) = json.loads(result.stdout)["probes"]
+    assert "The path of the search" in [each["title"] for each in study["tables"]]
 
 
 def test_a_limit_on_memory_refuses_before_anything_starts(doubles, tmp_path: Path) -> None:
