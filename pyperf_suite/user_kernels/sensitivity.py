@@ -70,7 +70,8 @@ def _sizes(
     evaluate: Callable[[Callable[[Any], Any]], Any], right: dict[str, Any], share: float, draw: Any, end_s: float
 ) -> dict[str, Any]:
     numpy = sys.modules["numpy"]
-    squares = {name: numpy.zeros(each.shape, numpy.float32) for name, each in right.items()}
+    # In float64: squares of what float32 holds overflow it, and an infinite S would allow anything.
+    squares = {name: numpy.zeros(each.shape, numpy.float64) for name, each in right.items()}
     moves = 0
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
         moved = dict(float_parts(evaluate(partial(_changed, partial(_either_way, draw, share)))))
@@ -78,14 +79,14 @@ def _sizes(
         for name, each in right.items():
             other = moved.get(name)
             if other is not None and other.shape == each.shape:
-                squares[name] += numpy.nan_to_num(numpy.abs((other - each) / numpy.float32(share)), posinf=1e18) ** 2
+                squares[name] += numpy.nan_to_num(numpy.abs(other - each) / share, posinf=1e18) ** 2
     pooled_moves = POOLED_MOVES if moves < ENOUGH_MOVES else 0
+    largest = numpy.finfo("f4").max
     for each in squares.values():
-        pooled = float(each.mean(dtype=numpy.float64)) / moves if each.size else 0.0
-        each += numpy.float32(min(pooled_moves * pooled, 1e37))
-        each /= numpy.float32(moves + pooled_moves)
-        numpy.sqrt(each, out=each)
-    return squares
+        pooled = float(each.mean()) / moves if each.size else 0.0
+        each += min(pooled_moves * pooled, 1e300)
+        each /= moves + pooled_moves
+    return {name: numpy.minimum(numpy.sqrt(each), largest).astype("f4") for name, each in squares.items()}
 
 
 def _terms(

@@ -103,3 +103,10 @@ def test_tensors_of_16_bits_are_moved_by_more_than_they_are_rounded_by():
     sizes, reported = sensitivity.measure(lambda change: change(x).double().sum(-1), x.double().sum(-1), [x], seed=0)
     assert 0.5 < float(np.median(sizes["out"])) / 128**0.5 < 2
     assert 50 < reported["terms"] < 320
+
+
+def test_results_whose_squares_float32_cannot_hold_have_a_size():
+    x = np.array([60.0, -1.0], "float32")
+    evaluate = lambda change: np.exp(change(x).astype("float64"))  # noqa: E731
+    sizes, _ = sensitivity.measure(evaluate, evaluate(lambda each: each), [x], seed=1)
+    assert sizes["out"] == pytest.approx(np.abs(x) * np.exp(x.astype("float64")), rel=0.05)

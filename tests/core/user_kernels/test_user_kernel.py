@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import workload as user_kernel
+from pyperf_suite.user_kernels.checks import UNSUITED, PartChecks
 from pyperf_suite.user_kernels.workload import describe, parameters_of
 
 CPU = Device("cpu")
@@ -475,6 +478,28 @@ def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     example = text.split("```python\n")[1].split("```")[0]
     assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "tried"),
+    [
+        ((UNSUITED, ""), ["sparse"]),  # as where one of few large values overflows in one draw of many
+        (("", UNSUITED), ["sparse"]),
+        ((UNSUITED, UNSUITED), []),
+    ],
+)
+def test_the_most_telling_inputs_are_drawn_again_where_the_reference_failed_on_them(monkeypatch, verdicts, tried):
+    launches = SimpleNamespace(
+        other_inputs=lambda: ["sparse", "offset"],
+        refresh=lambda *_: True,
+        launch=lambda _: None,
+        give_back=lambda _: None,
+    )
+    checks, answers = PartChecks(launches), iter(verdicts)
+    checks.clock = itertools.count(0.0, 100.0).__next__  # no time is left after the first
+    monkeypatch.setattr(checks, "_require_right", lambda _: SimpleNamespace(reason=next(answers)))
+    checks._try_other_inputs()
+    assert checks._tried == tried
 
 
 @pytest.mark.slow
