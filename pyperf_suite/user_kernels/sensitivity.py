@@ -86,7 +86,8 @@ def _sizes(
         pooled = float(each.mean()) / moves if each.size else 0.0
         each += min(pooled_moves * pooled, 1e300)
         each /= moves + pooled_moves
-    return {name: numpy.minimum(numpy.sqrt(each), largest).astype("f4") for name, each in squares.items()}
+        numpy.minimum(numpy.sqrt(each, out=each), largest, out=each)
+    return {name: each.astype("f4") for name, each in squares.items()}
 
 
 def _terms(

@@ -1,7 +1,8 @@
 """One pair: two fresh processes that are alive together and take turns in short slices, ABBA with a random start.
 
 What differs between processes (placement in memory, mostly) differs anew in every pair, and what the machine does
-during a pair it does to both; so the log-ratio of the two medians is one independent sample of the comparison.
+for longer than a round of turns it does to both; so the median log-ratio of the rounds is one independent sample of the
+comparison.
 """
 
 from __future__ import annotations
