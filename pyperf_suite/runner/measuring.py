@@ -72,15 +72,18 @@ def measure_by_turns(
     group: Group | None = None,
     deadline_s: float = 120.0,
     begin_turn: Callable[[int], None] = lambda _: None,
+    earlier: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and the answer of each case when it is done: all are made ready, then have turns in random order.
 
-    `begin_turn` is given the number of each case that has its turn. Where a case is fatal, the others stay unanswered.
-    Of a group, rank 0 draws the order; the answers of other ranks have no meaning.
+    `begin_turn` is given the number of each case that has its turn; `earlier` is what other processes found of each.
+    Where a case is fatal, the others stay unanswered. Of a group, rank 0 draws the order; the answers of other ranks
+    have no meaning.
     """
     clocks = [OwnTime() for _ in cases]
     turns = [
-        measuring(case, effort, device, group, deadline_s, clock) for case, clock in zip(cases, clocks, strict=True)
+        measuring(case, effort, device, group, deadline_s, clock, found)
+        for case, clock, found in zip(cases, clocks, earlier or [{}] * len(cases), strict=True)
     ]
     settings: dict[int, TorchSettings] = {}
     group_name = secrets.token_hex(4)
@@ -131,6 +134,7 @@ def measuring(
     group: Group | None = None,
     deadline_s: float = 120.0,
     clock: Callable[[], float] = time.monotonic,
+    earlier: Mapping[str, Any] | None = None,
 ) -> Turns[dict[str, Any]]:
     """Measure one case by turns, and return the measured part of its record; with `effort` None only verify it.
 
@@ -142,7 +146,9 @@ def measuring(
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     together = group is not None
     try:
-        result = yield from _measure(case, effort, ExecutionContext(device, case.seed, group, deadline_s), clock)
+        processes = effort.processes if effort else 1
+        place = ExecutionContext(device, case.seed, group, deadline_s, processes=processes, earlier=earlier or {})
+        result = yield from _measure(case, effort, place, clock)
     except RanksMissing:
         raise
     except (Unsupported, UserError) as reason:

@@ -17,11 +17,15 @@ SUSTAINED_S = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """What one trial of a case may spend: on warming up, on samples, and on a second of launches for their energy."""
+    """What one trial of a case may spend: on warming up, on samples, and on a second of launches for their energy.
+
+    It is one of so many `processes`, which share the case's checks.
+    """
 
     warm_up: SteadyRule
     stop: StopRule
     energy: bool = True
+    processes: int = 1
 
     def sustained(self) -> Effort:
         """The same after SUSTAINED_S of launches without a pause."""
@@ -37,7 +41,7 @@ class Effort:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effort:
-        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]), data["energy"])
+        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]), data["energy"], data["processes"])
 
     @property
     def seconds_at_most(self) -> float:
@@ -53,6 +57,9 @@ class Profile:
     processes: int
     effort: Effort
     purpose: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "effort", replace(self.effort, processes=self.processes))
 
 
 def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:

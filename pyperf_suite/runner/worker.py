@@ -36,9 +36,9 @@ ARMED_FOR_S = 5.0
 def main() -> None:
     """Serve requests from standard input until it closes.
 
-    A request is `{"cases", "effort", "device", "deadline_s"}`. The answer to each case is a line, with its number as
-    "case", when it is done. With "give_up_s" this process ends itself where a turn takes longer, also where it hangs
-    in C: the parent should have ended it before.
+    A request is `{"cases", "earlier", "effort", "device", "deadline_s"}`. The answer to each case is a line, with its
+    number as "case", when it is done. With "give_up_s" this process ends itself where a turn takes longer, also where
+    it hangs in C: the parent should have ended it before.
     """
     end_with_parent()
     answers = _take_over_stdout()
@@ -109,7 +109,8 @@ def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[di
         if group is not None and device.kind == "cuda":
             device = Device("cuda", group.environment.local_rank)
         cases = [Case.from_json(each) for each in request["cases"]]
-        for number, answer in measure_by_turns(cases, effort, device, group, request["deadline_s"], turns.begin):
+        how = effort, device, group, request["deadline_s"], turns.begin, request["earlier"]
+        for number, answer in measure_by_turns(cases, *how):
             yield {"case": number, **answer}
     except RanksMissing as missing:
         missing.case = turns.number

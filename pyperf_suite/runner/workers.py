@@ -27,6 +27,7 @@ from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, SparedCases
 from pyperf_suite.runner.worker import TURN_FILE, lead, let_go
+from pyperf_suite.user_kernels.checks import joined
 from pyperf_suite.workloads import find_workload, scratch
 
 MODULE = "pyperf_suite.runner.worker"
@@ -47,10 +48,17 @@ def ranks_command(count: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
-def request_for(cases: Sequence[Case], effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
-    """A request to a worker, as one line of JSON."""
+def request_for(
+    cases: Sequence[Case],
+    effort: Effort | None,
+    device: Device,
+    deadline_s: float,
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """A request to a worker, as one line of JSON; of each case with what `earlier` processes found."""
     return {
         "cases": [case.to_json() for case in cases],
+        "earlier": list(earlier),
         "effort": effort.to_json() if effort is not None else None,
         "device": str(device),
         "deadline_s": deadline_s,
@@ -102,7 +110,12 @@ class WorkerProcess:
         return answer
 
     def measure_by_turns(
-        self, cases: Sequence[Case], effort: Effort | None, deadline_s: float, patience_s: float = 0.0
+        self,
+        cases: Sequence[Case],
+        effort: Effort | None,
+        deadline_s: float,
+        patience_s: float = 0.0,
+        earlier: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The number and the answer of each case when it is done; where one is fatal the others are not answered.
 
@@ -111,7 +124,7 @@ class WorkerProcess:
         """
         give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
         (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
-        self.send(request_for(cases, effort, self._device, deadline_s) | give_up)
+        self.send(request_for(cases, effort, self._device, deadline_s, earlier) | give_up)
         for _ in cases:
             answer = self.receive(deadline_s + patience_s)
             is_fatal = answer.get("fatal")  # who takes the answer takes that out of it
@@ -267,6 +280,7 @@ class WorkerPool(Workers):
         self._deadline_s = deadline_s
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
         self._spared = SparedCases()
+        self._checked: dict[str, Mapping[str, Any]] = {}
         sweep()
         self._shared = owned_folder("run")
 
@@ -297,8 +311,12 @@ class WorkerPool(Workers):
             self._workers[key] = WorkerProcess(self._device, command, environment)
         waiting = set(range(len(cases)))
         try:
-            for number, answer in self._workers[key].measure_by_turns(cases, effort, self._deadline_s, patience_s):
+            earlier = [self._checked.get(case.case_id, {}) for case in cases]
+            for number, answer in self._workers[key].measure_by_turns(
+                cases, effort, self._deadline_s, patience_s, earlier
+            ):
                 waiting.discard(number)
+                self._checked[cases[number].case_id] = joined(earlier[number], answer.get("verification", {}))
                 if answer.pop("fatal", False) or workload.fresh_ranks:
                     self._workers.pop(key).close()
                 yield number, answer

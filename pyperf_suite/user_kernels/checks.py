@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,21 @@ from pyperf_suite.user_kernels.guards import recognises
 from pyperf_suite.workloads.operands import widen
 
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
-CHECKING_SHARE = 0.1
+CHECKING_SHARE = 0.05
+
+# Seconds and numbers below are of a case, save those of audited launches: of several processes each makes its share,
+# and goes on where others ended.
 
 # Launches that take so long have fresh inputs each; what making them takes is no time of samples, up to so much.
 LONG_S, UNSAMPLED_S = 5e-3, 2.0
 
-# Launches that are checked at the end, two at least, and more in so long, or in the share of a longer case.
-LAST_CHECKS, CHECKING_S = 8, 0.25
+# Launches that are checked at the end: at least so many, and at most, in so long or in the share of a longer case.
+FEWEST_LAST_CHECKS, LAST_CHECKS, CHECKING_S = 2, 8, 0.25
 
 # Launches at the end that are compared with those: so many, at most so many a request, in so long.
-AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 64, 1.5
+AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 250, 1.5
 
-# After one, what trying inputs of other kinds may take; and the reason of a verdict where the reference fails on them.
+# What trying inputs of other kinds may take after one; and the reason of a verdict where the reference fails on them.
 OTHER_INPUTS_S, UNSUITED = 0.5, "unsuited"
 
 # Launches on fresh inputs that are compared with as many on seen ones: so many decide, in so long; more where they look
@@ -100,10 +104,13 @@ class PartChecks:
     left. Nothing that runs can know which launch that will be.
     """
 
-    def __init__(self, launches: Any) -> None:
-        self._launches = launches
+    def __init__(self, launches: Any, processes: int = 1, earlier: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """One of so many `processes`, with what `earlier` ones found (`joined`)."""
+        self._launches, self._processes, self._earlier = launches, processes, earlier
         self.clock: Callable[[], float] = time.monotonic
-        self._checked = self._before = self._compared = self._audited = 0
+        self._checked = self._before = self._audited = 0
+        self._fresh_s: list[float] = []
+        self._seen_s: list[float] = []
         self._spent_s = self._begun_s = self._check_s = self.unsampled_s = 0.0
         self._fresh, self._is_long, self._batch = False, False, 1
         self._wall_s = self._launch_s = self._released_s = self._copied_per_s = 0.0
@@ -126,7 +133,8 @@ class PartChecks:
 
     def _try_other_inputs(self) -> None:
         """Check launches on inputs of other kinds: those that tell most first, and as many as there is time for."""
-        end_s, kinds = self.clock() + OTHER_INPUTS_S, self._launches.other_inputs()
+        end_s, tried = self.clock() + OTHER_INPUTS_S / self._processes, self._earlier.get("inputs_tried", ())
+        kinds = [each for each in self._launches.other_inputs() if each not in tried]
         # The first again where the reference failed on it, as where one of few large values overflows.
         for number, kind in enumerate((*kinds[:1], *kinds)):
             if number > 1 and self.clock() > end_s:
@@ -178,9 +186,10 @@ class PartChecks:
         if not self._is_long:
             self._require_that_it_computes()
         # At the end: what stops to work after some launches has stopped by now.
-        end_s = self.clock() + max(CHECKING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
+        allowed_s = max(CHECKING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
+        end_s, fewest = self.clock() + allowed_s, self._share(FEWEST_LAST_CHECKS)
         for number in range(LAST_CHECKS):
-            if number > 1 and self.clock() > end_s:
+            if number >= fewest and self.clock() > end_s:
                 break
             batch = 1 if self._is_long else 1 + secrets.randbelow(16)
             self._fresh_part(secrets.randbelow(self._launches.sets), 1, batch, must_check=True)
@@ -197,11 +206,21 @@ class PartChecks:
             "confidence": CONFIDENCE,
             "fresh_inputs": self._fresh,
             "inputs_tried": [USUAL, *self._tried],
-            "fresh_compared_with_seen": self._compared,
-            "caching_checked": self._fresh and (self._is_long or self._compared >= LEAST_COMPARED),
+            "fresh_s": [float(f"{each:.4g}") for each in self._fresh_s],
+            "seen_s": [float(f"{each:.4g}") for each in self._seen_s],
+            "caching_checked": self._fresh and (self._is_long or len(self._all_fresh_s) >= LEAST_COMPARED),
             "released_s": self._released_s,
+            "rounding": self._launches.rounding,
             **({"copied_bytes_per_s": self._copied_per_s} if self._copied_per_s else {}),
         }
+
+    def _share(self, count: int) -> int:
+        """What this process does of so many."""
+        return -(-count // self._processes)
+
+    @property
+    def _all_fresh_s(self) -> list[float]:
+        return [*self._earlier.get("fresh_s", ()), *self._fresh_s]
 
     @property
     def _may_check(self) -> bool:
@@ -240,7 +259,7 @@ class PartChecks:
         """Measure what the machine's memory can move, where the file's bytes look like much."""
         moved = self._launches.work.bytes if self._launches.work else 0
         if self._launches.kernel.path == "cpu" and moved > max(LEAST_COPIED_BYTES, COPIED_BYTES_PER_S * self._launch_s):
-            self._copied_per_s = copied_bytes_per_s(moved)
+            self._copied_per_s = self._earlier.get("copied_bytes_per_s") or copied_bytes_per_s(moved)
 
     def _part(self, first: int, samples: int, batch: int) -> list[float]:
         seconds, wall_s = self._launches.time(first, samples, batch)
@@ -285,11 +304,13 @@ class PartChecks:
         without a pause. One that is not counted comes first, on what is then seen: a set that was not used for a while
         is slower.
         """
-        fresh: list[float] = []
-        seen: list[float] = []
-        allowed_s = max(COMPARING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
-        begin_s = self.clock()
-        while len(fresh) < MOST_COMPARED and self.clock() - begin_s < allowed_s:
+        fresh, seen = self._all_fresh_s, [*self._earlier.get("seen_s", ())]
+        known, least = len(fresh), min(len(fresh) + self._share(LEAST_COMPARED), max(LEAST_COMPARED, len(fresh)))
+        allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
+        begin_s, looks_alike = self.clock(), True
+        while len(fresh) < known + MOST_COMPARED and self.clock() - begin_s < allowed_s:
+            if looks_alike and len(fresh) >= least:
+                break
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
             self._launches.make()
@@ -299,8 +320,6 @@ class PartChecks:
                 self._launches.fill(index, made)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
             looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen)
-            if looks_alike and len(fresh) >= LEAST_COMPARED:
-                break
             if not looks_alike and len(fresh) >= SUSPECTED_AFTER:
                 # What looks as if it remembered is given the time to show it.
                 allowed_s = SUSPECTED_S
@@ -308,7 +327,7 @@ class PartChecks:
                 ratio = statistics.median(fresh) / statistics.median(seen)
                 message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
-        self._compared = len(fresh)
+        self._fresh_s, self._seen_s = fresh[known:], seen[known:]
 
     def _require_that_it_rests(self) -> None:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
@@ -342,6 +361,13 @@ class PartChecks:
             raise WrongLaunch(verdict)
         self._launches.give_back(index)
         return verdict
+
+
+def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What earlier processes and one more found of a case, of what those that follow need not do again."""
+    lists = {name: [*earlier.get(name, ()), *found.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
+    known = {name: earlier.get(name) or found.get(name) for name in ("rounding", "copied_bytes_per_s")}
+    return lists | known
 
 
 def copied_bytes_per_s(moved_bytes: int) -> float:

@@ -6,6 +6,7 @@ library is imported, and nothing newer than Python 3.9 is used.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import statistics
 import sys
@@ -215,9 +216,17 @@ def _chance_of(inversions: int, one: int, other: int) -> float:
 
 
 # Launches without a pause whose results are compared afterwards, of so many bytes; one where memory is returned again.
-TOGETHER, TOGETHER_BYTES = 16, 64 << 20
+TOGETHER, TOGETHER_BYTES = 16, 8 << 20
+
+# Of many sets, a request takes so many: to fill one takes longer than a short launch.
+AUDITED_SETS = 32
+
+# Elements of a row that are poisoned between launches: the others are a cache line or two away.
+POISONED_ONE_OF = 32
 
 _STARMAP = starmap
+_MEMCMP = ctypes.CDLL(None).memcmp
+_MEMCMP.argtypes, _MEMCMP.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
 
 
 class Auditor:
@@ -227,24 +236,29 @@ class Auditor:
     """
 
     def __init__(self, process: Any) -> None:
-        self._process, self._together = process, TOGETHER
+        self._process, self._together, self._modifies = process, TOGETHER, False
         self._right: dict[str, Any] = {}
 
-    def remember(self, slot: str, result: Any, size_bytes: int) -> None:
-        self._right[slot] = _copy(result)
+    def remember(self, slot: str, result: Any, size_bytes: int, modifies: bool) -> None:
+        """The result of the inputs in a slot; whether sets are other ones once it was poisoned, or by the launch."""
+        self._right[slot], self._modifies = _copy(result), modifies
         self._together = max(1, min(self._together, TOGETHER_BYTES // max(1, size_bytes)))
 
     def launch(self, first: int, launches: int, slots: Sequence[str]) -> dict[str, Any]:
-        """Launch so often, each set with the inputs of the other slot than before; how many were equal.
+        """Launch so often, each set with the inputs of the other slot than before this; how many were equal.
 
         Ends with the first that is not: it can be fetched then, and `slot` has its inputs.
         """
         process, done = self._process, 0
         calls, slot_of = process._calls, process._slot_of
+        given: set[int] = set()
+        sets = min(AUDITED_SETS, len(calls))
         while done < launches:
-            count = min(self._together, len(calls), launches - done)
-            burst = [(first + done + at) % len(calls) for at in range(count)]
-            process._load([(index, slots[slot_of[index] == slots[0]]) for index in burst])
+            count = min(self._together, sets, launches - done)
+            burst = [(first + (done + at) % sets) % len(calls) for at in range(count)]
+            ungiven = burst if self._modifies else [index for index in burst if index not in given]
+            process._load([(index, slots[slot_of[index] == slots[0]]) for index in ungiven])
+            given.update(burst)
             results = list(_STARMAP(process._called, [calls[index] for index in burst]))
             process._settle()
             begins = [extent(each)[0] for each in arrays_in(results)]
@@ -259,7 +273,7 @@ class Auditor:
                     return {"equal": done, "slot": slot_of[index]}
                 done += 1
             for each in arrays_in(results):
-                poison(each)
+                poison(each, every=POISONED_ONE_OF)
         return {"equal": done, "slot": ""}
 
 
@@ -271,14 +285,31 @@ def _copy(result: Any) -> Any:
     return {key: _copy(each) for key, each in result.items()} if type(result) is dict else result
 
 
+def _same_bits(one: Any, other: Any) -> bool:
+    """Whether two arrays of one type and shape are in the host's memory, bit for bit the same; else False."""
+    if is_torch(one):
+        # Lazy tensors have other values than their memory holds.
+        plain = all(each.is_contiguous() and not (each.is_conj() or each.is_neg()) for each in (one, other))
+        if not plain or {one.device.type, other.device.type} != {"cpu"}:
+            return False
+        places, size_bytes = (one.data_ptr(), other.data_ptr()), one.numel() * one.element_size()
+    else:
+        if not (one.flags.c_contiguous and other.flags.c_contiguous) or one.dtype.hasobject:
+            return False
+        places, size_bytes = (one.ctypes.data, other.ctypes.data), one.nbytes
+    return _MEMCMP(*places, size_bytes) == 0
+
+
 def _equal(one: Any, other: Any) -> bool:
     """Whether two results are equal; never where that is another's to say."""
     if type(one) is not type(other):
         return False
     if is_array(one):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
         library = sys.modules["torch" if is_torch(one) else "numpy"]
         equal = library.equal if is_torch(one) else library.array_equal
-        return one.dtype == other.dtype and bool(equal(one, other))
+        return _same_bits(one, other) or bool(equal(one, other))
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(a is b or _equal(a, b) for a, b in zip(one, other))
     if type(one) is dict:

@@ -328,7 +328,8 @@ class KernelProcess(UserFile):
         arrays = list(arrays_in(out))
         self._fetched = [each for each in arrays if not overlaps(each, owned)]
         found = {"overlaps": len(self._fetched) < len(arrays), "repeats": repeats(arrays)}
-        self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"])
+        modifies = bool(self._restored) or found["overlaps"]
+        self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"], modifies)
         self._last.clear()
         return {**reported, **self._changed(0.0), **found, "set": self._last_set, "plain": plain}
 

@@ -311,9 +311,11 @@ class ReferenceProcess:
         seed = secret_seed() if seed is None else seed
         return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
 
-    def expect(self, expected: str, end_s: float, sizes: str = "") -> dict[str, Any]:
+    def expect(
+        self, expected: str, end_s: float, sizes: str = "", budget_s: float = 0.0, terms: float | None = None
+    ) -> dict[str, Any]:
         """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
-        return self.ask("expect", end_s, expected=expected, sizes=sizes)
+        return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost gets no further request. Raises Failed."""

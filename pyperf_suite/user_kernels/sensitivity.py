@@ -19,9 +19,6 @@ from typing import Any
 
 from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch
 
-# What all evaluations may take; one move and one look are always made.
-BUDGET_S = 0.2
-
 # Moves of all inputs: so many are enough for each element by itself. Of fewer, an element's own count with two moves
 # of all elements together: no S is taken for near zero by an unlucky sign.
 ENOUGH_MOVES, POOLED_MOVES = 8, 2
@@ -40,14 +37,15 @@ def measure(
     evaluate: Callable[[Callable[[Any], Any]], Any],
     result: Any,
     inputs: Sequence[Any],
-    budget_s: float = BUDGET_S,
+    budget_s: float = 0.2,
     terms: float | None = None,
     seed: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """S of each float array of a result by its name, as float32; and what of it goes into a line of JSON.
 
     `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. The number of `terms` is
-    that of other inputs of the same shapes, where it is known. Empty where numpy is not there, or nothing can be moved.
+    that of other inputs of the same shapes, where it is known. All evaluations may take `budget_s`; one move and one
+    look are always made. Empty where numpy is not there, or nothing can be moved.
     """
     numpy = sys.modules.get("numpy")
     right = dict(float_parts(result)) if numpy is not None else {}

@@ -49,7 +49,6 @@ class UserFile:
         self._leaves: list[Leaf] = []
         # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
         self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self._terms: dict[tuple[str, str], float] = {}
         self._subject = "the file"
         self._shown_where = ("", 0)
 
@@ -257,10 +256,11 @@ class UserFile:
             pickle.dump(plain, file)
         return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api.drawn_inputs()}
 
-    def _expect(self, expected: str, sizes: str) -> dict[str, Any]:
+    def _expect(self, expected: str, sizes: str, budget_s: float, terms: float | None) -> dict[str, Any]:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
 
-        With a path for `sizes`, also how far rounding moves each element (sensitivity.py). Answers with `unsuited`
+        With a path for `sizes`, also how far rounding moves each element (sensitivity.py); the number of `terms` where
+        it is known. Answers with `unsuited`
         where the reference fails on inputs that are not of the usual kind.
         """
         self._subject, launch = "the reference", self._launch
@@ -276,7 +276,7 @@ class UserFile:
             raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(overlaps(each, owned) for each in arrays_in(out))
-        reported = self._measure_sizes(reference, out, sizes) if sizes else {}
+        reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
         repeated = repeats(list(arrays_in(out)))
         return {**reported, "overlaps": shared, "repeats": repeated, "replaced": self._guards.replaced()}
 
@@ -292,7 +292,9 @@ class UserFile:
             out = written[0] if len(written) == 1 else tuple(written) if written else None
         return out
 
-    def _measure_sizes(self, reference: Callable[..., Any], out: Any, path: str) -> dict[str, Any]:
+    def _measure_sizes(
+        self, reference: Callable[..., Any], out: Any, path: str, budget_s: float, terms: float | None
+    ) -> dict[str, Any]:
         moving = [leaf for leaf in self._leaves if leaf.role != "output"]
 
         def evaluate(change: Callable[[Any], Any]) -> Any:
@@ -306,12 +308,7 @@ class UserFile:
                         values[at] = change(values[at])
             return self._result_of(reference, values)
 
-        case = self._kernel.name, repr(self._axes)
-        found, reported = sensitivity.measure(
-            evaluate, out, [leaf.value for leaf in moving], terms=self._terms.get(case)
-        )
-        if found:
-            self._terms.setdefault(case, reported["terms"])
+        found, reported = sensitivity.measure(evaluate, out, [leaf.value for leaf in moving], budget_s, terms)
         with open(path, "wb") as file:
             for each in found.values():
                 file.write(each.tobytes())

@@ -76,6 +76,9 @@ SMALLEST_LIMIT_BYTES = 64 << 20
 # So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
 
+# How long is measured how rounding moves elements of the reference: on usual inputs, once, and on those of each kind.
+USUAL_MOVES_S, OTHER_MOVES_S = 0.2, 0.05
+
 # What releasing a result plausibly takes: of arrays, and of numbers and other objects by their text.
 RESULT_FILES = "result", "result.json"
 RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
@@ -199,7 +202,7 @@ class UserLaunches(Prepared):
         except BaseException:
             self.close()
             raise
-        self.checks = PartChecks(self)
+        self.checks = PartChecks(self, place.processes, place.earlier)
 
     def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         device = str(place.device)
@@ -221,7 +224,9 @@ class UserLaunches(Prepared):
         self._require_same_inputs(mine)
         longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
         self._tolerance = Tolerance(self._built["tolerance"], terms=longest)
-        self._is_measured = False
+        self.rounding = place.earlier.get("rounding")
+        if self.rounding:
+            self._tolerance = _measured(self._tolerance, self.rounding)
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
         self.is_paired, self.is_random = place.inputs is not None, bool(self._built["random"])
@@ -451,19 +456,22 @@ class UserLaunches(Prepared):
 
     def _expectation(self, expected: str) -> tuple[dict[str, Any], Tolerance]:
         """Have the reference computed, and what it allows: measured once for usual inputs, each time for others."""
-        known = replace(self._tolerance, unusual=self._kind != USUAL)
-        if known.relative is not None or (self._is_measured and self._kind == USUAL):
+        is_usual = self._kind == USUAL
+        known = replace(self._tolerance, unusual=not is_usual)
+        if known.relative is not None or (self.rounding and is_usual):
             return self._reference.expect(expected, self._end_s), known
-        path = str(self._files / "sizes")
-        answer = self._reference.expect(expected, self._end_s, path)
+        path, terms = str(self._files / "sizes"), self.rounding and self.rounding["terms"]
+        budget_s = USUAL_MOVES_S if is_usual else OTHER_MOVES_S
+        answer = self._reference.expect(expected, self._end_s, path, budget_s, terms)
         if "terms" not in answer:
             return answer, known
-        pools = {name: Pool(*each) for name, each in answer["pools"].items()}
-        # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
-        terms = answer["terms"] ** (2 if self._kind == CONSTANT_ROWS else 1)
-        found = replace(known, terms=terms, sizes=_read_sizes(path, answer["sizes"]), pools=pools)
-        if self._kind == USUAL:
-            self._is_measured, self._tolerance = True, replace(found, sizes={})
+        found = _measured(replace(known, sizes=_read_sizes(path, answer["sizes"])), answer)
+        if is_usual:
+            self.rounding = {name: answer[name] for name in ("terms", "pools")}
+            self._tolerance = replace(found, sizes={})
+        elif self._kind == CONSTANT_ROWS:
+            # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
+            found = replace(found, terms=found.terms**2)
         return answer, found
 
     def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
@@ -625,6 +633,12 @@ def _are_equal(slot: str, other: str) -> bool:
     """Whether two slots hold the same inputs."""
     files = (slot, other), (f"{slot}.plain", f"{other}.plain")
     return all(filecmp.cmp(*pair, shallow=False) for pair in files)
+
+
+def _measured(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Tolerance:
+    """With what sensitivity.py measured of a reference: K, and S of all elements together."""
+    pools = {name: Pool(*each) for name, each in rounding["pools"].items()}
+    return replace(tolerance, terms=rounding["terms"], pools=pools)
 
 
 def _read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:

@@ -55,7 +55,8 @@ class ExecutionContext:
     """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
 
     `sets` is how many operand sets to rotate through; None for as many as leave caches cold. `inputs` is the seed of a
-    user's inputs where two processes are to be given the same; None for one that is drawn in secret.
+    user's inputs where two processes are to be given the same; None for one that is drawn in secret. Of so many
+    `processes` each makes its share of a case's checks, and goes on from what `earlier` ones found (checks.joined).
     """
 
     device: Device
@@ -64,6 +65,8 @@ class ExecutionContext:
     deadline_s: float = 120.0
     sets: int | None = None
     inputs: int | None = None
+    processes: int = 1
+    earlier: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranks(self) -> Group:

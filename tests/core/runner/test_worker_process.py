@@ -20,7 +20,7 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
+from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess, request_for
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -143,14 +143,14 @@ def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None
         import ctypes
         from pyperf_suite.runner import measuring, worker
         # Holds the interpreter's lock, so that no Python runs, as a hang in a driver does.
-        def hanging(cases, effort, device, group, deadline_s, begin_turn):
+        def hanging(cases, effort, device, group, deadline_s, begin_turn, earlier):
             begin_turn(0)
             yield ctypes.PyDLL(None).sleep(600)
         worker.ARMED_FOR_S = 0.1
         measuring.measure_by_turns = hanging
         worker.main()
         """
-    request = {"cases": [CASE.to_json()], "effort": None, "device": "cpu", "deadline_s": 600, "give_up_s": 1}
+    request = request_for([CASE], None, CPU, 600) | {"give_up_s": 1}
     worker = double(program)
     try:
         worker.send(request)
