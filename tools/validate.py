@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.cli.main import HELP, Speaking
-from pyperf_suite.cli.options import json_option, path_option, wide_option
+from pyperf_suite.cli.options import all_option, json_option, path_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.findings.data import Findings, Quantity, Remark, remark
 from pyperf_suite.findings.rows import Column, table
@@ -479,9 +479,14 @@ def _refusals(found: Sequence[Validated]) -> Iterator[Remark]:
 @click.option("--dtype", metavar="NAME", help="Of the operands, if nothing says so; bf16 else.")
 @path_option("--calibration", help="Laws fitted by `calibrate`, on whose GPU these are held.")
 @json_option()
-@wide_option
+@all_option
 def main(
-    files: tuple[Path, ...], gpu: str | None, dtype: str | None, calibration: Path | None, as_json: bool, wide: bool
+    files: tuple[Path, ...],
+    gpu: str | None,
+    dtype: str | None,
+    calibration: Path | None,
+    as_json: bool,
+    everything: bool,
 ) -> None:
     """Hold the laws against measured times in CSV or Parquet FILEs: error, bias, what the stated interval covers.
 
@@ -503,7 +508,7 @@ def main(
     if as_json:
         click.echo(answer({"validate": found}), nl=False)
     else:
-        print_remarks_and_tables(console_for(wide), found)
+        print_remarks_and_tables(console_for(everything), found)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.cli.options import (
+    all_option,
     json_option,
     machine_option,
     path_option,
     results_option,
-    wide_option,
 )
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.extensions import loaded
@@ -33,16 +33,14 @@ REPORT_NAME = "report.html"
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
-@click.option("--all", "show_all", is_flag=True, help="Show all benchmarks and all points. Default: the newest.")
 @json_option("Print the series as JSON instead of tables, as in --json > series.json.")
-@wide_option
+@all_option
 def history(
     benchmark: str | None,
     results: Path,
     machine: str | None,
-    show_all: bool,
     as_json: bool,
-    wide: bool,
+    everything: bool,
 ) -> None:
     """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
 
@@ -60,7 +58,7 @@ def history(
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
-    series, left_out = (found, []) if show_all or as_json else _most_recent(found, benchmark is None)
+    series, left_out = (found, []) if everything or as_json else _most_recent(found, benchmark is None)
     warned = [*store.notes, *store.damage]
     if as_json:
         click.echo(_as_json(series, warned))
@@ -68,9 +66,9 @@ def history(
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
 
-    console = console_for(wide)
+    console = console_for(everything)
     if len(series) == 1:
-        print_series(console, series[0], changes_of(series[0]), show_all)
+        print_series(console, series[0], changes_of(series[0]), everything)
     else:
         print_list(console, series, left_out)
     _warn(warned)

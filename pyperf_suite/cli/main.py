@@ -206,7 +206,7 @@ def _run(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
-    wide: bool,
+    everything: bool,
     budget_s: float | None = None,
     soak_min: float = 0.0,
 ) -> None:
@@ -245,7 +245,7 @@ def _run(
     if as_json:
         click.echo(run_as_json(session.folder, records), nl=False)
     else:
-        report_run(console_for(wide), session.folder, records)
+        report_run(console_for(everything), session.folder, records, everything)
     raise SystemExit(exit_code(records))
 
 

@@ -142,10 +142,11 @@ select_option = click.option(
     help="Compare only benchmarks whose probe and label contain TEXT; * matches anything. Default: all. "
     "Example: -k 'native*m=384'.",
 )
-wide_option = click.option(
-    "--wide",
+all_option = click.option(
+    "--all",
+    "everything",
     is_flag=True,
-    help="Print all columns of each table. Without it a table keeps to the width of the terminal.",
+    help="Print every finding, and all rows and columns of every table. Default: one screen, as wide as the terminal.",
 )
 machine_option = click.option(
     "--machine",
@@ -185,7 +186,7 @@ run_options = options(
         "waited for. A case that exceeds it counts as failed. Example: --deadline 600.",
     ),
     json_option(),
-    wide_option,
+    all_option,
 )
 """Where to measure, where results lie, and how to print them."""
 
@@ -214,11 +215,11 @@ class OutcomeOptions:
     markdown: Path | None = None
     junit: Path | None = None
     fail_on: str = "undecided"
-    wide: bool = False
+    everything: bool = False
 
 
 def outcome_options(command: Command) -> Any:
-    """`--json --markdown FILE --junit FILE --fail-on --wide`, handed to the command as one argument `outcome`."""
+    """`--json --markdown FILE --junit FILE --fail-on --all`, handed to the command as one argument `outcome`."""
     from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON
 
     @functools.wraps(command)
@@ -242,7 +243,7 @@ def outcome_options(command: Command) -> Any:
             help="Least severe finding that makes the exit code other than 0, each with all before it: 1 for slower, 3 "
             "for failed and undecided. Example: --fail-on slower.",
         ),
-        wide_option,
+        all_option,
     )(wrapped)
 
 
@@ -270,7 +271,7 @@ def finish(
         from pyperf_suite.render.comparisons import print_comparisons
         from pyperf_suite.render.terminal import console_for
 
-        print_comparisons(console_for(requested.wide), heading, findings, notes, code, fail_on)
+        print_comparisons(console_for(requested.everything), heading, findings, notes, code, fail_on)
     _write_files(findings, requested, heading, notes, fail_on)
     raise SystemExit(code)
 

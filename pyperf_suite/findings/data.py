@@ -374,6 +374,10 @@ class Findings:
     def verdicts(self) -> list[ClaimVerdict]:
         return [each for each in self.remarks if isinstance(each, ClaimVerdict)]
 
+    @property
+    def cautions(self) -> list[Remark]:
+        return [each for each in self.remarks if isinstance(each, Remark) and each.kind == "caution"]
+
     def __add__(self, other: Findings) -> Findings:
         return Findings(
             self.remarks + other.remarks,

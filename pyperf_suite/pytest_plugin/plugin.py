@@ -299,6 +299,22 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             entry["stats"]["data"] = samples[entry["fullname"]]
 
 
+# What is shown in pytest-benchmark's tables, or compared.
+_TABLE_OPTIONS = ("--benchmark-columns", "--benchmark-compare", "--benchmark-histogram", "--benchmark-sort")
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Leave our items out of pytest-benchmark's tables unless those were requested: the run's own ones say more."""
+    groups = yield
+    requested = (*config.invocation_params.args, *config.getini("addopts"))
+    if _RUN not in config.stash or config.option.verbose > 0 or any(map(str(requested).__contains__, _TABLE_OPTIONS)):
+        return groups
+    ours = config.stash[_RUN].replayed
+    kept = [(name, [each for each in held if each["fullname"] not in ours]) for name, held in groups]
+    return [(name, held) for name, held in kept if held]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Below pytest-benchmark's table, what the run means."""

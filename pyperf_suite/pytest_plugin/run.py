@@ -435,7 +435,7 @@ class SuiteRun:
             if session.cut_short:
                 console.print(session.cut_short, highlight=False, soft_wrap=True)
             shown = {planned.probe for planned in self.planned} | {"sentinel"}
-            report_run(console, session.folder, list(session.records), shown)
+            report_run(console, session.folder, list(session.records), self._option("verbose") > 0, shown, "-v")
         except UserError as error:
             text.write(f"{error}\n")
         terminal.write(text.getvalue())

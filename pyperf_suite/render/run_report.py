@@ -22,7 +22,15 @@ from pyperf_suite.findings.summary import cautions_of, failures_of, summary_of
 from pyperf_suite.findings.user_probe import is_test
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
-from pyperf_suite.render.terminal import print_findings, print_places, print_summary
+from pyperf_suite.render.terminal import (
+    ALL,
+    print_answer,
+    print_cautions,
+    print_findings,
+    print_first_tables,
+    print_places,
+    print_summary,
+)
 from pyperf_suite.render.text import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
@@ -43,20 +51,34 @@ def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
 
 
 def report_run(
-    console: Console, folder: RunFolder, records: Sequence[Record], probes: Container[str] | None = None
+    console: Console,
+    folder: RunFolder,
+    records: Sequence[Record],
+    everything: bool = False,
+    probes: Container[str] | None = None,
+    more: str = ALL,
 ) -> None:
-    """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
+    """Write a run's pictures and files, and end with one screen: failures, what matters, cautions, where the rest lies.
+
+    Before it come the tables of a few probes, or `everything` that was found; of `probes` alone if given. `more` says
+    how all of it is printed.
+    """
     findings = findings_of(records)
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
-    print_summary(console, [*failures_of(records), *summary_of(printed)])
-    print_findings(console, printed, records)
-    print_places(console, folder.records_path, write_all(findings, records, folder), _why_no_energy(records))
-
-
-def _why_no_energy(records: Iterable[Record]) -> str:
-    """The reason that the first timed record without energy has; "" where there is none."""
-    seen = (each.quality.get("energy") for each in records if each.kind == "timing")
-    return next((str(each["unavailable"]) for each in seen if isinstance(each, dict) and "unavailable" in each), "")
+    if everything:
+        print_findings(console, printed, records)
+    else:
+        print_first_tables(console, printed, more)
+    of_the_run, _ = cautions_of(records, ())
+    console.print()
+    if len(printed) == 1 and not everything:
+        (found,) = printed.values()
+        print_summary(console, failures_of(records))
+        print_answer(console, Findings((*of_the_run, *found.remarks)), more)
+    else:
+        print_summary(console, [*failures_of(records), *summary_of(printed)])
+        print_cautions(console, [*of_the_run, *(each for found in printed.values() for each in found.cautions)], more)
+    print_places(console, folder.records_path, write_all(findings, records, folder), more)
 
 
 def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Findings in a terminal: never wider than it, what makes them doubtful before them, the tables after the remarks."""
+"""Findings in a terminal: never wider than it, and what a command ends with on one screen; all of them on request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ from pyperf_suite.render import text
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record
 
-# No line is broken and no column left out: for `--wide`, and if output goes into a file.
+# No line is broken and no column left out: for `--all`, and if output goes into a file.
 WIDE = 100_000
 _GAP = "  "
-# Of a summary, its heading among them.
-MOST_LINES = 7
+# What a command ends with, unless all is requested; of it a table's rows, and lines of findings, of a summary with its
+# heading.
+SCREEN_LINES = 25
+_MOST_ROWS, _MOST_FINDINGS, MOST_LINES = 8, 10, 7
+# Of a run, so many probes' tables come before that.
+_MOST_PROBES = 2
+# How all of it is printed.
+ALL = "--all"
 # Verdicts of one outcome on one claim; findings.md and the page have all.
 _MOST_VERDICTS = 3
 # As narrow as a column of words becomes before columns are left out, and after.
@@ -35,10 +41,10 @@ _POINTS = {"failed": "bold red", "effect": "cyan", "fails": "red", "undecided": 
 _CAUTION = "[yellow]caution[/yellow]"
 
 
-def console_for(wide: bool = False) -> Console:
-    """Standard output, as wide as its terminal or as COLUMNS says; without either of them nothing is left out."""
+def console_for(everything: bool = False) -> Console:
+    """Standard output, as wide as its terminal or as COLUMNS says; without either of them no column is left out."""
     known = Console().is_terminal or os.environ.get("COLUMNS")
-    return Console(emoji=False, width=None if known and not wide else WIDE)
+    return Console(emoji=False, width=None if known and not everything else WIDE)
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
@@ -49,6 +55,42 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
     for name, found in findings.items():
         console.print(f"\n[bold]{escape(name)}[/bold]")
         print_remarks_and_tables(console, Findings(tuple(of_probes[name])) + found)
+
+
+def print_first_tables(console: Console, findings: Mapping[str, Findings], more: str = ALL) -> None:
+    """The first table of each of a few probes; of more, none."""
+    for name, found in findings.items() if len(findings) <= _MOST_PROBES else ():
+        for table in found.tables[:1]:
+            console.print(f"\n[bold]{escape(name)}[/bold]")
+            print_table(console, table, more, most_rows=2 * _MOST_ROWS)
+
+
+def print_answer(console: Console, found: Findings, more: str = ALL) -> None:
+    """What was found, on one screen: the first findings, the first table, and how much more there is."""
+    print_cautions(console, found.cautions, more)
+    others = [each for each in text.by_claim(found.remarks) if each not in found.cautions]
+    lines, shown = 0, 0
+    for each in others:
+        said = text.sentence(each) if isinstance(each, Remark) else text.in_words(each[0])
+        lines += len(_wrapped(console, "  •", said)) + (0 if isinstance(each, Remark) else len(each[1]))
+        if lines > _MOST_FINDINGS and shown:
+            break
+        print_remarks_and_tables(console, Findings((each,) if isinstance(each, Remark) else tuple(each[1])), more)
+        shown += 1
+    for table in found.tables[:1]:
+        print_table(console, table, more, most_rows=_MOST_ROWS)
+    left = [(len(others) - shown, "finding"), (len(found.tables[1:]), "table")]
+    if any(count for count, _ in left):
+        counted = " and ".join(f"{count} more {name}{'s' * (count > 1)}" for count, name in left if count)
+        say(console, "  [dim]…[/dim]", f"{counted}: {more} shows all")
+
+
+def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL) -> None:
+    """The first, and how many more there are."""
+    if cautions:
+        left = len(cautions) - 1
+        counted = f" {left} more caution{'s' * (left > 1)}: {more} shows all." if left else ""
+        say(console, _CAUTION, text.sentence(cautions[0]).rstrip(".") + "." + counted)
 
 
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
@@ -70,35 +112,36 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 
-def print_remarks_and_tables(console: Console, found: Findings, more: str = "--wide shows all") -> None:
-    """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says where all their columns are."""
+def print_remarks_and_tables(console: Console, found: Findings, more: str = ALL) -> None:
+    """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says what shows all columns."""
     for each in text.by_claim(found.remarks):
         if isinstance(each, Remark):
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
-            _print_claim(console, *each)
+            _print_claim(console, *each, more)
     for table in found.tables:
         print_table(console, table, more)
 
 
-def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict]) -> None:
+def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict], more: str) -> None:
     say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
     for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
         most = len(held) if console.width == WIDE or len(held) == _MOST_VERDICTS + 1 else _MOST_VERDICTS
         for verdict in held[:most]:
             say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
         if held[most:]:
-            say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: --wide shows all")
+            say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: {more} shows all")
 
 
-def print_places(console: Console, records_path: Path, written: Sequence[Path], no_energy: str = "") -> None:
-    """Where the records, the pictures and the texts of a run lie; why no energy was measured, if none was."""
-    console.print()
-    if no_energy:
-        _line(console, f"energy    not measured: {escape(no_energy)}")
-    for kind, path in (("records", records_path), *(("picture" if p.suffix == ".png" else "text", p) for p in written)):
-        _line(console, f"{kind:9} {escape(str(path))}")
+def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = ALL) -> None:
+    """Where the records of a run lie, and next to them its pictures and texts."""
+    pictures = sum(path.suffix == ".png" for path in written)
+    names = [path.name for path in written if path.suffix != ".png"]
+    names += [f"{pictures} picture{'s' * (pictures > 1)}"] * (pictures > 0)
+    _line(console, f"records  {escape(str(records_path))}")
+    if names:
+        say(console, "", f"with {', '.join(names)}; {more} prints all findings and tables")
 
 
 def escape(said: str) -> str:
@@ -137,22 +180,30 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
     return [lines[0].strip(), *map(str.rstrip, lines[1:])] if lines else [""]
 
 
-def print_table(console: Console, table: Table, more: str = "--wide shows all") -> None:
-    """At most as wide as the console: words are broken into lines, then columns of least priority are left out."""
+def print_table(console: Console, table: Table, more: str = ALL, most_rows: int | None = None) -> None:
+    """At most as wide as the console: words are broken into lines, then columns of least priority are left out.
+
+    Of many rows the first are shown.
+    """
     shown = text.written(table)
     if not shown.rows or not shown.columns:
         return
+    rows = shown.rows if most_rows is None or len(shown.rows) <= most_rows + 1 else shown.rows[:most_rows]
     widths = _widths(shown, console.width - len(_GAP))
     for line in textwrap.wrap(shown.title, max(20, console.width - 2)):
         _line(console, f"{_GAP}[italic]{markup.escape(line)}[/italic]")
     for line in _lines(shown.headings, widths, shown.numeric, bottom=True):
         _line(console, f"[bold]{markup.escape(line)}[/bold]")
-    for row in shown.rows:
+    for row in rows:
         for line in _lines(row, widths, shown.numeric):
             _line(console, markup.escape(line))
+    left = len(shown.rows) - len(rows)
+    said = [f"{left} rows"] if left else []
     if missing := [name for place, name in enumerate(shown.headings) if place not in widths]:
-        columns = "column is" if len(missing) == 1 else "columns are"
-        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): {more}")
+        said.append(f"{len(missing)} column{'s' * (len(missing) > 1)} ({'; '.join(missing)})")
+    if said:
+        are = "is" if left + len(missing) == 1 else "are"
+        say(console, "  [dim]…[/dim]", f"{' and '.join(said)} {are} left out: {more} shows all")
 
 
 def _widths(table: text.WrittenTable, room: int) -> dict[int, int]:

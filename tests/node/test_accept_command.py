@@ -65,7 +65,7 @@ def accept(results: Path, *words: str) -> Result:
 
 
 def test_a_node_as_its_peak_promises_is_accepted(tmp_path):
-    done = accept(tmp_path, "--wide")
+    done = accept(tmp_path, "--all")
     assert done.exit_code == 0, done.output
     assert "step_calibration" in done.stderr
     (journal,) = tmp_path.glob("*/*/records.jsonl")

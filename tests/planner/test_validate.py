@@ -99,7 +99,7 @@ def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
 
 def test_the_command_prints_a_row_a_library_and_the_same_as_json(tmp_path):
     path = str(products(tmp_path, extra=[(0, 1, 1, 5.0)]))
-    shown = CliRunner().invoke(main, [path, "--wide"])
+    shown = CliRunner().invoke(main, [path, "--all"])
     assert shown.exit_code == 0
     assert "H100 SXM" in shown.output
     (row,) = printed_lines(json.loads(CliRunner().invoke(main, [path, "--json"]).output), "Predicted")

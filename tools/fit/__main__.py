@@ -173,7 +173,7 @@ def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, left_o
     try:
         if left_out is not None:
             found = findings_of(read_off_others(tables, left_out))
-            print_findings(console_for(wide=True), {"left out": found}, [])
+            print_findings(console_for(everything=True), {"left out": found}, [])
             return
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
             known = ", as shipped" if is_as_shipped(gpu, name, block) else ""

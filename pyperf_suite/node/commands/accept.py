@@ -51,7 +51,7 @@ def accept(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
-    wide: bool,
+    everything: bool,
 ) -> None:
     """Measure every part of this node, and report for each whether it is as fast as it should be.
 
@@ -85,7 +85,7 @@ def accept(
     if fleet is not None:
         if earlier is not None or resume is not None:
             raise UserError("--fleet measures nothing: leave --baseline and --resume out.")
-        _compare(fleet, as_json, wide)
+        _compare(fleet, as_json, everything)
     where = resolve(device)
     every = where.kind == "cuda" and ":" not in device
     devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
@@ -105,7 +105,7 @@ def accept(
         extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
-        report_run(console_for(wide), folder, records)
+        report_run(console_for(everything), folder, records, everything)
     raise SystemExit(code)
 
 
@@ -142,7 +142,7 @@ def _measure(
     return folder, not any(process < len(devices) for _, process in session.left_out)
 
 
-def _compare(folder: Path, as_json: bool, wide: bool) -> None:
+def _compare(folder: Path, as_json: bool, everything: bool) -> None:
     """Judge a fleet and end with its exit code."""
     from pyperf_suite.node.fleet import fleet_findings, read_fleet
     from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
@@ -155,5 +155,5 @@ def _compare(folder: Path, as_json: bool, wide: bool) -> None:
         details = {"nodes": [node.name for node in nodes], "exit_code": code}
         click.echo(answer({"accept": found}, details), nl=False)
     else:
-        print_remarks_and_tables(console_for(wide), found)
+        print_remarks_and_tables(console_for(everything), found)
     raise SystemExit(code)

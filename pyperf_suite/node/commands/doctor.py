@@ -95,7 +95,7 @@ def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:
     console = console_for()
     bad = [each for each in checks if each.needs_attention]
     rest = [each for each in checks if each.verdict == OK or (show_all and each.verdict == UNKNOWN)]
-    print_remarks_and_tables(console, findings(sentences(bad), check_table("What is ok", rest)), more="--json has all")
+    print_remarks_and_tables(console, findings(sentences(bad), check_table("What is ok", rest)), more="--json")
     commands = [each for each in bad if each.command]
     if commands:
         console.print("\n  [italic]Commands for it, which only you run[/italic]")

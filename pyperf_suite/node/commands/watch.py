@@ -336,7 +336,7 @@ class _Watching:
             closed = ", ".join(sorted(self._job.closed)[:5])
             self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
         record = self._record.WatchRecord(self._folder, found, tuple(self.kept))
-        print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record has all")
+        print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record")
         self._say(f"watch: {self._folder}")
         raise SystemExit(code)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, wide_option
+from pyperf_suite.cli.options import Finite, Gibibytes, all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     answer,
@@ -117,7 +117,7 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         help="Number of rows of each list. Example: --top 3.",
     ),
     json_option(),
-    wide_option,
+    all_option,
 )
 def layout(
     config: Path | None,
@@ -146,7 +146,7 @@ def layout(
     price: float | None,
     top: int,
     as_json: bool,
-    wide: bool,
+    everything: bool,
     **named: Any,
 ) -> None:
     """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
@@ -205,7 +205,7 @@ def layout(
     else:
         ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
         found = report.findings_of_layouts(ranked, budget)
-    answer("layout", found, as_json, wide)
+    answer("layout", found, as_json, everything)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:

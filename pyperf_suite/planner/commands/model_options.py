@@ -137,15 +137,17 @@ def requested_model(
     return ModelDimensions(**{"gated": True, **dimensions}), seq if seq is not None else DEFAULT_SEQ, ()
 
 
-def answer(command: str, found: Findings, as_json: bool, wide: bool) -> None:
+def answer(command: str, found: Findings, as_json: bool, everything: bool) -> None:
     """Print what a command found."""
     from pyperf_suite.render import text
-    from pyperf_suite.render.terminal import console_for, print_findings
+    from pyperf_suite.render.terminal import console_for, print_answer, print_findings
 
     if as_json:
         click.echo(text.answer({command: found}), nl=False)
+    elif everything:
+        print_findings(console_for(everything), {command: found}, [])
     else:
-        print_findings(console_for(wide), {command: found}, [])
+        print_answer(console_for(), found)
 
 
 def flop_per_token(config: Path, seq: int | None) -> float:

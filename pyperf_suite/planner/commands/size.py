@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Percent, json_option, options, wide_option
+from pyperf_suite.cli.options import Percent, all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     answer,
@@ -60,7 +60,7 @@ dtype_option = click.option(
         )
     ),
     json_option(),
-    wide_option,
+    all_option,
 )
 def size(
     config: Path | None,
@@ -68,7 +68,7 @@ def size(
     calibration: Path | None,
     library: str | None,
     as_json: bool,
-    wide: bool,
+    everything: bool,
     seq: int | None,
     micro_batch: int,
     tp: int,
@@ -103,7 +103,7 @@ def size(
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
     found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
-    answer("size", findings_of_sizing(found), as_json, wide)
+    answer("size", findings_of_sizing(found), as_json, everything)
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> KernelPrices:
@@ -141,7 +141,7 @@ def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Ker
     help="Number of cores, with --cpu. Default: all. Example: --workers 4.",
 )
 @json_option()
-@wide_option
+@all_option
 def explain(
     sizes: tuple[str, ...],
     dtype: str,
@@ -153,7 +153,7 @@ def explain(
     calibration: Path | None,
     library: str | None,
     as_json: bool,
-    wide: bool,
+    everything: bool,
 ) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
@@ -178,7 +178,7 @@ def explain(
         from pyperf_suite.planner import product_on_cpu
 
         measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
-        return answer("explain", product_on_cpu.findings_of_product(measured), as_json, wide)
+        return answer("explain", product_on_cpu.findings_of_product(measured), as_json, everything)
     if isa or workers:
         raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
     spec, laws = requested_gpu(gpu, calibration)
@@ -186,4 +186,4 @@ def explain(
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)
     product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
-    answer("explain", product_explained.findings_of_product(product), as_json, wide)
+    answer("explain", product_explained.findings_of_product(product), as_json, everything)

@@ -143,5 +143,5 @@ def study(
     if list_them:
         click.echo(listed(requested, device))
     else:
-        more = ("only", "tell", "calibration", "resume", "as_json", "wide")
+        more = ("only", "tell", "calibration", "resume", "as_json", "everything")
         run_study(requested, device, results, deadline_s, **{name: named[name] for name in more})

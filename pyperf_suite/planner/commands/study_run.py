@@ -147,7 +147,7 @@ def run_study(
     calibration: Path | None,
     resume: str | None,
     as_json: bool,
-    wide: bool,
+    everything: bool,
 ) -> None:
     """Measure the study, unless `tell` asks for what a run holds already, and report it.
 
@@ -180,7 +180,7 @@ def run_study(
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
-        report_run(console_for(wide), folder, folder.records())
+        report_run(console_for(everything), folder, folder.records(), everything)
     # To take more memory than there is is an answer, and other configurations may be other launches'.
     own = {case.case_id for case in wanted}
     records = [each for each in folder.records() if each.case_id in own and not each.reason.startswith(OUT_OF_MEMORY)]

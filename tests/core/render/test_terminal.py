@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,19 @@ from rich.console import Console
 from pyperf_suite.findings.data import Claim, Findings, Heading, Quantity, Table, remark
 from pyperf_suite.findings.summary import summary_of
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.render.terminal import MOST_LINES, WIDE, console_for, print_findings, print_summary, print_table
+from pyperf_suite.render.terminal import (
+    MOST_LINES,
+    SCREEN_LINES,
+    WIDE,
+    console_for,
+    print_answer,
+    print_cautions,
+    print_findings,
+    print_first_tables,
+    print_places,
+    print_summary,
+    print_table,
+)
 from pyperf_suite.runner.record import Record
 
 CLAIM = Claim("it is twice", "A Guide", 2.0, 2.0)
@@ -57,10 +70,10 @@ def test_columns_of_least_priority_go_first_from_the_right_and_their_names_are_s
     assert order == ["second", "first", "third", "later"]
 
 
-def test_what_is_left_out_is_counted_and_wide_shows_all() -> None:
+def test_what_is_left_out_is_counted_and_all_shows_it() -> None:
     table = numbers(*(Heading(f"column_number_{n}", "ms") for n in range(9)))
-    assert "6 columns are left out" in table_printed(table, 70)
-    assert "--wide shows all" in " ".join(table_printed(table, 70).split())
+    assert "6 columns (" in table_printed(table, 70)
+    assert "--all shows all" in " ".join(table_printed(table, 70).split())
     assert "left out" not in table_printed(table, WIDE)
 
 
@@ -112,4 +125,38 @@ def test_output_that_goes_to_no_terminal_is_whole_unless_columns_says_otherwise(
     assert console_for().width == WIDE
     monkeypatch.setenv("COLUMNS", "70")
     assert console_for().width == 70
-    assert console_for(wide=True).width == WIDE
+    assert console_for(everything=True).width == WIDE
+
+
+def long_findings() -> Findings:
+    """More than any screen holds."""
+    rows = tuple((f"case {n}", Quantity(1e-3 * n, "ms")) for n in range(40))
+    table = Table("times", (Heading("case"), Heading("time", "ms")), rows)
+    cautions = [remark(f"caution {n}", kind="caution") for n in range(3)]
+    verdicts = [CLAIM.judge(f"case {n} takes {{measured}}", 2.0) for n in range(9)]
+    return Findings(
+        (*cautions, remark("the answer"), *(remark(f"{WORDS} {n}") for n in range(30)), *verdicts), (table, table)
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_an_answer_is_one_screen_with_the_answer_on_it_and_says_how_much_more_there_is(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    print_answer(console, long_findings())
+    text = console.file.getvalue()
+    assert len(text.splitlines()) <= SCREEN_LINES
+    for said in ("caution 0", "2 more cautions", "the answer", "times", "32 rows", "1 more table", "--all"):
+        assert said in text
+
+
+def test_a_run_of_many_probes_ends_with_one_screen_and_with_all_of_it_on_request(tmp_path: Path) -> None:
+    found = {f"probe{n}": long_findings() for n in range(20)}
+    console = Console(file=io.StringIO(), width=120)
+    print_first_tables(console, found)
+    print_summary(console, summary_of(found))
+    print_cautions(console, [each for held in found.values() for each in held.cautions])
+    print_places(console, tmp_path / "records.jsonl", [tmp_path / name for name in ("a.png", "b.png", "findings.md")])
+    text = console.file.getvalue()
+    assert len(text.splitlines()) <= SCREEN_LINES
+    assert "59 more cautions" in text
+    assert "findings.md, 2 pictures" in text
