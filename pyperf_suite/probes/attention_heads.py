@@ -39,7 +39,7 @@ ALL = "all"
 CHOSEN = "chosen"
 
 SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
-EXTRA_IMPLEMENTATIONS = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
+EXTRA_IMPLEMENTATIONS = ("sdpa_math", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
@@ -63,7 +63,7 @@ class AttentionHeadsAxes(AxisTable):
         full=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
         cuda=by(("triton", SDPA[0]), ("triton", *SDPA), ("triton", *SDPA, *EXTRA_IMPLEMENTATIONS)),
     )
-    extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[2:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
+    extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[1:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
     hidden: Sizes = by((768,), cuda=(5120,))
     # 40 and 64 heads of 5120 are the two that have been built most.
     heads: Sizes = by(
@@ -209,7 +209,7 @@ def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
 DEFAULT = "sdpa_default"
 
 # What a user can have instead of the default without a kernel of their own.
-CHOICES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
+CHOICES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
 
 # Two points are a table's row, not a picture.
 FEWEST_SIZES = 3

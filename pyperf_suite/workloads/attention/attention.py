@@ -25,7 +25,6 @@ from pyperf_suite.workloads.attention import (
     GRADIENTS,
     INPUTS,
     AttentionParameters,
-    FlexAttention,
     TorchAttention,
     TorchSdpa,
     bind_attend,
@@ -329,7 +328,6 @@ class Attention(Operator[AttentionParameters]):
         *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
         TritonAttention(),
         *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
-        FlexAttention(),
         TwoGemm("two_gemm"),
         TwoGemm("two_gemm_products", products_alone=True),
     )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 GPU = Device("cuda")
 FUSED = ("triton", "sdpa_default", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
-IMPLEMENTATIONS = (*FUSED, "sdpa_math", "flex", "two_gemm", "two_gemm_products")
+IMPLEMENTATIONS = (*FUSED, "sdpa_math", "two_gemm", "two_gemm_products")
 
 # Square; grouped queries of a head_dim that no bucket has, more keys than queries; decode with one key head.
 CASES = {

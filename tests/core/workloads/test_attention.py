@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit, why_not
+from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, why_not
 from pyperf_suite.workloads.attention.attention import Attention, default_native_blocks
 from pyperf_suite.workloads.workload import Kernel
 from tests.core.workloads import test_outputs
@@ -109,37 +107,6 @@ def test_a_score_matrix_larger_than_free_memory_is_refused_before_it_is_tried(
     monkeypatch.setattr("pyperf_suite.hardware.memory.available_bytes", lambda: 10**6)
     with pytest.raises(Unsupported, match=r"score matrix of 262144 pairs .* 0\.001 GB are free"):
         verified(implementation, AttentionParameters(1, 4, 16, 256))
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("parameters", CASES, ids=lambda each: f"{each.q_shape}x{each.k_shape}")
-def test_flex_attention_is_asked_for_the_same_masks_and_groups(
-    parameters: AttentionParameters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Not compiled, which takes half a minute: what is asked of it is the same.
-    monkeypatch.setattr(pytest.importorskip("torch"), "compile", lambda function, **options: function)
-    assert verified("flex", parameters).path == "compiled"
-
-
-def test_flex_attention_that_does_not_compile_is_unsupported_with_the_compilers_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        raise RuntimeError("\n  no C++ compiler was found\nand much more")
-
-    monkeypatch.setattr(pytest.importorskip("torch"), "compile", fails)
-    with pytest.raises(Unsupported, match=r"does not compile for this case: no C\+\+ compiler was found$"):
-        verified("flex", CASES[0])
-
-
-def test_a_compiler_that_catches_everything_still_ends_when_its_time_has_passed() -> None:
-    def compile_without_end() -> None:
-        while True:
-            with contextlib.suppress(Exception):
-                sum(range(1000))
-
-    with pytest.raises(Unsupported, match=r"did not compile within 0\.05 s"), time_limit(0.05):
-        compile_without_end()
 
 
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:

@@ -169,7 +169,7 @@ REFUSED = [
     ("attention", "sdpa_default", {"seq_q": 1 << 40}, "seq_q=1099511627776"),
     *(
         ("attention", library, {"blocks": Blocks(64, 64)}, "chooses its blocks itself, but 64x64")
-        for library in ("sdpa_default", "sdpa_flash", "flex", "two_gemm")
+        for library in ("sdpa_default", "sdpa_flash", "two_gemm")
     ),
     ("attention", "native", {"backward": True}, "computes the forward pass only"),
     ("attention", "native", {"workers": 4096}, "4096 workers were requested"),
@@ -203,7 +203,6 @@ REFUSED = [
 UNSUPPORTED = [
     ("attention", "sdpa_cudnn", {}, r"runs on GPUs only\.$"),
     ("attention", "sdpa_efficient", {}, r"runs on GPUs only\.$"),
-    ("attention", "flex", {"backward": True}, "no backward pass on CPUs"),
     *(
         ("attention", "native", {"dtype": "float32", "blocks": blocks, **change}, words)
         for blocks in (None, Blocks(16, 64))
