@@ -23,6 +23,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,9 +84,50 @@ _MASK = signal.pthread_sigmask
 
 
 def main() -> None:
-    """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
-    requests, answers = int(sys.argv[1]), int(sys.argv[2])
-    stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
+    """Answer requests as `argv` says, or be the template of processes that do so (`serve`)."""
+    arguments, sys.argv[1:] = sys.argv[1:], []
+    if arguments[0] == "serve":
+        serve(int(arguments[1]), arguments[2:])
+    else:
+        work(int(arguments[0]), int(arguments[1]), arguments[2])
+
+
+def serve(channel: int, modules: Sequence[str]) -> None:
+    """Import those modules once; then make a process for each path and descriptors that come, and answer its number.
+
+    It is a grandchild, so that the judge, which adopts orphans, is its parent.
+    """
+    _die_with_parent()
+    for name in modules:
+        importlib.import_module(name)
+    connection = socket.socket(fileno=channel)
+    while True:
+        stack, (requests, answers, printed), _, _ = socket.recv_fds(connection, 1 << 12, 3)
+        number, written = os.pipe()
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            if own := os.fork():
+                os.write(written, str(own).encode())
+                _EXIT(0)
+            while os.getppid() == between:
+                time.sleep(1e-4)
+            connection.close()
+            os.setsid()
+            for each in (1, 2):
+                os.dup2(printed, each)
+            for each in (number, written, printed):
+                os.close(each)
+            work(requests, answers, stack.decode())
+        os.waitpid(between, 0)
+        connection.send(os.read(number, 32))
+        for each in (requests, answers, printed, number, written):
+            os.close(each)
+
+
+def work(requests: int, answers: int, stack_path: str) -> None:
+    """Answer requests from one descriptor on the other until the first closes; the path is for stacks."""
+    stack = open(stack_path, "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
     faulthandler.register(signal.SIGUSR2, stack)
     faulthandler.enable(stack)
     for each in (requests, answers):
@@ -93,7 +135,6 @@ def main() -> None:
     _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
     _die_with_parent()
     _be_the_first_to_go()
-    sys.argv[1:] = []
     process, pid = KernelProcess(), os.getpid()
     with os.fdopen(requests, "rb") as lines:
         for line in lines:

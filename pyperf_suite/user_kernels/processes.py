@@ -5,20 +5,23 @@ Whatever the code does, it costs one case: it is ended with all that it started,
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.user_kernels import kernel_process
 from pyperf_suite.user_kernels.api import USUAL
+
+SCRIPT = str(Path(kernel_process.__file__))
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05
@@ -72,7 +77,9 @@ class UserProcess:
         deadline_s: float,
         memory_bytes: int,
         environment: Mapping[str, str] | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
+        """Modules that are to be imported before are those of a template, of which it is then a copy."""
         _adopt_orphans()
         self._called, self._where, self._memory_bytes = called, "", memory_bytes
         self._root = Path()
@@ -87,17 +94,20 @@ class UserProcess:
         requests, self._to = os.pipe()
         self._from, answers = os.pipe()
         output, printed = os.pipe()
-        script = str(Path(kernel_process.__file__))
+        self._process: subprocess.Popen[bytes] | _Copy
         try:
-            self._process = subprocess.Popen(
-                [python, script, str(requests), str(answers), str(self._stack)],
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                pass_fds=(requests, answers),
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-            )
+            if preload:
+                self._process = _template(python, *preload).copy(self._stack, (requests, answers, printed))
+            else:
+                self._process = subprocess.Popen(
+                    [python, SCRIPT, str(requests), str(answers), str(self._stack)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
+                    pass_fds=(requests, answers),
+                    start_new_session=True,
+                    env={**os.environ, **(environment or {})},
+                )
         except OSError as error:
             for each in (self._to, self._from, output):
                 os.close(each)
@@ -284,6 +294,82 @@ class UserProcess:
                     kept -= len(self._log.popleft())
 
 
+class _Copy:
+    """A process that was copied from a template, as far as it is used like a subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        end_s = math.inf if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            else:
+                time.sleep(1e-3)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+
+class _Template:
+    """A process that has imported modules, and runs nobody's code: copies of it start in no time."""
+
+    def __init__(self, python: str, modules: Sequence[str]) -> None:
+        self._environment = dict(os.environ)
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, SCRIPT, "serve", str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def is_usable(self) -> bool:
+        return self._process.poll() is None and self._environment == os.environ
+
+    def copy(self, stack: Path, descriptors: Sequence[int]) -> _Copy:
+        """A process that writes stacks there and has these descriptors. Raises OSError where there is none."""
+        socket.send_fds(self._channel, [str(stack).encode()], descriptors)
+        return _Copy(int(self._channel.recv(32) or self._lost()))
+
+    def _lost(self) -> int:
+        raise OSError(0, "its template ended")
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_templates: dict[tuple[str, ...], _Template] = {}
+
+
+def _template(*key: str) -> _Template:
+    """That of an interpreter and modules, as long as it lives and the environment is the same."""
+    if key not in _templates or not _templates[key].is_usable:
+        forget_templates()
+        _templates[key] = _Template(key[0], key[1:])
+    return _templates[key]
+
+
+@atexit.register
+def forget_templates() -> None:
+    """End the templates, as this process does when it ends in order."""
+    while _templates:
+        _templates.popitem()[1].close()
+
+
 class ReferenceProcess:
     """The process that makes inputs and computes references; kept for the next case of the same file."""
 
@@ -296,7 +382,8 @@ class ReferenceProcess:
         self._resources.callback(self._process.close)
         self.is_lost = False
         try:
-            self.library: str = self._process.ask("start", **start)["library"]
+            started = self._process.ask("start", **start)
+            self.library, self.preload = str(started["library"]), tuple(started["preload"])
         except BaseException:
             self.close()
             raise

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import pickle
 import platform
 import sys
@@ -37,6 +38,9 @@ from pyperf_suite.user_kernels.arrays import (
 )
 
 PACKAGE = Path(__file__).resolve().parent.parent
+
+# Libraries that take long to import, and whose state a copy of a process may share.
+PRELOADED = ("numpy", "scipy", "torch", "triton") if sys.platform == "linux" else ()
 
 
 class UserFile:
@@ -91,6 +95,7 @@ class UserFile:
 
         self._guards = Guards()
         self._guards.watch_imports()
+        environment = dict(os.environ)
         if is_file:
             if not file.is_file():
                 raise UserCodeError(f"there is no file {target}")
@@ -106,6 +111,8 @@ class UserFile:
         self._library = "torch" if "torch" in sys.modules else "numpy"
         return {
             "library": self._library,
+            # What a process may import before it is known whose it is: a file may set variables that libraries read.
+            "preload": [name for name in PRELOADED if name in sys.modules and environment == os.environ],
             "versions": _versions(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
         }

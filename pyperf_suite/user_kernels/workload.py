@@ -208,8 +208,10 @@ class UserLaunches(Prepared):
         device = str(place.device)
         self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
         self._reference = self._find_reference()
-        limit = limit_bytes()
-        self._process = UserProcess(interpreter(), self._folder, implementation, self._end_s - time.monotonic(), limit)
+        left_s, limit = self._end_s - time.monotonic(), limit_bytes()
+        # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
+        preload = self._reference.preload if place.inputs is None else ()
+        self._process = UserProcess(interpreter(), self._folder, implementation, left_s, limit, preload=preload)
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))

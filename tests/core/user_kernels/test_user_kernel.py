@@ -21,6 +21,7 @@ from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.user_kernels import processes
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.checks import UNSUITED, PartChecks
 from pyperf_suite.user_kernels.workload import describe, parameters_of
@@ -48,6 +49,7 @@ def bench(tmp_path, monkeypatch):
 
     yield write
     user_kernel.forget_reference()
+    processes.forget_templates()
     describe.cache_clear()
 
 
@@ -393,6 +395,30 @@ def test_a_plain_kernel_imports_neither_numpy_nor_torch(bench):
     result = measured(implementation="sorted")
     assert result["outcome"] == "ok", result["reason"]
     assert result["kernel"]["details"]["versions"] == {}
+
+
+PIDS = kernel_of(
+    "lambda x: note() or x + 1, suite.rand(8)",
+    "import os\nnote = lambda: open('pids', 'a').write(f'{os.getpid()}\\n') * 0\n",
+)
+
+
+def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does(bench, tmp_path):
+    bench(PIDS)
+    assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
+    ((key, template),) = processes._templates.items()
+    assert key == (sys.executable, "numpy")
+    pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
+    assert len(pids - {template._process.pid}) >= 2
+    template._process.kill()
+    template._process.wait()
+    assert measured()["outcome"] == "ok"
+
+
+def test_a_file_that_sets_variables_before_it_imports_has_processes_that_do_so(bench):
+    bench("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\n" + kernel_of("lambda x: x + 1, suite.rand(8)"))
+    assert measured()["outcome"] == "ok"
+    assert not processes._templates
 
 
 def test_the_judge_imports_nothing_of_a_users(bench):
