@@ -10,6 +10,7 @@ import itertools
 import math
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import click
 from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
 from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
-from pyperf_suite.cli.options import measuring_options
+from pyperf_suite.cli.options import Finite, measuring_options
 from pyperf_suite.errors import Interrupted, UserError, ending_of, printable
 
 if TYPE_CHECKING:
@@ -155,13 +156,22 @@ def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
     help="Number of processes on this machine. Default: those of the profile. Example: --ranks 2.",
 )
 @click.option(
+    "--soak",
+    "soak_min",
+    default=0.0,
+    type=Finite(0),
+    metavar="MINUTES",
+    show_default=True,
+    help="Repeat the cases for this time afterwards, to see how stable a shared network is. Example: --soak 30.",
+)
+@click.option(
     "--model",
     metavar="NAME=NUMBER,...",
     help="Judge whether the network is fast enough to train this model in parallel. Default: 32 layers of "
     "hidden size 4096. Example: --model layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
 )
 @measuring_options
-def collectives(ranks: int | None, model: str | None, axes: tuple[str, ...], **options: Any) -> None:
+def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Measure raw collective bandwidth: `run collectives`, and what torchrun and SLURM start.
 
     \b
@@ -173,7 +183,7 @@ def collectives(ranks: int | None, model: str | None, axes: tuple[str, ...], **o
         axes = (*axes, f"ranks={ranks}")
     if model is not None:
         _judge_training_of(model, options["device"])
-    _run(("collectives",), axes=axes, **options)
+    _run(("collectives",), axes=axes, soak_min=soak_min, **options)
 
 
 def _judge_training_of(model: str, device: str) -> None:
@@ -198,6 +208,7 @@ def _run(
     as_json: bool,
     everything: bool,
     budget_s: float | None = None,
+    soak_min: float = 0.0,
 ) -> None:
     """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
     from pyperf_suite.findings.summary import exit_code
@@ -228,7 +239,7 @@ def _run(
         session,
         ", ".join(plan.probes),
         describe=lambda _, record: _speed(record),
-        afterwards=functools.partial(_follow_up, session),
+        afterwards=functools.partial(_follow_up_and_soak, session, soak_min),
     )
     records = list(session.records)  # read once from the disk
     if as_json:
@@ -253,14 +264,19 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
     return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
 
 
-def _follow_up(session: Session, show: Progress, done: int) -> None:
-    """Measure what the probes request after the plan."""
+def _follow_up_and_soak(session: Session, soak_min: float, show: Progress, done: int) -> None:
+    """Measure what the probes request after the plan, then repeat the plan's cases for so long."""
     from pyperf_suite.findings.discovery import follow_ups
 
     followed = follow_ups(session.plan, session.records)
     trials = session.within_budget((planned, n) for planned in followed for n in session.processes(planned))
     for number, trial in enumerate(trials, done + 1):
         show(number, number, f"following up: {_speed(session.measure_trial(*trial))}", lambda: 0.0)
+    end = time.monotonic() + 60 * soak_min
+    for number, planned in enumerate(itertools.cycle(session.plan.cases), done + 1):
+        if time.monotonic() >= end:
+            break
+        show(number, number, f"soaking: {_speed(session.measure_again(planned))}", lambda: 0.0)
 
 
 def _speed(record: Any) -> str:

@@ -95,6 +95,8 @@ class Session:
         self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
         self._began_s = self.clock()
+        # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
+        self._last_trials: dict[tuple[str, str], int] = {}
         # Where the cases after each begin in the plan.
         self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
         self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
@@ -244,6 +246,15 @@ class Session:
             self.outlook.learn(group[number], process, seconds)
             self.record(group[number], process, answer, seconds=seconds)
             began_s = self.clock()
+
+    def measure_again(self, planned: PlannedCase) -> Record:
+        """One more trial by the first worker, numbered after those there are: what a soak repeats for minutes."""
+        if planned.key not in self._last_trials:
+            trials = [trial[-1] for trial in self._finished if trial[:2] == planned.key]
+            self._last_trials[planned.key] = max(trials, default=-1)
+        answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
+        self._last_trials[planned.key] += 1
+        return self.record(planned, self._last_trials[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""

@@ -48,6 +48,7 @@ CATALOGUE = (
     ("run --list optimiser", "did you mean optimizer?"),
     ("run tile_wave --deadline inf", "inf is not a finite number"),
     ("collectives --model layers=2,depth=3 --device cpu", "'layers=2,depth=3' knows no depth"),
+    ("collectives --soak nan", "nan is not a finite number"),
     ("run absent.py", "no file absent.py"),
     ("collectives --ranks 0", "'--ranks'"),
     ("size", "--gpu H200"),

@@ -382,6 +382,7 @@ def analyse(rows: Rows, training: TrainingSizes | None = None) -> Findings:
     # A pair at a size or two is a place on the map; over many sizes it is a curve.
     sweeps = [c for c in curves if not c.parameters.pairs or len(c.points) >= FEWEST_SIZES]
     maps = of_ranks.pair_maps([curve for curve in curves if curve not in sweeps])
+    soaked = of_ranks.soaked_of(curves)
     kind = str(rows.records[0].identity.get("kind", "cpu"))
     return findings(
         curve_findings.wrong(curves),
@@ -392,6 +393,7 @@ def analyse(rows: Rows, training: TrainingSizes | None = None) -> Findings:
         (of_ranks.pair_findings(found) for found in maps),
         curve_findings.paths(sweeps),
         curve_findings.laws(sweeps),
+        of_ranks.soak_findings(soaked),
         curve_findings.tables(sweeps),
         curve_findings.figures(sweeps),
         nccl_tests_text(curves),

@@ -10,9 +10,11 @@ from scipy import signal, stats
 
 from pyperf_suite.measure.estimates import (
     Ratio,
+    chance_of_no_trend,
     effective_samples,
     median_and_quantiles,
     median_interval,
+    pettitt,
     ratio_over_processes,
 )
 
@@ -111,6 +113,19 @@ def test_no_narrower_pair_of_order_statistics_would_do(n, confidence):
 def test_quantiles_are_those_of_linear_interpolation():
     assert median_and_quantiles([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 2.0, 5.0)
     assert all(math.isnan(value) for value in median_and_quantiles([]))
+
+
+def test_what_is_not_there_is_rarely_seen_and_what_is_there_is() -> None:
+    random = np.random.default_rng(0)
+    quiet = [random.standard_normal(40) for _ in range(400)]
+    assert np.mean([pettitt(values)[1] < 0.05 for values in quiet]) < 0.07
+    assert np.mean([chance_of_no_trend(values) < 0.05 for values in quiet]) < 0.08
+    step = np.r_[np.zeros(25), np.ones(15)] + 0.1 * random.standard_normal(40)
+    place, chance = pettitt(step)
+    assert place == 25
+    assert chance < 1e-3
+    assert chance_of_no_trend(np.arange(40.0)) < 1e-9
+    assert chance_of_no_trend(np.ones(40)) == 1.0
 
 
 def test_the_interval_is_students_on_the_logarithms() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyperf_suite.findings.data import Findings, Quantity, Remark, Table
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)
 
@@ -134,3 +135,42 @@ def test_on_the_map_a_slow_link_stands_out_on_both_sides_of_the_diagonal() -> No
     assert values[1][2] == values[2][1] == 0.2
     assert values[0][1] == 1.0
     assert all(math.isnan(values[rank][rank]) for rank in range(3))
+
+
+def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
+    return lambda parameters, process: 1.5 if process >= at else 1.0
+
+
+ONE_SIZE = (Sizes(2**20, 2**20),)
+
+
+def test_a_soak_tells_when_the_network_changed(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(12), noise=0.01).records(cases(size=ONE_SIZE), processes=30))
+    change = said(findings, "cases change")
+    assert (change["by"], change["at"]) == (pytest.approx(0.5, abs=0.01), 12 * 60)
+    (row,) = rows(table(findings, "Soak"))
+    assert (row["trials"], row["change"], row["at"]) == (30, change["by"], change["at"])
+    assert row["change by chance"] < 0.01
+    (figure,) = findings.figures
+    (panel,) = figure.rows[0]
+    assert figure.name == "collectives_soak"
+    assert (panel.x_unit, list(panel.series[0].x[:3])) == ("min", [0.0, 60.0, 120.0])  # type: ignore[union-attr]
+
+
+def test_a_soak_tells_a_drift_from_begin_to_end(network: Any) -> None:
+    drifting = network(factor=lambda parameters, process: 1 + 0.01 * process, noise=0.005)
+    findings = PROBE.findings(drifting.records(cases(size=ONE_SIZE), processes=30))
+    assert 0.15 < said(findings, "cases drift, ")["by"] < 0.3
+
+
+def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(network: Any) -> None:
+    steady = network(noise=0.01)
+    assert remarks(PROBE.findings(steady.records(cases(), processes=20)), "no case drifts or changes")
+    assert not remarks(PROBE.findings(steady.records(cases(), processes=5)), "Soak")
+
+
+def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(3), profile="quick").records(cases(), processes=6))
+    assert said(findings, "too short to tell")["fewest"] == 8
+    soak = said(findings, "Soak of {length}")
+    assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))

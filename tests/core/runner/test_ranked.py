@@ -242,8 +242,7 @@ def test_all_ranks_measure_what_rank_0_was_asked_which_alone_reports_and_records
 @pytest.mark.slow
 def test_a_rank_killed_under_torchrun_costs_nothing_that_was_measured(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, "-m", *COLLECTIVES[2:], "-a", "op=all_reduce,all_gather,reduce_scatter", "--profile", "full"]
-    command += ["--results", str(tmp_path)]
+    command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--soak", "5", "--results", str(tmp_path)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         _, second = wait_for_ranks(running.pid, 2)
