@@ -41,8 +41,6 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "+%": ("change", 1.0),
     "joules": ("J", 1.0),
     "W": ("W", 1.0),
-    "TFLOP/J": ("FLOP/J", 1e12),
-    "J/TFLOP": ("J/FLOP", 1e-12),
     "count": ("count", 1.0),
     "billion": ("count", 1e9),
 }
@@ -51,6 +49,10 @@ UNITS: Mapping[str, tuple[str, float]] = {
 `duration`, `size` and `joules` choose the unit by the value, `size` with powers of 1024. `%` shows a share, `+%` a
 change, of which 0 is none.
 """
+
+
+# What spans more is no headline, and is written with two digits; beyond the second, it is hardly known at all.
+VAGUE_SPAN, UNKNOWN_SPAN = 4.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Quantity:
     def has_interval(self) -> bool:
         """Whether its bounds are known and apart."""
         return self.low < self.high
+
+    @property
+    def span(self) -> float:
+        """How many times the lower bound the upper one is; 1 where that is not known."""
+        return self.high / self.low if 0 < self.low < self.high else 1.0
 
     def excludes(self, value: float) -> bool:
         """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import replace_axes
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Figure, Findings, Panel, Quantity, Table, findings
-from pyperf_suite.findings.rows import Column, Row, Rows, getter, grouped, rows_of, series, table
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, findings
+from pyperf_suite.findings.rows import Column, Row, Rows, getter, rows_of, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
@@ -106,53 +104,8 @@ class Probe:
     def findings(self, records: Sequence[Record]) -> Findings:
         """What the records say; records of other probes are not passed."""
         rows = rows_of(records, self.order, self.computed)
-        metered = bool(rows.where(lambda row: "energy" in row.seen))
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
-            (_table(each, rows.where(getter(each.where)), metered) for each in self.tables),
+            (table(each.title, each.columns, rows.where(getter(each.where))) for each in self.tables),
         )
-        own += efficiency(self.name, rows)
         return self.analyse(rows) + own if self.analyse else own
-
-
-# Besides time, where the device counts energy.
-ENERGY = (
-    Column("energy", lambda row: row.seen.get("energy"), "joules"),
-    Column("energy/TFLOP", lambda row: row.seen["energy"] / row.flop if is_efficient(row) else None, "J/TFLOP"),
-    Column("power", lambda row: row.seen.get("power"), "W", 0),
-)
-
-
-def is_efficient(row: Row) -> bool:
-    """Whether both its energy and its FLOP are known."""
-    return row.flop > 0 and row.seen.get("energy", 0.0) > 0
-
-
-def _table(of: RowTable, rows: Rows, metered: bool) -> Table:
-    return table(of.title, (*of.columns, *(ENERGY if metered else ())), rows)
-
-
-def efficiency(name: str, rows: Rows) -> Findings:
-    """Who computes most for a joule, and FLOP a joule over the size of a launch."""
-    known = rows.where(is_efficient)
-    if not known:
-        return Findings()
-    best = max(known, key=lambda row: row.flop / row.seen["energy"])
-    sizes = [row.flop for row in known]
-    first, last = (round(math.log10(size)) for size in (min(sizes), max(sizes)))
-    ticks = tuple((10.0**power, f"1e{power}") for power in range(first - 1, last + 2))
-    drawn = (
-        series(label, sorted(group, key=attrgetter("flop")), "flop", lambda row: row.flop / row.seen["energy"])
-        for label, group in grouped(known, lambda row: f"{row.operator}, {row.implementation}").items()
-    )
-    panel = Panel("", "FLOP of a launch", "efficiency", tuple(drawn), x_ticks=ticks, y_unit="TFLOP/J")
-    caption = "Energy is of the whole board or package, what idles in it included."
-    return findings(
-        best.remark(
-            "{case} computes most for its energy, {efficiency:TFLOP/J} at {power:W}",
-            case=best.reading.case.label,
-            efficiency=best.flop / best.seen["energy"],
-            power=best.seen["power"],
-        ),
-        Figure(f"{name}_efficiency", "FLOP a joule by the size of a launch", caption, ((panel,),)),
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, quantity, remark
+from pyperf_suite.findings.data import VAGUE_SPAN, Claim, ClaimVerdict, Findings, Quantity, Remark, quantity, remark
 from pyperf_suite.findings.rows import grouped
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _effects(findings: Mapping[str, Findings]) -> Iterator[SummaryPoint]:
             continue
         weight = certain_weight(quantity)
         fails = isinstance(each, ClaimVerdict) and each.outcome == "does not hold here"
-        if not weight or quantity.predicted or fails:
+        if not weight or quantity.predicted or fails or quantity.span > VAGUE_SPAN:
             continue
         # What is counted is certain, but is less news than what took time.
         rank = ((0, 1, 2)[min(quantity.processes, 2)], weight)

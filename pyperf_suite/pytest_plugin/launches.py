@@ -45,9 +45,7 @@ def effort_of(call: Call, profile: Effort) -> Effort:
     """The profile's, or as many rounds as the test requests."""
     if not call.rounds:
         return profile
-    return Effort(
-        SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S), energy=False
-    )
+    return Effort(SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S))
 
 
 class CallStopwatch:

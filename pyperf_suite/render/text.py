@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import printable
 from pyperf_suite.findings.data import (
     UNITS,
+    UNKNOWN_SPAN,
+    VAGUE_SPAN,
     Bars,
     Cell,
     Claim,
@@ -185,7 +187,9 @@ def _parts(quantity: Quantity) -> tuple[str, str, str]:
     known = not math.isnan(quantity.value)
     number = _number(quantity.value / scale, quantity) if known else NOT_KNOWN
     interval = ""
-    if not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
+    if quantity.span > UNKNOWN_SPAN:
+        interval = "" if quantity.noisy else "noisy"
+    elif not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
         interval = f"[{_number(quantity.low / scale, quantity)}, {_number(quantity.high / scale, quantity)}]"
     if quantity.noisy:
         interval = f"{interval} noisy".lstrip()
@@ -213,8 +217,10 @@ def _number(value: float, of: Quantity) -> str:
         return f"{value:.{3 if is_fine else 2}f}" if abs(value) < 100 else f"{value:.0f}"
     if of.unit == "count":
         return f"{value:.0f}"
-    # Three significant digits, but no whole number is rounded to fewer than it has.
+    # Three significant digits, but no whole number is rounded to fewer than it has. Else two, or one.
     digits = 4 if of.unit in ("size", "ms", "us") else 3
+    if of.span > VAGUE_SPAN:
+        return f"{float(f'{value:.{1 if of.span > UNKNOWN_SPAN else 2}g}'):g}"
     short = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e" in short and 1 <= abs(value) < HUGE else short
 

@@ -183,8 +183,6 @@ SHARE_OF_CAPS = 0.8
 SHARE_OF_CAPS_FOR_LITTLE = 0.5
 LITTLE = 0.02
 
-# Launches for their energy: ten steps of NVIDIA's counter, which changes every 0.1 s.
-ENERGY_S = 1.0
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
 
@@ -257,8 +255,6 @@ class Outlook:
             seconds += START_OF_FRESH_RANKS_S
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
-        if effort.energy and self._plan.device.kind == "cuda":
-            seconds += ENERGY_S
         caps_s = min(effort.seconds_at_most, 60.0)
         share = SHARE_OF_CAPS_FOR_LITTLE if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)

@@ -17,14 +17,13 @@ SUSTAINED_S = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """What one trial of a case may spend: on warming up, on samples, and on a second of launches for their energy.
+    """What one trial of a case may spend on warming up and on samples.
 
     It is one of so many `processes`, which share the case's checks.
     """
 
     warm_up: SteadyRule
     stop: StopRule
-    energy: bool = True
     processes: int = 1
 
     def sustained(self) -> Effort:
@@ -41,7 +40,7 @@ class Effort:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effort:
-        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]), data["energy"], data["processes"])
+        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]), data["processes"])
 
     @property
     def seconds_at_most(self) -> float:
@@ -80,7 +79,6 @@ QUICK = Profile(
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
         _undisturbed(relative_half_width=0.03, time_cap_s=0.2),
-        energy=False,
     ),
     purpose="a first look",
 )

@@ -39,7 +39,7 @@ SENTINELS = {
     ),
 }
 SENTINEL_EFFORT = Effort(
-    SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3, quantile=UNDISTURBED), energy=False
+    SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3, quantile=UNDISTURBED)
 )
 
 # What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.

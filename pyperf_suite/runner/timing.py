@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pyperf_suite.hardware.devices import Device, Unavailable, required
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import USUAL, MedianInterval, another_runs
 from pyperf_suite.measure.sampling import Measurement, Turns, sampling
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
-from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu, energy_meter
+from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads.workload import Observed, Prepared, Work
@@ -70,9 +70,6 @@ def timed(
             }
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
-        # Ranks launch together, and on devices that are not this one alone.
-        if finish is None and effort.energy:
-            _add_energy(prepared, measurement, device, result)
         when = "after timing"
         if prepared.sees_more:
             _require_right(prepared)
@@ -160,27 +157,6 @@ def _read(prepared: Prepared) -> dict[str, Any]:
         "kernel": dataclasses.asdict(prepared.kernel),
         "quality": {"converged": True},
     }
-
-
-def _add_energy(prepared: Prepared, of: Measurement, device: Device, result: dict[str, Any]) -> None:
-    """Joules a launch and watts of a stretch of launches more, where the device has a counter; else why not.
-
-    After the checks, which would pause between them.
-    """
-    batch = of.launches_per_sample
-    try:
-        meter = required(energy_meter(device))
-        first = of.warmup_launches + len(of.seconds) * batch
-        spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.value * batch)
-    except Unavailable as reason:
-        result["quality"]["energy"] = {"unavailable": str(reason)}
-        return
-    for name, unit, over in (("energy", "J", spent.launches), ("power", "W", spent.seconds)):
-        value = spent.joules / over
-        ends = (value * (1 - spent.error), value * (1 + spent.error))
-        result["metrics"][name] = dataclasses.asdict(Metric(unit, value, *ends, *ends, [value]))
-    how = {"counter": meter.counter.name, "step_s": meter.step_s}
-    result["quality"]["energy"] = how | {"stretch_s": spent.seconds, "busy": spent.busy, "launches": spent.launches}
 
 
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ library is imported, and nothing newer than Python 3.9 is used.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import statistics
 import sys
@@ -225,8 +224,6 @@ AUDITED_SETS = 32
 POISONED_ONE_OF = 32
 
 _STARMAP = starmap
-_MEMCMP = ctypes.CDLL(None).memcmp
-_MEMCMP.argtypes, _MEMCMP.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
 
 
 class Auditor:
@@ -285,31 +282,14 @@ def _copy(result: Any) -> Any:
     return {key: _copy(each) for key, each in result.items()} if type(result) is dict else result
 
 
-def _same_bits(one: Any, other: Any) -> bool:
-    """Whether two arrays of one type and shape are in the host's memory, bit for bit the same; else False."""
-    if is_torch(one):
-        # Lazy tensors have other values than their memory holds.
-        plain = all(each.is_contiguous() and not (each.is_conj() or each.is_neg()) for each in (one, other))
-        if not plain or {one.device.type, other.device.type} != {"cpu"}:
-            return False
-        places, size_bytes = (one.data_ptr(), other.data_ptr()), one.numel() * one.element_size()
-    else:
-        if not (one.flags.c_contiguous and other.flags.c_contiguous) or one.dtype.hasobject:
-            return False
-        places, size_bytes = (one.ctypes.data, other.ctypes.data), one.nbytes
-    return _MEMCMP(*places, size_bytes) == 0
-
-
 def _equal(one: Any, other: Any) -> bool:
     """Whether two results are equal; never where that is another's to say."""
     if type(one) is not type(other):
         return False
     if is_array(one):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
         library = sys.modules["torch" if is_torch(one) else "numpy"]
         equal = library.equal if is_torch(one) else library.array_equal
-        return _same_bits(one, other) or bool(equal(one, other))
+        return one.dtype == other.dtype and bool(equal(one, other))
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(a is b or _equal(a, b) for a, b in zip(one, other))
     if type(one) is dict:

@@ -35,7 +35,13 @@ def points(*remarks: Remark | ClaimVerdict) -> list[str]:
 
 
 def test_effects_are_weighed_by_what_of_them_is_certain_and_of_one_template_the_largest_is_reported() -> None:
-    message = points(effect("wide", 4.0, 2.9), effect("slow", 0.4), effect("sure", 2.0), effect("noise", 1.5, 0.6))
+    message = points(
+        effect("wide", 4.0, 2.3),
+        effect("vague", 9.0, 6.0),
+        effect("slow", 0.4),
+        effect("sure", 2.0),
+        effect("noise", 1.5, 0.6),
+    )
     assert [each.split()[0] for each in message] == ["slow", "sure", "wide"]
     assert points(effect("alone", 9.0, processes=1), effect("three", 1.1))[0].startswith("three")
     assert len(points(effect("a", 2.0), effect("a", 3.0), effect("b", 1.5))) == 2

@@ -48,6 +48,19 @@ def test_a_value_is_told_with_its_unit(value, unit, text):
     assert quantity_text(Quantity(value, unit)) == text
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.0123, 0.0125, "12.35 ms [12.3, 12.5]"),
+        (0.005, 0.02, "12.35 ms [5, 20]"),  # four times: still three digits and more
+        (0.003, 0.0345, "12 ms [3, 34]"),
+        (0.001, 0.2, "10 ms noisy"),
+    ],
+)
+def test_digits_follow_the_interval(low, high, text):
+    assert quantity_text(Quantity(0.01235, "ms", low, high, 3)) == text
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_what_is_not_known_is_a_dash_without_a_unit(unit):
     unknown = Quantity(math.nan, unit, processes=3)
@@ -71,7 +84,7 @@ def test_any_value_has_a_short_text_in_any_unit(unit, value):
         (Quantity(1.25, "x", 1.25, 1.25, 0), "1.25 ×"),
         (Quantity(1.034, "x", 1.029, 1.039, 3), "1.034 × [1.029, 1.039]"),
         (Quantity(0.002, "ms", 0.0019, 0.0021, 3), "2 ms [1.9, 2.1]"),
-        (Quantity(0.002, "duration", 0.0009, 1.1, 3), "2 ms [0.9, 1100]"),
+        (Quantity(0.002, "duration", 0.0009, 0.003, 3), "2 ms [0.9, 3]"),
         (Quantity(-0.39, "+%", -0.41, -0.37, 3), "-39 % [-41, -37]"),
         (Quantity(2.0, "x", math.nan, math.nan, 3), "2.00 ×"),
     ],
