@@ -3,6 +3,7 @@
 # make test-all all tests: also those that start many processes, compile or interpret kernels
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
+# make site     the documentation as a site below build/site; needs mkdocs
 # make clean    remove what the others made, except results
 #
 # PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these.
@@ -19,7 +20,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test test-all test-rest can-test lint fuzz gpu-check test-sanitize clean
+.PHONY: bench test test-all test-rest can-test lint fuzz gpu-check test-sanitize site clean
 
 bench: $(MADE)
 	$(RUN) -m pytest pyperf_suite/benchmarks --benchmark-only $(ARGS)
@@ -55,6 +56,10 @@ lint: can-test
 
 fuzz: $(MADE)
 	$(RUN) -m pytest tests/hardening -k any_ --hypothesis-profile=thorough -n logical $(ARGS)
+
+site: $(MADE)
+	@$(HAS) mkdocs || { echo "error: the site is made by mkdocs, which $(VENV) lacks: install it there." >&2; exit 2; }
+	$(RUN) -m mkdocs build --strict
 
 gpu-check:
 	PYTHON=$(PYTHON) tools/gpu_check.sh $(PART) $(FOLDER)

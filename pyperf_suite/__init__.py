@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         zeros,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 __all__ = (
     "INPUTS",
