@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.calibration import MEAN_OF_HALF_WIDTH, STEPS, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.transfers import attention_width, is_desktop, log_ratio, nearest
+from pyperf_suite.planner.laws.transfers import attention_width, held_down, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]
 
@@ -224,7 +224,7 @@ class KernelLaw:
         What the products take at the peak follows the peak of a multiprocessor; what kernels take beyond it (softmax,
         waiting, synchronisation) follows the clock: a GPU with few tensor cores for its clock comes nearer to its peak.
         """
-        clock, measured_clock = _clock_share(spec, dtype), _clock_share(measured_on, dtype)
+        clock, measured_clock = _clock_share(spec, measured_on, dtype), _clock_share(measured_on, measured_on, dtype)
         slower_clock = measured_on.boost_mhz * measured_clock / (spec.boost_mhz * clock)
         reached = measured_on.peak(dtype) * measured_clock / measured_on.sms
         slower_sm = reached / (spec.peak(dtype) * clock / spec.sms)
@@ -372,10 +372,10 @@ def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> At
     return AttentionKernels(library, kernels, band, block.fitted_range, float(block.held_out["mape"]), block.origin)
 
 
-def _clock_share(spec: GpuSpec, dtype: str) -> float:
-    """The share of its clock that a GPU's power lets it hold in attention, where kernels were seen to run into it."""
+def _clock_share(spec: GpuSpec, measured_on: GpuSpec, dtype: str) -> float:
+    """The share of its clock that a GPU's power lets it hold in attention; on servers of what the measured one held."""
     needed_w = WATT_PER_TFLOP * spec.peak(dtype) / 1e12
-    return min(1.0, spec.power_w / needed_w) if is_desktop(spec) else 1.0
+    return min(1.0, spec.power_w / needed_w) if is_desktop(spec) else held_down(spec, measured_on)
 
 
 def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str) -> AttentionKernels:
@@ -384,7 +384,7 @@ def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
     source = nearest(spec, known, SUBJECT)
-    theirs, unsure = known[source.name], attention_width(spec, source, dtype)
+    theirs, unsure = known[source.name], attention_width(spec, source)
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, source, dtype), error_scale=1.0) for kernel in theirs.kernels],

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import (
+    BAND_NAMES,
     POOLED,
     Band,
     Calibration,
@@ -32,7 +33,17 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
-from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, find_law, have_same_kernels
+from pyperf_suite.planner.laws.transfers import (
+    HELD_DOWN_WIDTH,
+    LIKE_PEAK,
+    are_twins,
+    find_law,
+    have_same_kernels,
+    held_down,
+    is_desktop,
+    log_ratio,
+    power_a_flop,
+)
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -368,6 +379,8 @@ def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> Ge
     return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, error_percent, source)
 
 
+# Cards for games clock above what their data sheet's peak is of: an RTX 5090 runs its fastest product at 112 % of it.
+ABOVE_PEAK = 1.125
 # Rounds of finding the rate with which the law has a published product take its time.
 ROUNDS = 8
 WITHIN = 1.075
@@ -386,35 +399,77 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
     if gpu.compute_capability is None and library not in (None, PYTORCH):
         raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
-    calibration = _source(gpu, name) or pooled
-    law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
-    others = pooled.block(f"{name}.{law.library}")
-    error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
-    if law.source and abs(np.log(gpu.peak(dtype) / law.source.peak(dtype))) < np.log(LIKE_PEAK):
-        error = float(others.held_out["alike_mape"])
-        band = Band.from_arrays(
-            {name[len(SIMILAR_GPU) :]: values for name, values in others.arrays.items() if SIMILAR_GPU in name}
-        )
+    sibling = None if maximum else _sibling(gpu, name)
+    if sibling:
+        theirs = gemm_law(sibling, dtype, library)
+        law = replace(theirs, gpu=gpu, peak_scale=theirs.peak_scale * held_down(gpu, sibling))
+    else:
+        calibration = _source(gpu, name) or pooled
+        law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
     if dtype not in FITTED_DTYPES:
         return replace(law, band=None, error_percent=None)
-    law = replace(law, band=band, error_percent=error, library=law.library if gpu.compute_capability else PYTORCH)
-    return law if maximum is None else _held_to(law, maximum)
+    law = _with_band_of_others(law, pooled.block(f"{name}.{law.library}"))
+    law = replace(law, library=law.library if gpu.compute_capability else PYTORCH)
+    law = law if maximum is None else _held_to(law, maximum)
+    return replace(law, peak_scale=max(law.peak_scale, _least_scale(law)))
+
+
+def _with_band_of_others(law: GemmLaw, others: CalibrationBlock) -> GemmLaw:
+    """The law with the interval of GPUs that were left out, of its kind if it was read off one."""
+    like = law.source is not None and log_ratio(law.gpu.peak(law.dtype), law.source.peak(law.dtype)) < np.log(LIKE_PEAK)
+    prefix = SIMILAR_GPU if like else ""
+    band = Band.from_arrays({name: others.arrays[f"{prefix}{name}"] for name in BAND_NAMES})
+    assert band is not None
+    # The only pair of one kind that both have tables are twins.
+    if like and law.source and not are_twins(law.gpu, law.source):
+        band = replace(band, low=-np.hypot(band.low, HELD_DOWN_WIDTH), high=np.hypot(band.high, HELD_DOWN_WIDTH))
+    return replace(law, band=band, error_percent=float(others.held_out[f"{prefix}mape"]))
+
+
+def _least_scale(law: GemmLaw) -> float:
+    """How near to its peak it comes at least, as it is no slower than GPUs of its kind with less power and peak."""
+    power_w, peak = law.gpu.power_w, law.gpu.peak("fp16")
+    smaller = [
+        (gemm_law(other, law.dtype, law.library), other.peak("fp16"))
+        for other in all_gpus()
+        if other.name in MEASURED_MAXIMA
+        and have_same_kernels(law.gpu, other)
+        and other.power_w <= power_w
+        and other.peak("fp16") <= peak
+        and (other.power_w, other.peak("fp16")) != (power_w, peak)
+    ]
+    scales = [theirs.peak_scale * their_peak / peak for theirs, their_peak in smaller if theirs.block is law.block]
+    return max(scales, default=0.0)
+
+
+def _sibling(gpu: GpuSpec, name: str) -> GpuSpec | None:
+    """Of GPUs with the same kernels, and tables or a published product, the one with the nearest power a FLOP."""
+    known = [
+        other
+        for other in all_gpus()
+        if other.name != gpu.name
+        and have_same_kernels(gpu, other)
+        and (other.name in MEASURED_MAXIMA or ((own := shipped_calibration(other.name)) and own.has(name)))
+    ]
+    return min(
+        known,
+        default=None,
+        key=lambda other: (
+            other.compute_capability != gpu.compute_capability,
+            log_ratio(power_a_flop(other), power_a_flop(gpu)),
+            log_ratio(other.memory_bytes_per_s, gpu.memory_bytes_per_s),
+        ),
+    )
 
 
 def _source(gpu: GpuSpec, name: str) -> Calibration | None:
-    """The calibration of the GPU whose products are most similar, None if it has other kernels or is held down more.
+    """The tables of the GPU with the same kernels, None if there are none.
 
-    Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
-    law of all GPUs errs by 10 % where the L40S's errs by 21.
+    Cards for workstations and games have none: power holds them down less than an L40S, and on an RTX A6000 the law of
+    all GPUs errs by 10 % where the L40S's errs by 21.
     """
     calibration, _ = find_law(gpu, name, SUBJECT)
-    source = find_gpu(calibration.gpu)
-    held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
-    return calibration if have_same_kernels(gpu, source) and held_down else None
-
-
-def _power_a_flop(gpu: GpuSpec) -> float:
-    return gpu.power_w / gpu.peak("fp16")
+    return calibration if have_same_kernels(gpu, find_gpu(calibration.gpu)) and not is_desktop(gpu) else None
 
 
 def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
@@ -422,12 +477,12 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
 
     A GPU with the law of another of its kind, whose own maximum is known, is as much faster as its maximum is, and then
     moved no further than to `WITHIN` of it: the tables, of other software, say more of the level. In fp8 the rate is as
-    much higher as in bf16.
+    much higher as in bf16. What a card reaches beyond its peak, by a clock above its data sheet's, is the interval's.
     """
     if law.dtype == "fp8":
         return replace(law, peak_scale=gemm_law(law.gpu, "bf16", law.library).peak_scale)
     m, n, k = (np.array([float(size)]) for size in maximum.sizes)
-    wanted, within = 2e-12 * float((m * n * k)[0]) / maximum.tflop_per_s, 1.0
+    wanted, within = 2 * float((m * n * k)[0]) / min(1e12 * maximum.tflop_per_s, law.gpu.peak(law.dtype)), 1.0
     known = MEASURED_MAXIMA.get(law.source.name) if law.source else None
     if law.source and known and known.origin == maximum.origin:
         sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
@@ -485,7 +540,8 @@ def gemm_time(
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
-    aligned = plain * law.library_factor(*sizes) * here
+    ideal = 2.0 * sizes[0] * sizes[1] * sizes[2] / law.gpu.peak(dtype)
+    aligned = np.maximum(plain * law.library_factor(*sizes) * here, ideal)
     burst = aligned * penalty.factor
     seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
 
@@ -497,6 +553,7 @@ def gemm_time(
     if law.band is not None:
         low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
+        low = np.maximum(low, np.minimum(seconds, ideal) / ABOVE_PEAK)
     error_percent, origin = stated(gpu, BLOCK_OF[dtype], law.error_percent, law.origin)
     return Explained(
         seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
@@ -518,8 +575,8 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
 
 def _menu_parts(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], menu: MenuTimes) -> dict[str, NDArray[np.float64]]:
     m, n, k = sizes
-    ideal = 2.0 * m * n * k / law.rates.flop_per_s
-    padded = menu.padded_flop / law.rates.flop_per_s
+    peak = law.gpu.peak(law.dtype)
+    ideal, padded = 2.0 * m * n * k / peak, menu.padded_flop / peak
     together = menu.seconds - menu.split_s - law.coefficients.launch_s
     return {
         "ideal": ideal,
@@ -534,4 +591,4 @@ def _menu_parts(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], menu: MenuTi
 
 def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
-    return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
+    return sustained_slowdown(law.gpu, 2.0 * m * n * k / law.gpu.peak(law.dtype) / burst)

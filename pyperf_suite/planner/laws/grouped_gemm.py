@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,9 +30,12 @@ from pyperf_suite.planner.laws.gemm import Rates, joined, waited
 from pyperf_suite.planner.laws.transfers import (
     EXPERTS_NOT_TRANSFERRED,
     EXPERTS_OF_OTHER_KERNELS,
-    EXPERTS_STRETCHED,
+    EXPERTS_OF_TWIN,
+    SAME_KIND,
+    are_twins,
     find_law,
     have_same_kernels,
+    held_down,
 )
 
 Floats = NDArray[np.float64]
@@ -380,19 +383,23 @@ class ExpertLaw:
     def seconds(self, work: ExpertWork) -> tuple[Floats, tuple[Floats, ...]]:
         """With the library's factor, and what was counted."""
         costs = ExpertCosts.from_arrays(self.block.arrays)
-        counted = counted_seconds(costs, Rates.of(self.gpu, UNITS_OF[self.dtype]), work, self.library)
+        rates = Rates.of(self.gpu, UNITS_OF[self.dtype])
+        rates = replace(rates, flop_per_s=rates.flop_per_s * held_down(self.gpu, self.like))
+        counted = counted_seconds(costs, rates, work, self.library)
         factor = LibraryFactor.from_arrays(self.block.arrays)(work.features(counted[0]))
         return counted[0] * np.exp(factor), counted
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
         if self.transferred and not have_same_kernels(self.gpu, self.like):
-            low, high = EXPERTS_OF_OTHER_KERNELS[self.library]
-            return seconds * np.exp(low), seconds * np.exp(high)
+            ends = EXPERTS_OF_OTHER_KERNELS[self.library]
+            return seconds * np.exp(ends[0]), seconds * np.exp(ends[1])
         band = Band.from_arrays(self.block.arrays)
         assert band is not None
-        low_s, high_s = band.around(seconds, band_figure(self.library, seconds, work))
-        stretched = EXPERTS_STRETCHED if self.transferred else 1.0
-        return seconds * (low_s / seconds) ** stretched, seconds * (high_s / seconds) ** stretched
+        low, high = (np.log(end / seconds) for end in band.around(seconds, band_figure(self.library, seconds, work)))
+        if self.transferred:
+            width = EXPERTS_OF_TWIN[self.library] if are_twins(self.gpu, self.like) else SAME_KIND
+            low, high = -np.hypot(low, width), np.hypot(high, width)
+        return seconds * np.exp(low), seconds * np.exp(high)
 
 
 def band_figure(library: str, seconds: Floats, work: ExpertWork) -> Floats:

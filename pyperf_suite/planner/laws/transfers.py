@@ -91,9 +91,26 @@ def log_ratio(one: float, other: float) -> float:
     return abs(float(np.log(one / other)))
 
 
-# Products on a GPU of the same kernels: an Ada with more power a FLOP than this times the source's is not held down as
-# that one is, and peaks that differ by more than this make a GPU another one. Bands are in the blocks of all GPUs.
-LIKE_POWER_A_FLOP = 1.2
+# Power goes with the cube of the clock, as the voltage follows it: a GPU with less power for its peak clocks lower.
+# From one published product to the next of the same kernels (measured_maxima.py) that is off by 6 %.
+CLOCK_OVER_POWER = 1 / 3
+# Half the width of the 90 % interval of that, as a logarithm.
+HELD_DOWN_WIDTH = 0.13
+
+
+def power_a_flop(gpu: GpuSpec) -> float:
+    """What a GPU may draw for each FLOP/s of its peak in 16 bits, in joules."""
+    return gpu.power_w / gpu.peak("fp16")
+
+
+def held_down(gpu: GpuSpec, source: GpuSpec) -> float:
+    """The clock that less power a FLOP leaves a GPU, over that of another of the same kernels: 1 or less."""
+    ratio = power_a_flop(gpu) / power_a_flop(source) if have_same_kernels(gpu, source) else 1.0
+    return float(min(1.0, ratio) ** CLOCK_OVER_POWER)
+
+
+# Products on a GPU of the same kernels: peaks that differ by more than this make a GPU another one. Bands are in the
+# blocks of all GPUs.
 LIKE_PEAK = 1.5
 
 # Memory-bound operators: H100 read off H200 and back; A100 off H100 and B200 off H200 (22 % both), and L40S with its
@@ -123,38 +140,44 @@ OTHER_GENERATION = 0.50
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
-def attention_width(spec: GpuSpec, source: GpuSpec, dtype: str) -> float:
+def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
+    """Whether two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
+    return (
+        have_same_kernels(spec, source)
+        and spec.compute_capability == source.compute_capability
+        and log_ratio(spec.peak("fp16") / spec.sms, source.peak("fp16") / source.sms) < TWIN_RATE
+        and float(np.log(source.power_w / spec.power_w)) < TWIN_POWER
+    )
+
+
+def attention_width(spec: GpuSpec, source: GpuSpec) -> float:
     """Half the width of the interval of attention on `spec` read off `source`."""
     if spec.compute_capability is None or source.compute_capability is None or is_desktop(spec) != is_desktop(source):
         return OTHER_KIND
     if spec.compute_capability[0] != source.compute_capability[0]:
         return OTHER_GENERATION if is_desktop(spec) else OTHER_KIND
-    are_twins = (
-        spec.compute_capability == source.compute_capability
-        and log_ratio(spec.peak(dtype) / spec.sms, source.peak(dtype) / source.sms) < TWIN_RATE
-        and float(np.log(source.power_w / spec.power_w)) < TWIN_POWER
-    )
-    return TWIN if are_twins else SAME_KIND
+    return TWIN if are_twins(spec, source) else SAME_KIND
 
 
-# Latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
-# each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so that tables of GPUs left out
-# whole are covered (`python -m tools.fit TABLES --left-out GPU`).
-LATENT_LEVEL, LATENT_BANDWIDTH, LATENT_MULTIPROCESSOR, LATENT_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
+# Latent attention, likewise, next to the law's own error: H100 and H200 are read off each other within the first, A100,
+# B200 and L40S off others within the last (`python -m tools.fit TABLES --left-out GPU`). A library picks its kernel of
+# latent attention by the chip: on B300, GB200 and GB300 the law of B200 was found to be 37 to 44 % too fast.
+LATENT_TWIN, LATENT_SAME_KIND, LATENT_OTHER_KIND = 0.12, 0.70, 0.95
 
 
-def latent_deviation(spec: GpuSpec, source: GpuSpec) -> float:
-    """How far a law of latent attention read off `source` misses beyond its own error; 0 for the GPU's own."""
+def latent_width(spec: GpuSpec, source: GpuSpec) -> float:
+    """Half the width that latent attention read off `source` adds to the law's own error; 0 for the GPU's own."""
     if spec.name == source.name:
         return 0.0
-    deviation = LATENT_LEVEL + LATENT_BANDWIDTH * log_ratio(source.memory_bytes_per_s, spec.memory_bytes_per_s)
-    deviation += LATENT_MULTIPROCESSOR * log_ratio(source.sms, spec.sms)
-    return deviation if have_same_kernels(spec, source) else float(np.hypot(deviation, LATENT_OTHER_KERNELS))
+    if not have_same_kernels(spec, source):
+        return LATENT_OTHER_KIND
+    return LATENT_TWIN if are_twins(spec, source) and spec.sms == source.sms else LATENT_SAME_KIND
 
 
-# Experts: of the same kernels the source's interval holds when its logarithm is stretched so far; of others these are
-# the ends, over A100, B200 and L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
-EXPERTS_STRETCHED = 1.2
+# Experts: of a twin half the width next to the law's own error, as libraries tune them for each GPU by name; of others
+# of the same kernels, of which the tables have no pair, as of attention; of other kernels the ends, over A100, B200 and
+# L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
+EXPERTS_OF_TWIN = {"trtllm": 0.08, "sglang": 0.12, "vllm": 0.3}
 EXPERTS_OF_OTHER_KERNELS = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
 # Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
 EXPERTS_NOT_TRANSFERRED = {("vllm", "fp8")}
