@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import internode
 from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import (
+    BEYOND_RANKS,
     BLOCK,
+    PCIE_ONLY,
+    CollectiveLaws,
     collective_time,
-    has_nvlink,
+    link_bytes_per_s,
+    link_kind,
     pack_curves,
     transferred_laws,
     unpack_laws,
@@ -70,12 +74,20 @@ EVERY_SECOND = "every second size left out, so that the nearest lie four times a
 COMMON_VARIANCE = 1e3
 
 
+# Seconds by bytes of a library's own kernel, by version, operation and ranks.
+OwnCurves = dict[tuple[str, str, int], dict[float, float]]
+
+
 class Curve(NamedTuple):
     """What a curve of seconds over bytes is of; `gpu` is the name in the catalogue."""
 
     gpu: str
     operation: str
     ranks: int
+
+
+# log(measured / predicted) of curves.
+Errors = Mapping[Curve, NDArray[np.float64]]
 
 
 @functools.cache
@@ -87,8 +99,12 @@ def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock
     folder has no such table.
     """
     blocks = {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
-    for (gpu, library), curves in _read_own(tables_folder).items():
-        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves)
+    own = _read_own(tables_folder)
+    errors = {key: _ranks_left_out(curves, unpack_laws(blocks[key[0]][BLOCK])) for key, curves in own.items()}
+    for (gpu, library), curves in own.items():
+        others = np.concatenate([missed for (other, _), missed in errors.items() if other != gpu])
+        law = unpack_laws(blocks[gpu][BLOCK]).curves["all_reduce"]
+        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves, law, find_gpu(gpu), _interval(others))
     return blocks
 
 
@@ -98,6 +114,7 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
     curves = sorted(measured)
     log_s = np.log([[measured[curve][size] for size in sizes] for curve in curves])
     missed = dict(zip(curves, -left_out_logs(curves, sizes, log_s), strict=True))
+    operations = missed_operations(curves, sizes, log_s)
     repeated = repeats(tables_folder)
     blocks = {}
     for gpu in sorted({curve.gpu for curve in curves}):
@@ -109,14 +126,13 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
             zip(missing, inferred, strict=True)
         )
         errors = np.concatenate([missed[curve] for curve in own])
-        left_out = _interval(errors)
         covered = [_covered(missed[curve], [missed[c] for c in own if c != curve]) for curve in own]
         # Of a GPU that one version was run on, the versions of all others speak.
         scatter = _interval(repeated.get(gpu, np.concatenate(list(repeated.values()))))
         packed = pack_curves(
             {(c.operation, c.ranks): PiecewiseAlphaBeta.through(sizes, time) for c, time in seconds.items()},
             frozenset((c.operation, c.ranks) for c in missing),
-            {(c.operation, c.ranks): left_out if c in missing else scatter for c in seconds},
+            {(c.operation, c.ranks): _inferred(c, missed, operations) if c in missing else scatter for c in seconds},
         )
         held_out = _held_out(errors, LEFT_OUT) | {
             "coverage": round(float(np.mean(np.concatenate(covered))) * 100, 1),
@@ -125,6 +141,36 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
         limits = {"nbytes": (float(sizes[0]), float(sizes[-1])), "ranks": (float(RANKS[0]), float(RANKS[-1]))}
         blocks[gpu] = CalibrationBlock(packed, held_out, limits, ORIGIN)
     return blocks
+
+
+def _inferred(curve: Curve, missed: Errors, operations: Errors) -> Interval:
+    """How far a curve that was inferred may be off, by curves left out of all GPUs with its kind of link.
+
+    Where no GPU of its architecture was measured at its operation, by whole operations left out of an architecture.
+    """
+    kind = link_kind(find_gpu(curve.gpu)) > PCIE_ONLY
+    known = any(_family(other) == _family(curve) for other in missed)
+    alike = [
+        errors
+        for other, errors in (missed if known else operations).items()
+        if (link_kind(find_gpu(other.gpu)) > PCIE_ONLY) == kind
+    ]
+    return _interval(np.concatenate(alike))
+
+
+def _family(curve: Curve) -> tuple[str, str]:
+    return find_gpu(curve.gpu).architecture, curve.operation
+
+
+def missed_operations(curves: Sequence[Curve], sizes: NDArray[np.float64], log_s: NDArray[np.float64]) -> Errors:
+    """log(measured / inferred) of every curve, without any of its operation on a GPU of its architecture."""
+    missed = {}
+    for family in {_family(curve) for curve in curves}:
+        out = np.array([_family(curve) == family for curve in curves])
+        seen = [curve for curve, is_out in zip(curves, out, strict=True) if not is_out]
+        unseen = [curve for curve, is_out in zip(curves, out, strict=True) if is_out]
+        missed |= dict(zip(unseen, log_s[out] - infer_logs(seen, sizes, log_s[~out], unseen), strict=True))
+    return missed
 
 
 def repeats(tables_folder: Path) -> dict[str, NDArray[np.float64]]:
@@ -163,14 +209,12 @@ def _covered(missed: NDArray[np.float64], others: list[NDArray[np.float64]]) -> 
     return np.asarray((missed >= low) & (missed <= high))
 
 
-def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]]:
+def _read_own(tables_folder: Path) -> dict[tuple[str, str], OwnCurves]:
     """Seconds by bytes of each library's own all_reduce, by GPU and library, then version and ranks.
 
     Those of a CUDA graph, as they serve; eager ones wait for the host. What another library's name stands in is its.
     """
-    found: dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+    found: dict[tuple[str, str], OwnCurves] = defaultdict(lambda: defaultdict(dict))
     for row in rows_of(read_columns(tables_folder, TABLE)):
         if row["file"] != OWN_FILE:
             continue
@@ -185,8 +229,13 @@ def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str,
     return found
 
 
-def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
-    """The newest version's times; every second size left out and the older versions say how far they hold."""
+def _own_block(
+    library: str, curves: OwnCurves, nccl: AlphaBetaOverRanks, gpu: GpuSpec, other_ranks: Interval
+) -> CalibrationBlock:
+    """The newest version's times; every second size left out and the older versions say how far they hold.
+
+    Numbers of ranks that were not measured are inferred, within `other_ranks` or what one such number errs by at least.
+    """
     newest = max((version for version, _, _ in curves), key=version_numbers)
     kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
     missed = []
@@ -202,14 +251,44 @@ def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, floa
     ]
     low, high, _ = _interval(np.concatenate([errors, older]))
     interval = (low, high, _percent(errors, np.median))
+    beyond = (min(other_ranks[0], BEYOND_RANKS[0], low), max(other_ranks[1], BEYOND_RANKS[1], high), other_ranks[2])
     sizes = np.concatenate([size for size, _ in kept.values()])
-    packed = pack_curves(
-        {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()},
-        frozenset(),
-        dict.fromkeys(kept, interval),
-    )
+    fitted = {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()}
+    most = max(ranks for _, ranks in fitted)
+    at, missing = np.unique(sizes), [("all_reduce", n) for n in RANKS if ("all_reduce", n) not in fitted]
+    for operation, n in missing:
+        seconds = among_others(fitted[operation, most], nccl, most, n, at)
+        least = bus_factor(operation, n) * at / link_bytes_per_s(gpu, n)
+        fitted[operation, n] = PiecewiseAlphaBeta.through(at, np.maximum(seconds, least))
+    packed = pack_curves(fitted, frozenset(missing), {key: beyond if key in missing else interval for key in fitted})
     origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
     return CalibrationBlock(packed, _held_out(errors, EVERY_SECOND), limits_of({"nbytes": sizes}), origin)
+
+
+def among_others(
+    own: PiecewiseAlphaBeta, nccl: AlphaBetaOverRanks, ranks: int, others: int, size: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds of a library's own all_reduce among another number of ranks than its curve is of.
+
+    A launch takes as long; what the bytes take goes as NCCL's do, whose ring or tree uses the same links.
+    """
+    here, there = (nccl.seconds(size, n) - nccl.seconds(0, n) for n in (ranks, others))
+    sent = np.maximum(own.seconds(size) - own.seconds(0), 0.0)
+    return np.asarray(own.seconds(0) + sent * np.where(here > 0, there / np.where(here > 0, here, 1.0), 1.0))
+
+
+def _ranks_left_out(curves: OwnCurves, nccl: CollectiveLaws) -> NDArray[np.float64]:
+    """log(measured / inferred) of the newest version's curves among fewer ranks, each from that among the most."""
+    newest = max((version for version, _, _ in curves), key=version_numbers)
+    kept = {ranks: _without_outliers(times) for (version, _, ranks), times in curves.items() if version == newest}
+    most = max(kept)
+    own = PiecewiseAlphaBeta.through(*kept[most])
+    missed = [
+        np.log(seconds / among_others(own, nccl.curves["all_reduce"], most, ranks, size))
+        for ranks, (size, seconds) in kept.items()
+        if ranks < most
+    ]
+    return np.concatenate([np.zeros(0), *missed])
 
 
 def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -280,7 +359,7 @@ def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path
         others = {gpu: law for gpu, law in laws.items() if gpu != curve.gpu}
         law = transferred_laws(find_gpu(curve.gpu), others)
         size, seconds = np.array(list(times.items())).T
-        predicted = law.curves[curve.operation].seconds(size / law.speed_up, curve.ranks)
+        predicted = law.curves[curve.operation].seconds(size, curve.ranks)
         errors[curve.gpu].append(np.log(seconds / predicted))
     return {gpu: np.concatenate(parts) for gpu, parts in errors.items()}
 
@@ -288,7 +367,7 @@ def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path
 def _shared_variance(curves: Sequence[Curve]) -> NDArray[np.float64]:
     names = {
         "architecture": [find_gpu(curve.gpu).architecture for curve in curves],
-        "link": [has_nvlink(find_gpu(curve.gpu)) for curve in curves],
+        "link": [link_kind(find_gpu(curve.gpu)) > PCIE_ONLY for curve in curves],
         "operation": [curve.operation for curve in curves],
         "reduces twice": [curve.operation == "all_reduce" for curve in curves],
         "ring": [curve.operation in ("all_gather", "reduce_scatter") for curve in curves],

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
@@ -51,6 +51,7 @@ from pyperf_suite.planner.laws.transfers import (
     Interval,
     find_law,
     have_same_kernels,
+    log_ratio,
     nearest,
 )
 
@@ -66,6 +67,10 @@ LIKE = {
     "all_to_all_v": "all_to_all",
 }
 RANKS_OF_A_NODE = 8
+# That curves were measured among.
+MOST_RANKS = 8
+# Links whose rates differ by less than this logarithm are of one rate.
+SAME_RATE = 0.1
 # What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
 NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
@@ -86,9 +91,8 @@ class CollectiveLaws:
 
     `intervals` say how far measured times lie around each curve, by operation and ranks: on other versions of NCCL
     where the curve was measured, on whole curves left out where it was inferred; `inferred` names the latter.
-    `speed_up` is how much more the GPU's link carries than that of the GPU whose curves these are, and `transferred`
-    how far such curves were off where a GPU with curves of its own was left out, by bytes; None where the curves are
-    the GPU's own.
+    `transferred` is how far curves that are not the GPU's own were off where a GPU was left out, by bytes, with the
+    median error in %, for the ranks from which on that holds; empty where the curves are the GPU's own.
     """
 
     curves: Mapping[str, AlphaBetaOverRanks]
@@ -96,9 +100,11 @@ class CollectiveLaws:
     inferred: frozenset[tuple[str, int]]
     fitted_bytes: tuple[float, float]
     origin: str
-    speed_up: float = 1.0
-    transferred: Band | None = None
-    transferred_error_percent: float | None = None
+    transferred: Mapping[int, tuple[Band, float]] = field(default_factory=dict)
+
+    def apart(self, ranks: float) -> tuple[Band, float] | None:
+        """What `transferred` says of that many ranks."""
+        return next((self.transferred[n] for n in sorted(self.transferred, reverse=True) if n <= ranks), None)
 
 
 def collective_time(
@@ -152,14 +158,14 @@ def collective_time(
 
     def parts() -> dict[str, NDArray[np.float64]]:
         launch = _in_node(laws, operation, np.zeros_like(size), inside)
-        ideal = np.where(inside > 1, size * factor / link_bytes_per_s(spec), 0.0)
+        ideal = np.where(inside > 1, size * factor / np.vectorize(link_bytes_per_s)(spec, inside), 0.0)
         bandwidth = in_node - launch - ideal
         return {"ideal": ideal, "launch": launch, "bandwidth": bandwidth, "network": seconds - in_node}
 
     curve = LIKE.get(operation, operation)
     known = list(laws.curves[curve].curves)
     inferred = np.isin(inside, [n for name, n in laws.inferred if name == curve])
-    unseen = operation in LIKE or laws.transferred is not None
+    unseen = operation in LIKE or bool(laws.transferred)
     beyond = (inner_size < laws.fitted_bytes[0]) | (inner_size > laws.fitted_bytes[1]) | ~np.isin(inside, known)
     low, high, error_percent = _interval(laws, operation, inner_size, inside)
     if np.any(count > per_node):
@@ -186,14 +192,32 @@ def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 
-def link_bytes_per_s(spec: GpuSpec) -> float:
-    """What a GPU's links to others carry in one direction: NVLink, or the PCIe that it is made for."""
-    return spec.link_bytes_per_s or pcie_of(spec.compute_capability).gb_per_s * 1e9
+def link_bytes_per_s(spec: GpuSpec, ranks: float = np.inf) -> float:
+    """What a GPU can send to the others of so many at once, in one direction; by default all of its links together."""
+    link, peers = spec.link_bytes_per_s or pcie_bytes_per_s(spec), link_peers(spec)
+    if peers is None or np.isinf(ranks):
+        return link
+    return link * max(ranks - 1, 1) / peers if ranks - 1 <= peers else pcie_bytes_per_s(spec)
 
 
-def has_nvlink(spec: GpuSpec) -> bool:
-    """Whether all GPUs of a node reach each other over NVLink or its like; a bridge between two does not count."""
-    return link_bytes_per_s(spec) > FASTEST_PCIE_BYTES_PER_S
+def pcie_bytes_per_s(spec: GpuSpec) -> float:
+    """One direction of the PCIe that a GPU is made for."""
+    return pcie_of(spec.compute_capability).gb_per_s * 1e9
+
+
+def link_peers(spec: GpuSpec) -> int | None:
+    """How many others its links go to; None where a switch joins all, and for a link that is not its maker's."""
+    return spec.link_peers if spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s else None
+
+
+PCIE_ONLY, DIRECT, ADDING_SWITCH = 0, 2, 3
+
+
+def link_kind(spec: GpuSpec) -> int:
+    """PCIe, NVLink or its like, or a switch that adds up itself (NVLink SHARP, from Hopper on); near ones are alike."""
+    if link_peers(spec) is None and link_bytes_per_s(spec) <= FASTEST_PCIE_BYTES_PER_S:
+        return PCIE_ONLY
+    return ADDING_SWITCH if link_peers(spec) is None and (spec.compute_capability or (0, 0)) >= (9, 0) else DIRECT
 
 
 COLUMNS = ("operation", "ranks", "start_s", "bends_bytes", "betas_s_per_byte", "inferred", "interval")
@@ -244,41 +268,48 @@ def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
 
 
 def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
-    """The laws of the nearest of GPUs known by name, by the speed of its link, for the bytes that `spec`'s carries.
+    """The laws of the nearest of GPUs known by name, by the kind and speed of its links, for what `spec`'s carry.
 
-    PCIe never stands for NVLink if anything else is known. Over PCIe launches are read off, and the rate is that of
+    Among more ranks than its links reach a GPU sends over PCIe: there launches are read off, and the rate is that of
     most published machines. Raises UserError where none is known.
     """
-    link = link_bytes_per_s(spec)
-    source = nearest(spec, known, SUBJECT, link_bytes_per_s, has_nvlink)
-    laws = known[source.name]
+    source = nearest(spec, known, SUBJECT, link_bytes_per_s, link_kind)
+    laws, peers = known[source.name], link_peers(spec)
     origin = f"read off {source}, whose curves are from {laws.origin}"
-    if not has_nvlink(spec):
-        return replace(
-            laws,
-            curves={name: _over_pcie(law, link) for name, law in laws.curves.items()},
-            origin=f"{origin}, at the rate over PCIe of most published machines",
-            transferred=OVER_PCIE,
-            transferred_error_percent=OVER_PCIE_PERCENT,
+    over_pcie = (peers + 2 if peers else MOST_RANKS + 1) if link_kind(spec) else 2
+    curves = {
+        name: AlphaBetaOverRanks(
+            name,
+            {
+                n: _over_pcie(law, n, spec) if n >= over_pcie else _faster(law.curves[n], spec, source, n)
+                for n in {*law.curves, over_pcie}
+                if n <= MOST_RANKS
+            },
         )
-    speed_up = link / link_bytes_per_s(source)
-    similar = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
-    low, high, percent = SAME_LINK if similar else OTHER_NVLINK
-    band = Band(np.array([1.0]), np.array([low]), np.array([high]))
-    return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
+        for name, law in laws.curves.items()
+    }
+    similar = have_same_kernels(source, spec) and link_kind(source) == link_kind(spec)
+    same_rate = log_ratio(link_bytes_per_s(spec), link_bytes_per_s(source)) < SAME_RATE
+    low, high, percent = SAME_LINK if similar and same_rate else OTHER_NVLINK
+    apart = {2: (Band(np.array([1.0]), np.array([low]), np.array([high])), percent)}
+    if over_pcie <= MOST_RANKS:
+        origin += f", among {over_pcie} and more at the rate over PCIe of most published machines"
+        apart[over_pcie] = OVER_PCIE, OVER_PCIE_PERCENT
+    return replace(laws, curves=curves, origin=origin, transferred=apart)
 
 
-def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:
+def _faster(curve: PiecewiseAlphaBeta, spec: GpuSpec, source: GpuSpec, ranks: int) -> PiecewiseAlphaBeta:
+    """A faster link carries more bytes in the same time; the launch stays as it was."""
+    speed_up = link_bytes_per_s(spec, ranks) / link_bytes_per_s(source, ranks)
+    bends, betas = (np.array(values) for values in (curve.bends_bytes, curve.betas_s_per_byte))
+    return replace(curve, bends_bytes=tuple(bends * speed_up), betas_s_per_byte=tuple(betas / speed_up))
+
+
+def _over_pcie(law: AlphaBetaOverRanks, ranks: int, spec: GpuSpec) -> PiecewiseAlphaBeta:
     """A launch, then the bytes on the bus at the usual share of the slot's peak."""
-    return AlphaBetaOverRanks(
-        law.operation,
-        {
-            n: PiecewiseAlphaBeta(
-                PCIE_LAUNCH * curve.start_s, (), (float(bus_factor(law.operation, n)) / (PCIE_SHARE * link),)
-            )
-            for n, curve in law.curves.items()
-        },
-    )
+    slot = link_bytes_per_s(spec, ranks)
+    beta = float(bus_factor(law.operation, ranks)) / (PCIE_SHARE * slot)
+    return PiecewiseAlphaBeta(PCIE_LAUNCH * float(law.seconds(0, ranks)), (), (beta,))
 
 
 def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
@@ -287,7 +318,7 @@ def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
         there = calibration or Calibration(spec.name)
         return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
     # A short run of one's own corrects products and attention alone.
-    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, has_nvlink)
+    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, link_kind)
     laws = unpack_laws(calibration.block(BLOCK))
     return laws if is_own else transferred_laws(spec, {calibration.gpu: laws})
 
@@ -311,13 +342,13 @@ def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArr
 def _in_node(
     laws: CollectiveLaws, operation: str, size: NDArray[np.float64], ranks: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds within a node. A faster link carries more bytes in the same time; the launch stays as it was."""
+    """Seconds within a node."""
     law = laws.curves[LIKE.get(operation, operation)]
     largest = max(law.curves)
     seconds = np.zeros(size.shape)
     for n in np.unique(ranks):
         if n > 1:
-            similar = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
+            similar = bus_factor(operation, n) / bus_factor(law.operation, n)
             here = ranks == n
             seconds[here] = law.seconds(size[here] * similar, int(n))
             if n > largest and operation not in UNRELAYED:
@@ -363,7 +394,7 @@ def _interval(
     """Factors to the ends of the interval within a node, and the worst median error in % of what was requested."""
     low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
     curve = LIKE.get(operation, operation)
-    known = np.array(sorted(laws.curves[curve].curves))
+    known = np.array(sorted(n for name, n in laws.intervals if name == curve))
     for n in np.unique(inside[inside > 1]):
         nearest = int(known[np.argmin(np.abs(np.log(n / known)))])
         ends = [laws.intervals[curve, nearest]]
@@ -374,9 +405,10 @@ def _interval(
         lows, highs, percents = zip(*ends, strict=True)
         low[inside == n], high[inside == n] = min(lows), max(highs)
         worst = max(worst, *percents)
-    if laws.transferred is not None:
-        around = laws.transferred.around(np.ones(size.shape), np.maximum(size, 1.0))
-        low, high = np.minimum(low, np.log(around[0])), np.maximum(high, np.log(around[1]))
+        if apart := laws.apart(n):
+            here, worst = inside == n, max(worst, apart[1])
+            around = apart[0].around(1.0, np.maximum(size[here], 1.0))
+            low[here], high[here] = np.minimum(low[here], np.log(around[0])), np.maximum(high[here], np.log(around[1]))
     if not np.any(inside > 1):
         return np.exp(low), np.exp(high), None
-    return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)
+    return np.exp(low), np.exp(high), worst

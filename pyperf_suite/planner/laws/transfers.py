@@ -24,7 +24,7 @@ def find_law(
     subject: str,
     library: str | None = None,
     rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], bool] | None = None,
+    link: Callable[[GpuSpec], int] | None = None,
 ) -> tuple[Calibration, bool]:
     """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
 
@@ -50,12 +50,12 @@ def nearest(
     known: Iterable[str],
     law: str,
     rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], bool] | None = None,
+    link: Callable[[GpuSpec], int] | None = None,
 ) -> GpuSpec:
     """Of GPUs known by name the nearest one, whose law `spec` takes; of equals the first by name.
 
-    Only collectives have a `link`, which has to be of the same kind before all else. Raises UserError if none is known;
-    `law` says of what, as in "memory is".
+    Only collectives have a `link`, whose kind has to be as near as can be before all else. Raises UserError if none is
+    known; `law` says of what, as in "memory is".
     """
     gpus = [find_gpu(name) for name in sorted(known)]
     if not gpus:
@@ -63,7 +63,7 @@ def nearest(
     return min(
         gpus,
         key=lambda other: (
-            link is not None and link(other) != link(spec),
+            0 if link is None else abs(link(other) - link(spec)),
             not have_same_kernels(other, spec),
             is_desktop(other) != is_desktop(spec),
             log_ratio(rate(other), rate(spec)),
