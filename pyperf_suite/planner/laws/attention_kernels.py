@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.planner.laws import transfers
 from pyperf_suite.planner.laws.calibration import MEAN_OF_HALF_WIDTH, STEPS, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.transfers import attention_width, held_down, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]
 
@@ -354,7 +354,7 @@ def windowed(
     if not there:
         unsure = np.where(seq > window, OTHER_WINDOW, 0.0)
         return [replace(each, unsure=np.hypot(each.unsure, unsure)) for each in full]
-    nearest = min(there, key=lambda each: log_ratio(each, window))
+    nearest = min(there, key=lambda each: transfers.log_ratio(each, window))
     beyond = np.log(np.maximum(seq / nearest, 1 + 1e-9))
     share = np.where(seq <= window, 1.0, np.clip(np.log(window / nearest) / beyond, 0.0, 1.0))
     return [
@@ -375,7 +375,7 @@ def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> At
 def _clock_share(spec: GpuSpec, measured_on: GpuSpec, dtype: str) -> float:
     """The share of its clock that a GPU's power lets it hold in attention; on servers of what the measured one held."""
     needed_w = WATT_PER_TFLOP * spec.peak(dtype) / 1e12
-    return min(1.0, spec.power_w / needed_w) if is_desktop(spec) else held_down(spec, measured_on)
+    return min(1.0, spec.power_w / needed_w) if transfers.is_desktop(spec) else transfers.held_down(spec, measured_on)
 
 
 def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str) -> AttentionKernels:
@@ -383,8 +383,8 @@ def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str
 
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    source = nearest(spec, known, SUBJECT)
-    theirs, unsure = known[source.name], attention_width(spec, source)
+    source = transfers.nearest(spec, known, SUBJECT)
+    theirs, unsure = known[source.name], transfers.transfer_width(spec, source, transfers.ATTENTION_WIDTHS)
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, source, dtype), error_scale=1.0) for kernel in theirs.kernels],

@@ -19,41 +19,13 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.calibration import (
-    Band,
-    Calibration,
-    CalibrationBlock,
-    Gpu,
-    shipped_calibration,
-    spec_of,
-)
+from pyperf_suite.planner.laws import internode, transfers
+from pyperf_suite.planner.laws.calibration import Band, Calibration, CalibrationBlock, Gpu, shipped_calibration, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
-from pyperf_suite.planner.laws.internode import (
-    BETWEEN_NODES,
-    BETWEEN_PERCENT,
-    INFINIBAND,
-    THROUGH_PERCENT,
-    THROUGH_POINTS,
-    UNRELAYED,
-    Network,
-    Point,
-    between_nodes_s,
-    checked_network,
-    through_points,
-)
-from pyperf_suite.planner.laws.transfers import (
-    OTHER_NVLINK,
-    OVER_PCIE,
-    OVER_PCIE_PERCENT,
-    PCIE_LAUNCH,
-    PCIE_SHARE,
-    SAME_LINK,
-    Interval,
-    find_law,
-    have_same_kernels,
-    log_ratio,
-    nearest,
-)
+from pyperf_suite.planner.laws.internode import Network, Point
+from pyperf_suite.planner.laws.transfers import Interval
+
+Floats = NDArray[np.float64]
 
 BLOCK, SUBJECT = "collectives", "collectives are"
 NCCL = "nccl"
@@ -66,13 +38,14 @@ LIKE = {
     "send_receive": "all_to_all",
     "all_to_all_v": "all_to_all",
 }
+# The usual ones, among which most curves were measured.
 RANKS_OF_A_NODE = 8
-# That curves were measured among.
-MOST_RANKS = 8
-# Links whose rates differ by less than this logarithm are of one rate.
-SAME_RATE = 0.1
 # What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
-NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
+NETWORK_OF = {
+    "Hopper": internode.INFINIBAND["NDR"],
+    "Blackwell": internode.INFINIBAND["NDR"],
+    "Blackwell Ultra": internode.INFINIBAND["XDR"],
+}
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
@@ -143,7 +116,7 @@ def collective_time(
     usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
     per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
-    reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
+    reached = internode.checked_network(usual_network_bytes_per_s(spec) if network is None else network)
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node)} ranks were requested: give 1 or more.")
     if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
@@ -156,7 +129,7 @@ def collective_time(
     in_node = _in_node(laws, operation, inner_size, inside)
     seconds = _with_network(laws, operation, size, count, per_node, in_node, reached)
 
-    def parts() -> dict[str, NDArray[np.float64]]:
+    def parts() -> dict[str, Floats]:
         launch = _in_node(laws, operation, np.zeros_like(size), inside)
         ideal = np.where(inside > 1, size * factor / np.vectorize(link_bytes_per_s)(spec, inside), 0.0)
         bandwidth = in_node - launch - ideal
@@ -170,7 +143,11 @@ def collective_time(
     low, high, error_percent = _interval(laws, operation, inner_size, inside)
     if np.any(count > per_node):
         by_rate = isinstance(reached, float)
-        band, percent = (BETWEEN_NODES, BETWEEN_PERCENT) if by_rate else (THROUGH_POINTS, THROUGH_PERCENT)
+        band, percent = (
+            (internode.BETWEEN_NODES, internode.BETWEEN_PERCENT)
+            if by_rate
+            else (internode.THROUGH_POINTS, internode.THROUGH_PERCENT)
+        )
         error_percent = max(percent, error_percent or 0.0)
         between = band.around(np.ones_like(seconds), np.maximum(size, 1.0))
         low = np.where(count > per_node, np.minimum(between[0], low), low)
@@ -189,20 +166,16 @@ def collective_time(
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
-    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
+    return NETWORK_OF.get(spec.architecture, internode.INFINIBAND["HDR"]) * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec, ranks: float = np.inf) -> float:
     """What a GPU can send to the others of so many at once, in one direction; by default all of its links together."""
-    link, peers = spec.link_bytes_per_s or pcie_bytes_per_s(spec), link_peers(spec)
+    pcie, peers = pcie_of(spec.compute_capability).gb_per_s * 1e9, link_peers(spec)
+    link = spec.link_bytes_per_s or pcie
     if peers is None or np.isinf(ranks):
         return link
-    return link * max(ranks - 1, 1) / peers if ranks - 1 <= peers else pcie_bytes_per_s(spec)
-
-
-def pcie_bytes_per_s(spec: GpuSpec) -> float:
-    """One direction of the PCIe that a GPU is made for."""
-    return pcie_of(spec.compute_capability).gb_per_s * 1e9
+    return link * max(ranks - 1, 1) / peers if ranks - 1 <= peers else pcie
 
 
 def link_peers(spec: GpuSpec) -> int | None:
@@ -235,15 +208,9 @@ def pack_curves(
     for row, key in enumerate(rows):
         bends[row, : len(curves[key].bends_bytes)] = curves[key].bends_bytes
         betas[row, : len(curves[key].betas_s_per_byte)] = curves[key].betas_s_per_byte
-    columns = (
-        np.array([operation for operation, _ in rows]),
-        np.array([ranks for _, ranks in rows]),
-        np.array([curves[key].start_s for key in rows]),
-        bends,
-        betas,
-        np.array([key in inferred for key in rows]),
-        np.array([intervals[key] for key in rows]),
-    )
+    named = np.array([operation for operation, _ in rows]), np.array([ranks for _, ranks in rows])
+    starts, known = np.array([curves[key].start_s for key in rows]), np.array([key in inferred for key in rows])
+    columns = *named, starts, bends, betas, known, np.array([intervals[key] for key in rows])
     return dict(zip(COLUMNS, columns, strict=True))
 
 
@@ -273,28 +240,28 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
     Among more ranks than its links reach a GPU sends over PCIe: there launches are read off, and the rate is that of
     most published machines. Raises UserError where none is known.
     """
-    source = nearest(spec, known, SUBJECT, link_bytes_per_s, link_kind)
+    source = transfers.nearest(spec, known, SUBJECT, link_bytes_per_s, link_kind)
     laws, peers = known[source.name], link_peers(spec)
     origin = f"read off {source}, whose curves are from {laws.origin}"
-    over_pcie = (peers + 2 if peers else MOST_RANKS + 1) if link_kind(spec) else 2
+    over_pcie = (peers + 2 if peers else RANKS_OF_A_NODE + 1) if link_kind(spec) else 2
     curves = {
         name: AlphaBetaOverRanks(
             name,
             {
                 n: _over_pcie(law, n, spec) if n >= over_pcie else _faster(law.curves[n], spec, source, n)
                 for n in {*law.curves, over_pcie}
-                if n <= MOST_RANKS
+                if n <= RANKS_OF_A_NODE
             },
         )
         for name, law in laws.curves.items()
     }
-    similar = have_same_kernels(source, spec) and link_kind(source) == link_kind(spec)
-    same_rate = log_ratio(link_bytes_per_s(spec), link_bytes_per_s(source)) < SAME_RATE
-    low, high, percent = SAME_LINK if similar and same_rate else OTHER_NVLINK
+    similar = transfers.have_same_kernels(source, spec) and link_kind(source) == link_kind(spec)
+    same_rate = transfers.log_ratio(link_bytes_per_s(spec), link_bytes_per_s(source)) < 0.1
+    low, high, percent = transfers.SAME_LINK if similar and same_rate else transfers.OTHER_NVLINK
     apart = {2: (Band(np.array([1.0]), np.array([low]), np.array([high])), percent)}
-    if over_pcie <= MOST_RANKS:
+    if over_pcie <= RANKS_OF_A_NODE:
         origin += f", among {over_pcie} and more at the rate over PCIe of most published machines"
-        apart[over_pcie] = OVER_PCIE, OVER_PCIE_PERCENT
+        apart[over_pcie] = transfers.OVER_PCIE, transfers.OVER_PCIE_PERCENT
     return replace(laws, curves=curves, origin=origin, transferred=apart)
 
 
@@ -308,8 +275,8 @@ def _faster(curve: PiecewiseAlphaBeta, spec: GpuSpec, source: GpuSpec, ranks: in
 def _over_pcie(law: AlphaBetaOverRanks, ranks: int, spec: GpuSpec) -> PiecewiseAlphaBeta:
     """A launch, then the bytes on the bus at the usual share of the slot's peak."""
     slot = link_bytes_per_s(spec, ranks)
-    beta = float(bus_factor(law.operation, ranks)) / (PCIE_SHARE * slot)
-    return PiecewiseAlphaBeta(PCIE_LAUNCH * float(law.seconds(0, ranks)), (), (beta,))
+    beta = float(bus_factor(law.operation, ranks)) / (transfers.PCIE_SHARE * slot)
+    return PiecewiseAlphaBeta(transfers.PCIE_LAUNCH * float(law.seconds(0, ranks)), (), (beta,))
 
 
 def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
@@ -318,7 +285,7 @@ def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
         there = calibration or Calibration(spec.name)
         return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
     # A short run of one's own corrects products and attention alone.
-    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, link_kind)
+    calibration, is_own = transfers.find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, link_kind)
     laws = unpack_laws(calibration.block(BLOCK))
     return laws if is_own else transferred_laws(spec, {calibration.gpu: laws})
 
@@ -330,7 +297,7 @@ def _operation(op: str) -> str:
     return name
 
 
-def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[Floats, Floats]:
     size, count = np.broadcast_arrays(np.asarray(nbytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64))
     if not (np.all(np.isfinite(size)) and np.all(size >= 0)):
         raise UserError(f"{operation} of {np.min(size):g} bytes was requested: give sizes of 0 bytes and more.")
@@ -339,9 +306,7 @@ def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArr
     return size, count
 
 
-def _in_node(
-    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], ranks: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _in_node(laws: CollectiveLaws, operation: str, size: Floats, ranks: Floats) -> Floats:
     """Seconds within a node."""
     law = laws.curves[LIKE.get(operation, operation)]
     largest = max(law.curves)
@@ -351,7 +316,7 @@ def _in_node(
             similar = bus_factor(operation, n) / bus_factor(law.operation, n)
             here = ranks == n
             seconds[here] = law.seconds(size[here] * similar, int(n))
-            if n > largest and operation not in UNRELAYED:
+            if n > largest and operation not in internode.UNRELAYED:
                 seconds[here] += float(law.curves[largest].seconds(0)) * ((n / largest) ** LAUNCH_OVER_RANKS - 1)
     return seconds
 
@@ -359,38 +324,36 @@ def _in_node(
 def _with_network(
     laws: CollectiveLaws,
     operation: str,
-    size: NDArray[np.float64],
-    ranks: NDArray[np.float64],
+    size: Floats,
+    ranks: Floats,
     per_node: NDArray[np.int64],
-    in_node: NDArray[np.float64],
+    in_node: Floats,
     network: Network,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
     if isinstance(network, float):
-        return between_nodes_s(operation, size, ranks, per_node, in_node, network)
+        return internode.between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
     for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
         here = (ranks == n) & (per_node == inside)
+        factor, inner = float(bus_factor(operation, n)), float(bus_factor(operation, inside))
+        per_byte = factor / inner if inner else 0.0
+
+        def at_rate(
+            size: Floats, rate: float, n: float = n, inside: int = inside, per_byte: float = per_byte
+        ) -> Floats:
+            within = _in_node(laws, operation, size * per_byte, np.full(size.shape, float(inside)))
+            all_of = np.full(size.shape, n), np.full(size.shape, inside)
+            return internode.between_nodes_s(operation, size, *all_of, within, rate)
+
         if n > inside:
-            law = functools.partial(_at_rate, laws, operation, n, inside)
-            seconds[here] = through_points(law, network, float(bus_factor(operation, n)), size[here])
+            seconds[here] = internode.through_points(at_rate, network, factor, size[here])
     return seconds
 
 
-def _at_rate(
-    laws: CollectiveLaws, operation: str, n: float, inside: int, size: NDArray[np.float64], rate: float
-) -> NDArray[np.float64]:
-    """Seconds among n ranks, `inside` of them in a node."""
-    inner = float(bus_factor(operation, inside))
-    per_byte = float(bus_factor(operation, n)) / inner if inner else 0.0
-    ranks, per_node = np.full(size.shape, n), np.full(size.shape, inside)
-    in_node = _in_node(laws, operation, size * per_byte, per_node.astype(np.float64))
-    return between_nodes_s(operation, size, ranks, per_node, in_node, rate)
-
-
 def _interval(
-    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
+    laws: CollectiveLaws, operation: str, size: Floats, inside: Floats
+) -> tuple[Floats, Floats, float | None]:
     """Factors to the ends of the interval within a node, and the worst median error in % of what was requested."""
     low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
     curve = LIKE.get(operation, operation)

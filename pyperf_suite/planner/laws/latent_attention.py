@@ -29,7 +29,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
-from pyperf_suite.planner.laws.transfers import find_law, latent_width
+from pyperf_suite.planner.laws.transfers import LATENT_WIDTHS, find_law, transfer_width
 
 Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
@@ -151,22 +151,6 @@ class FoundLaw:
     transfer_width: float
     origin: str
 
-    def interval(self, seconds: Floats) -> tuple[Floats, Floats]:
-        """Between which nine of ten measurements lie."""
-        low, high = self.law.band.around(seconds)
-        low, high = np.minimum(low, seconds), np.maximum(high, seconds)
-        return (
-            seconds * np.exp(-np.hypot(np.log(seconds / low), self.transfer_width)),
-            seconds * np.exp(np.hypot(np.log(high / seconds), self.transfer_width)),
-        )
-
-    def answer(self, seconds: Floats, parts: Causes, requested: Sizes) -> Explained:
-        """Seconds with the interval around them, and whether the law knows the GPU and the sizes."""
-        low, high = self.interval(seconds)
-        error = float(np.hypot(self.error_percent, 100 * MEAN_OF_HALF_WIDTH * self.transfer_width))
-        beyond = outside(self.block.fitted_range, requested) | (self.transfer_width > 0)
-        return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
-
 
 def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     """The law of that kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
@@ -185,7 +169,8 @@ def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     block = own.block(f"{LAW}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    width = latent_width(spec, find_gpu(own.gpu))
+    like = find_gpu(own.gpu)
+    width = 0.0 if like.name == spec.name else transfer_width(spec, like, LATENT_WIDTHS, as_many_sms=True)
     return FoundLaw(unpack_law(block, kind), having[0], block, error, width, origin)
 
 
@@ -257,7 +242,13 @@ def mla_time(
     gemm = GEMM_NAMES[gemm_dtype] if scope == "module" else ""
     found = law_of(gpu, kind_of(scope, gemm), library)
     seconds, parts = found.law.explained(latent_work(spec_of(gpu), gemm, *requested), latent_sizes(*requested))
-    return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)))
+    named, width = dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)), found.transfer_width
+    low, high = (np.log(end / seconds) for end in found.law.band.around(seconds))
+    ends = -np.hypot(np.minimum(low, 0), width), np.hypot(np.maximum(high, 0), width)
+    error = float(np.hypot(found.error_percent, 100 * MEAN_OF_HALF_WIDTH * width))
+    beyond = outside(found.block.fitted_range, named) | (width > 0)
+    low, high = (seconds * np.exp(end) for end in ends)
+    return Explained(seconds, parts, beyond, error, found.origin, low, high, found.library)
 
 
 def kind_of(scope: str, gemm: str) -> str:

@@ -128,14 +128,15 @@ MEMORY_OF_OTHER_KERNELS = Band(
 )
 MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
-# Attention, as half the width of the 90 % interval, a logarithm (`python -m tools.fit.attention`): a twin
-# (H100 and H200), or a GPU of another kind (A100 off H100 0.42, L40S off A100 0.55 to 1.04). Between these two lies one
-# of the same kind, of which the tables have no pair: B300 read off B200 was found to err by 14 %, as B200 read off H200
-# does (TensorRT-LLM, 0.28).
-TWIN, SAME_KIND, OTHER_KIND = 0.12, 0.30, 0.95
-# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
-# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
-OTHER_GENERATION = 0.50
+# Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
+# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone
+# (`python -m tools.fit TABLES --left-out GPU`). Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
+# B200 was found to err by 14 %, as B200 off H200 does (TensorRT-LLM, 0.28); RTX 5090 and PRO 6000 off L40S at least as
+# far as A100 from L40S: single published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
+TWIN, SAME_KIND, OTHER_GENERATION, OTHER_KIND = ATTENTION_WIDTHS = 0.12, 0.30, 0.50, 0.95
+# Latent attention, next to the law's own error. A library picks its kernel by the chip: on B300, GB200 and GB300 the
+# law of B200 was found to be 37 to 44 % too fast.
+LATENT_WIDTHS = (0.12, 0.70, 0.95, 0.95)
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
@@ -150,28 +151,16 @@ def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
     )
 
 
-def attention_width(spec: GpuSpec, source: GpuSpec) -> float:
-    """Half the width of the interval of attention on `spec` read off `source`."""
-    if spec.compute_capability is None or source.compute_capability is None or is_desktop(spec) != is_desktop(source):
-        return OTHER_KIND
-    if spec.compute_capability[0] != source.compute_capability[0]:
-        return OTHER_GENERATION if is_desktop(spec) else OTHER_KIND
-    return TWIN if are_twins(spec, source) else SAME_KIND
-
-
-# Latent attention, likewise, next to the law's own error: H100 and H200 are read off each other within the first, A100,
-# B200 and L40S off others within the last (`python -m tools.fit TABLES --left-out GPU`). A library picks its kernel of
-# latent attention by the chip: on B300, GB200 and GB300 the law of B200 was found to be 37 to 44 % too fast.
-LATENT_TWIN, LATENT_SAME_KIND, LATENT_OTHER_KIND = 0.12, 0.70, 0.95
-
-
-def latent_width(spec: GpuSpec, source: GpuSpec) -> float:
-    """Half the width that latent attention read off `source` adds to the law's own error; 0 for the GPU's own."""
-    if spec.name == source.name:
-        return 0.0
-    if not have_same_kernels(spec, source):
-        return LATENT_OTHER_KIND
-    return LATENT_TWIN if are_twins(spec, source) and spec.sms == source.sms else LATENT_SAME_KIND
+def transfer_width(spec: GpuSpec, source: GpuSpec, widths: tuple[float, ...], as_many_sms: bool = False) -> float:
+    """The one of four widths that goes with what is read off `source`; a twin may have to have as many of its SMs."""
+    if are_twins(spec, source) and (spec.sms == source.sms or not as_many_sms):
+        return widths[0]
+    capabilities = spec.compute_capability, source.compute_capability
+    if None in capabilities or is_desktop(spec) != is_desktop(source):
+        return widths[3]
+    if spec.compute_capability[0] == source.compute_capability[0]:  # type: ignore[index]
+        return widths[1]
+    return widths[2] if is_desktop(spec) else widths[3]
 
 
 # Experts: of a twin half the width next to the law's own error, as libraries tune them for each GPU by name; of others

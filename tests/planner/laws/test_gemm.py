@@ -23,8 +23,8 @@ from pyperf_suite.planner.laws.gemm import (
     gemm_law,
     gemm_time,
     library_spread,
+    menu_choice,
     menu_seconds,
-    menu_times,
 )
 from pyperf_suite.planner.laws.measured_maxima import (
     MAMF_TFLOP_PER_S,
@@ -86,14 +86,14 @@ def test_with_hard_waves_one_tile_more_than_fits_takes_twice_as_long():
         for tiles in (10, 11)
     )
     assert more == pytest.approx(2 * one, rel=1e-6)
-    assert menu_times(only_large, rates, height * 10, width * 11, 8192).waves == pytest.approx(1.1)
+    assert TILES[int(menu_choice(only_large, rates, height * 10, width * 11, 8192)[1])] == (height, width)
 
 
 def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
     rates = Rates.of(find_gpu("H100"), "bf16")
-    times = menu_times(HARD_WAVES, rates, 128, 128, np.array([128, 65536]))
-    assert times.splits.tolist()[0] == 1
-    assert times.splits.tolist()[1] > 1
+    _, _, splits = menu_choice(HARD_WAVES, rates, 128, 128, np.array([128, 65536]))
+    assert splits[0] == 1
+    assert splits[1] > 1
 
 
 def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
