@@ -56,8 +56,9 @@ class GpuSpec:
 
     `boost_mhz` is the clock that the peaks belong to where their source names one. `peak_flop_per_s` has a key of
     `DTYPES` for each dtype that the GPU has units for, accumulated in fp32. `link_bytes_per_s` is one direction of all
-    links to other GPUs together, None where there are none but the host's; `host_link_bytes_per_s` of what joins it to
-    the CPU where that is not PCIe. Where each value is from stands in gpus.toml.
+    links to other GPUs together, None where there are none but the host's; `link_peers` how many others they go to, an
+    equal share to each, None where a switch joins all; `host_link_bytes_per_s` is of what joins it to the CPU where
+    that is not PCIe. Where each value is from stands in gpus.toml.
     """
 
     name: str
@@ -73,6 +74,7 @@ class GpuSpec:
     link_bytes_per_s: float | None
     power_w: float
     host_link_bytes_per_s: float | None = None
+    link_peers: int | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -190,6 +192,7 @@ def _spec(entry: Mapping[str, Any]) -> GpuSpec:
         "link_bytes_per_s": None if link is None else link * 1e9,
         "power_w": float(entry["power_w"]),
         "host_link_bytes_per_s": entry["host_link_gb_per_s"] * 1e9 if "host_link_gb_per_s" in entry else None,
+        "link_peers": entry.get("link_peers"),
     }
     return GpuSpec(**values)
 

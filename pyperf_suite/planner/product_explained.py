@@ -17,7 +17,7 @@ from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
-from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_times
+from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
 from pyperf_suite.planner.sizing.step import margins_of
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
@@ -173,8 +173,8 @@ def likely_tile(
     Raises UserError as `gemm_law` does.
     """
     law = gemm_law(laws, dtype, library)
-    chosen = menu_times(law.coefficients, law.rates, m, n, k)
-    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms, law.rates.steps)
+    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
+    return TiledProduct(m, n, *TILES[int(tile)], int(splits), law.rates.sms, law.rates.steps)
 
 
 def other_libraries(

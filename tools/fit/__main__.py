@@ -15,15 +15,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.calibrate import described
 from pyperf_suite.planner.laws import calibration
-from pyperf_suite.planner.laws.calibration import (
-    LIBRARIES,
-    POOLED,
-    Calibration,
-    CalibrationBlock,
-    all_shipped,
-    shipped_calibration,
-    shipped_path,
-)
 from pyperf_suite.planner.laws.training.step import prices_of
 from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
@@ -40,9 +31,9 @@ LARGEST_BYTES = 600_000
 # Fits end where they no longer improve, which other machines' arithmetic puts a little elsewhere.
 ROUNDING = 1e-3
 
-Blocks = Mapping[str, Mapping[str, CalibrationBlock]]
+Blocks = Mapping[str, Mapping[str, calibration.CalibrationBlock]]
 # Blocks by GPU and name, from the folder of tables and what was fitted before, by GPU.
-Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
+Fit = Callable[[Path, Mapping[str, calibration.Calibration]], Blocks]
 
 
 # In the order in which they are made: iterations are predicted by the laws of kernels as they were just fitted.
@@ -54,14 +45,14 @@ FITS: Mapping[str, Fit] = {
     "memory": lambda folder, _: fit_memory(folder),
     "collectives": lambda folder, _: fit_collectives(folder),
     "step": lambda folder, fitted: {
-        POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
+        calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },
 }
 
 
 def calibrate_tables(
     folder: Path, laws: tuple[str, ...] = ()
-) -> Iterator[tuple[str, str, CalibrationBlock, Calibration]]:
+) -> Iterator[tuple[str, str, calibration.CalibrationBlock, calibration.Calibration]]:
     """Each block as it is fitted: the GPU, the block's name, itself, and the GPU's calibration with it.
 
     `laws` names some of `FITS`, all where it is empty; blocks of others stay as they are shipped. Raises UserError for
@@ -72,30 +63,32 @@ def calibrate_tables(
     for law in laws:
         if law not in FITS:
             raise UserError(f"There is no law {law!r} to fit: choose from {', '.join(FITS)}.")
-    fitted: dict[str, Calibration] = {}
+    fitted: dict[str, calibration.Calibration] = {}
     for law, fit in FITS.items():
         if laws and law not in laws:
             continue
         for gpu, blocks in sorted(fit(folder, fitted).items()):
             for name, block in sorted(blocks.items()):
-                fitted[gpu] = (fitted.get(gpu) or shipped_calibration(gpu) or Calibration(gpu)).with_block(name, block)
+                fitted[gpu] = (
+                    fitted.get(gpu) or calibration.shipped_calibration(gpu) or calibration.Calibration(gpu)
+                ).with_block(name, block)
                 yield gpu, name, block, fitted[gpu]
 
 
-def is_as_shipped(gpu: str, name: str, block: CalibrationBlock) -> bool:
+def is_as_shipped(gpu: str, name: str, block: calibration.CalibrationBlock) -> bool:
     """Whether a block is the shipped one within rounding."""
-    shipped = shipped_calibration(gpu)
+    shipped = calibration.shipped_calibration(gpu)
     other = None if shipped is None else shipped.blocks.get(name)
     return other is not None and block.arrays.keys() == other.arrays.keys() and all(
         _is_close(np.asarray(block.arrays[each]), np.asarray(other.arrays[each])) for each in block.arrays
     )  # fmt: skip
 
 
-def save(calibrations: Mapping[str, Calibration], folder: Path | None = None) -> list[Path]:
+def save(calibrations: Mapping[str, calibration.Calibration], folder: Path | None = None) -> list[Path]:
     """Write a file a GPU, by default where those shipped lie. Raises UserError for one too large or not writable."""
     paths = []
     for gpu, own in sorted(calibrations.items()):
-        path = shipped_path(gpu) if folder is None else folder / shipped_path(gpu).name
+        path = calibration.shipped_path(gpu) if folder is None else folder / calibration.shipped_path(gpu).name
         try:
             own.save(path)
         except OSError as error:
@@ -121,17 +114,17 @@ def _is_close(array: np.ndarray, other: np.ndarray) -> bool:
 
 def stated() -> Iterator[str]:
     """The held-out error of every shipped law as a table in Markdown: docs/laws.md has it."""
-    yield f"| law, GPU | {' | '.join(LIBRARIES)} |"
-    yield "|---" * (1 + len(LIBRARIES)) + "|"
-    laws = sorted({name.partition(".")[0] for each in all_shipped() for name in each.blocks if "." in name})
+    yield f"| law, GPU | {' | '.join(calibration.LIBRARIES)} |"
+    yield "|---" * (1 + len(calibration.LIBRARIES)) + "|"
+    laws = sorted({name.partition(".")[0] for each in calibration.all_shipped() for name in each.blocks if "." in name})
     for law in laws:
-        for each in all_shipped():
-            blocks = [each.blocks.get(f"{law}.{library}") for library in LIBRARIES]
+        for each in calibration.all_shipped():
+            blocks = [each.blocks.get(f"{law}.{library}") for library in calibration.LIBRARIES]
             if any(blocks):
                 yield f"| {law}, {each.gpu} | {' | '.join(map(_cell, blocks))} |"
 
 
-def _cell(block: CalibrationBlock | None) -> str:
+def _cell(block: calibration.CalibrationBlock | None) -> str:
     if block is None:
         return "-"
     coverage = f" / {block.held_out['coverage']:.0f}" if "coverage" in block.held_out else ""
@@ -146,10 +139,11 @@ def read_off_others(tables: Path, gpu: str) -> list[Validated]:
     name, slug = find_gpu(gpu).name, find_gpu(gpu).slug
     with tempfile.TemporaryDirectory() as folder:
         for each in calibration.SHIPPED.glob("*.npz"):
-            if each != shipped_path(name):
+            if each != calibration.shipped_path(name):
                 shutil.copy(each, folder)
         calibration.SHIPPED = Path(folder)
         own = [path for path in sorted(tables.glob("*")) if path.stem.endswith((f"_{slug}", "collectives"))]
+        own = [path for path in own if "_decode_" not in path.stem]  # which no law prices
         found = [each for path in own for each in validate(path) if each.gpu == name]
     if not found:
         raise UserError(f"{tables} has no table of {name}: name the folder of the published tables, or a measured GPU.")
@@ -169,7 +163,7 @@ def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, left_o
     if tables is None:
         click.echo("\n".join(stated()))
         return
-    fitted: dict[str, Calibration] = {}
+    fitted: dict[str, calibration.Calibration] = {}
     try:
         if left_out is not None:
             found = findings_of(read_off_others(tables, left_out))

@@ -32,17 +32,8 @@ from pyperf_suite.planner.laws.attention_kernels import (
 )
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.planner.laws.transfers import have_same_kernels
-from tools.fit.fitting import (
-    Blocks,
-    by_gpu,
-    fit_costs,
-    huber_weights,
-    in_band_of_others,
-    in_words,
-    limits_of,
-    reading,
-    roughness,
-)
+from tools.fit import fitting
+from tools.fit.fitting import Blocks
 from tools.fit.published import Columns, read_columns, tables_like
 
 Floats = NDArray[np.float64]
@@ -115,7 +106,7 @@ def fit_attention(tables_folder: Path) -> Blocks:
     }
     penalised = {key: replace(law, kernels=with_doubts(*key, laws)) for key, law in laws.items()}
     found = ((gpu, name, block_of(law, find_gpu(gpu).slug, name)) for (gpu, name), law in penalised.items())
-    return by_gpu(found, tables_folder, f"table of attention ({TABLE}GPU.parquet)")
+    return fitting.by_gpu(found, tables_folder, f"table of attention ({TABLE}GPU.parquet)")
 
 
 def read_tables(tables_folder: Path, slug: str) -> dict[str, PrefillTable]:
@@ -213,14 +204,14 @@ def steadied(law: FittedLaw) -> Floats:
 def block_of(law: FittedLaw, slug: str, name: str) -> CalibrationBlock:
     """The block of a law with its error, band and range."""
     errors = steadied(law)
-    inside = in_band_of_others(errors, law.unseen, law.table.sites)
+    inside = fitting.in_band_of_others(errors, law.unseen, law.table.sites)
     held_out = summary(law.unseen, law.table.seconds, np.unique(law.table.sites).size, "5-fold, whole sites held out")
     library = name.rpartition(".")[2]
     version = VERSIONS_OF_TABLE.get(slug, VERSIONS)[library]
     return CalibrationBlock(
         pack_kernels(law.kernels, Band.fit(errors, law.unseen)),
         held_out.to_json() | {"coverage": round(100 * float(inside.mean()), 1)},
-        limits_of(dict(zip(("batch", "seq", "heads", "kv_heads"), law.table.sizes.T, strict=False))),
+        fitting.limits_of(dict(zip(("batch", "seq", "heads", "kv_heads"), law.table.sizes.T, strict=False))),
         ORIGIN.format(library, version) + (UNINITIALISED if library == "vllm" else ""),
     )
 
@@ -284,7 +275,7 @@ def fit_kernel(rows: PrefillTable, sms: int) -> KernelLaw:
     typical = np.median(rows.seconds[:, None] / np.maximum(features[best], np.finfo(np.float64).tiny), axis=0)
     least = LEAST_COST * typical
     start = np.maximum(costs[best], least)
-    fitted = fit_costs(features[best], rows.seconds, start, (least * np.exp(-5), np.inf), usual_error=0.05)
+    fitted = fitting.fit_costs(features[best], rows.seconds, start, (least * np.exp(-5), np.inf), usual_error=0.05)
     kernel = replace(tiles[best], costs=AttentionCosts(*fitted.tolist()))
     missed = np.log(rows.seconds / kernel.counted_seconds(shape))
     return replace(kernel, grid=fit_grid(missed, grid_sizes(shape), GRID, SMOOTHNESS))
@@ -300,13 +291,13 @@ def fit_grid(values: Floats, sizes: Sequence[Floats], shape: tuple[int, ...], sm
 
     if values.size == 0:
         raise ValueError("a grid cannot be fitted to no rows")
-    read = reading(ResidualGrid.octaves(np.empty(shape)).axes, sizes)
-    penalty = roughness(shape, [smoothness] * len(shape))
+    read = fitting.reading(ResidualGrid.octaves(np.empty(shape)).axes, sizes)
+    penalty = fitting.roughness(shape, [smoothness] * len(shape))
     weights = np.ones(values.size)
     for _ in range(REWEIGHTINGS):
         weighted = read.T @ sparse.diags_array(weights)
         grid = spsolve((weighted @ read + penalty).tocsc(), weighted @ values)
-        weights = huber_weights(read @ grid - values)
+        weights = fitting.huber_weights(read @ grid - values)
     return np.asarray(grid.reshape(shape))
 
 
@@ -393,10 +384,10 @@ def main() -> None:
     """Print each, and all of one sort together."""
     by_sort: dict[str, list[Floats]] = {}
     for sort, gpu, name, missed in left_out(Path(sys.argv[1])):
-        print(f"{sort}: {gpu} {name}: {in_words(missed)}", flush=True)
+        print(f"{sort}: {gpu} {name}: {fitting.in_words(missed)}", flush=True)
         by_sort.setdefault(sort.split(",")[0], []).append(missed)
     for sort, errors in by_sort.items():
-        print(f"ALL {sort}: {in_words(np.concatenate(errors))}")
+        print(f"ALL {sort}: {fitting.in_words(np.concatenate(errors))}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,23 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.planner.laws import internode
+from pyperf_suite.planner.laws import collectives, internode
 from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
-from pyperf_suite.planner.laws.collectives import (
-    BLOCK,
-    collective_time,
-    has_nvlink,
-    pack_curves,
-    transferred_laws,
-    unpack_laws,
-)
+from pyperf_suite.planner.laws.collectives import BLOCK
 from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.planner.laws.transfers import Interval
 from tools.fit.fitting import in_words, limits_of
 from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers
+
+Floats = NDArray[np.float64]
 
 TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
@@ -45,6 +40,8 @@ OWN_FILE = "custom_allreduce_perf"
 # A time that no neighbouring size supports: 1 KiB among 8 H100 at eleven times both of its neighbours'.
 OUTLIER = 1.5
 OPERATION_OF = {"alltoall": "all_to_all"}
+# A library's own curves among 2 and 4 ranks off those among 8; above, as NCCL's beyond its ranks: none was over PCIe.
+OTHER_RANKS: Interval = (-0.72, 0.55, 11.8)
 OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 RANKS = (2, 4, 8)
 # Variance of log seconds that curves share if they agree in all that is named; "trend" is over log ranks. Orders of
@@ -70,12 +67,20 @@ EVERY_SECOND = "every second size left out, so that the nearest lie four times a
 COMMON_VARIANCE = 1e3
 
 
+# Seconds by bytes of a library's own kernel, by version, operation and ranks.
+OwnCurves = dict[tuple[str, str, int], dict[float, float]]
+
+
 class Curve(NamedTuple):
     """What a curve of seconds over bytes is of; `gpu` is the name in the catalogue."""
 
     gpu: str
     operation: str
     ranks: int
+
+
+# log(measured / predicted) of curves.
+Errors = Mapping[Curve, Floats]
 
 
 @functools.cache
@@ -88,7 +93,8 @@ def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock
     """
     blocks = {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
     for (gpu, library), curves in _read_own(tables_folder).items():
-        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves)
+        law = collectives.unpack_laws(blocks[gpu][BLOCK]).curves["all_reduce"]
+        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves, law, find_gpu(gpu))
     return blocks
 
 
@@ -98,6 +104,7 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
     curves = sorted(measured)
     log_s = np.log([[measured[curve][size] for size in sizes] for curve in curves])
     missed = dict(zip(curves, -left_out_logs(curves, sizes, log_s), strict=True))
+    operations = missed_operations(curves, sizes, log_s)
     repeated = repeats(tables_folder)
     blocks = {}
     for gpu in sorted({curve.gpu for curve in curves}):
@@ -109,14 +116,13 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
             zip(missing, inferred, strict=True)
         )
         errors = np.concatenate([missed[curve] for curve in own])
-        left_out = _interval(errors)
         covered = [_covered(missed[curve], [missed[c] for c in own if c != curve]) for curve in own]
         # Of a GPU that one version was run on, the versions of all others speak.
         scatter = _interval(repeated.get(gpu, np.concatenate(list(repeated.values()))))
-        packed = pack_curves(
+        packed = collectives.pack_curves(
             {(c.operation, c.ranks): PiecewiseAlphaBeta.through(sizes, time) for c, time in seconds.items()},
             frozenset((c.operation, c.ranks) for c in missing),
-            {(c.operation, c.ranks): left_out if c in missing else scatter for c in seconds},
+            {(c.operation, c.ranks): _inferred(c, missed, operations) if c in missing else scatter for c in seconds},
         )
         held_out = _held_out(errors, LEFT_OUT) | {
             "coverage": round(float(np.mean(np.concatenate(covered))) * 100, 1),
@@ -127,7 +133,38 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
     return blocks
 
 
-def repeats(tables_folder: Path) -> dict[str, NDArray[np.float64]]:
+def _inferred(curve: Curve, missed: Errors, operations: Errors) -> Interval:
+    """How far a curve that was inferred may be off, by curves left out of all GPUs with its kind of link.
+
+    Where no GPU of its architecture was measured at its operation, by whole operations left out of an architecture.
+    """
+    known = any(_family(other) == _family(curve) for other in missed)
+    alike = [
+        errors for other, errors in (missed if known else operations).items() if _is_pcie(other) == _is_pcie(curve)
+    ]
+    return _interval(np.concatenate(alike))
+
+
+def _is_pcie(curve: Curve) -> bool:
+    return collectives.link_kind(find_gpu(curve.gpu)) == collectives.PCIE_ONLY
+
+
+def _family(curve: Curve) -> tuple[str, str]:
+    return find_gpu(curve.gpu).architecture, curve.operation
+
+
+def missed_operations(curves: Sequence[Curve], sizes: Floats, log_s: Floats) -> Errors:
+    """log(measured / inferred) of every curve, without any of its operation on a GPU of its architecture."""
+    missed = {}
+    for family in {_family(curve) for curve in curves}:
+        out = np.array([_family(curve) == family for curve in curves])
+        seen = [curve for curve, is_out in zip(curves, out, strict=True) if not is_out]
+        unseen = [curve for curve, is_out in zip(curves, out, strict=True) if is_out]
+        missed |= dict(zip(unseen, log_s[out] - infer_logs(seen, sizes, log_s[~out], unseen), strict=True))
+    return missed
+
+
+def repeats(tables_folder: Path) -> dict[str, Floats]:
     """log(one version's time / the median of the other versions') of each point that several were run at, by GPU."""
     runs: dict[tuple[str, str, int, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows_of(read_columns(tables_folder, TABLE)):
@@ -143,34 +180,32 @@ def repeats(tables_folder: Path) -> dict[str, NDArray[np.float64]]:
     return {gpu: np.array(logs) for gpu, logs in missed.items()}
 
 
-def _interval(missed: NDArray[np.float64]) -> Interval:
+def _interval(missed: Floats) -> Interval:
     band = Band.fit(missed, np.ones_like(missed), knots=1)
     return float(band.low[0]), float(band.high[0]), _percent(missed, np.median)
 
 
-def _held_out(missed: NDArray[np.float64], how: str) -> dict[str, float | int | str]:
+def _held_out(missed: Floats, how: str) -> dict[str, float | int | str]:
     mape, median = (round(_percent(missed, middle), 2) for middle in (np.mean, np.median))
     return {"mape": mape, "median": median, "rows": missed.size, "how": how}
 
 
-def _percent(missed: NDArray[np.float64], middle: Callable[[NDArray[np.float64]], Any]) -> float:
+def _percent(missed: Floats, middle: Callable[[Floats], Any]) -> float:
     return float(middle(np.abs(np.expm1(-missed)))) * 100
 
 
-def _covered(missed: NDArray[np.float64], others: list[NDArray[np.float64]]) -> NDArray[np.bool_]:
+def _covered(missed: Floats, others: list[Floats]) -> NDArray[np.bool_]:
     """Which of a curve's errors lie in the interval of the other curves'."""
     low, high, _ = _interval(np.concatenate(others))
     return np.asarray((missed >= low) & (missed <= high))
 
 
-def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]]:
+def _read_own(tables_folder: Path) -> dict[tuple[str, str], OwnCurves]:
     """Seconds by bytes of each library's own all_reduce, by GPU and library, then version and ranks.
 
     Those of a CUDA graph, as they serve; eager ones wait for the host. What another library's name stands in is its.
     """
-    found: dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+    found: dict[tuple[str, str], OwnCurves] = defaultdict(lambda: defaultdict(dict))
     for row in rows_of(read_columns(tables_folder, TABLE)):
         if row["file"] != OWN_FILE:
             continue
@@ -185,7 +220,7 @@ def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str,
     return found
 
 
-def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
+def _own_block(library: str, curves: OwnCurves, nccl: AlphaBetaOverRanks, gpu: GpuSpec) -> CalibrationBlock:
     """The newest version's times; every second size left out and the older versions say how far they hold."""
     newest = max((version for version, _, _ in curves), key=version_numbers)
     kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
@@ -203,16 +238,34 @@ def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, floa
     low, high, _ = _interval(np.concatenate([errors, older]))
     interval = (low, high, _percent(errors, np.median))
     sizes = np.concatenate([size for size, _ in kept.values()])
-    packed = pack_curves(
-        {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()},
-        frozenset(),
-        dict.fromkeys(kept, interval),
-    )
+    fitted = {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()}
+    known = {ranks: curve for (_, ranks), curve in fitted.items()}
+    beyond = (min(OTHER_RANKS[0], low), max(OTHER_RANKS[1], high), OTHER_RANKS[2])
+    missing = {
+        ("all_reduce", n): among_others(known[max(known)], nccl, max(known), n, np.unique(sizes), gpu)
+        for n in RANKS
+        if n not in known
+    }
+    intervals = dict.fromkeys(fitted, interval) | dict.fromkeys(missing, beyond)
+    packed = collectives.pack_curves(fitted | missing, frozenset(missing), intervals)
     origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
     return CalibrationBlock(packed, _held_out(errors, EVERY_SECOND), limits_of({"nbytes": sizes}), origin)
 
 
-def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def among_others(
+    own: PiecewiseAlphaBeta, nccl: AlphaBetaOverRanks, ranks: int, others: int, size: Floats, gpu: GpuSpec
+) -> PiecewiseAlphaBeta:
+    """A library's own all_reduce among another number of ranks than its curve is of.
+
+    A launch takes as long; what the bytes take goes as NCCL's do, whose ring or tree uses the same links.
+    """
+    here, there = (np.maximum(nccl.seconds(size, n) - nccl.seconds(0, n), 1e-12) for n in (ranks, others))
+    seconds = own.seconds(0) + np.maximum(own.seconds(size) - own.seconds(0), 0.0) * there / here
+    least = bus_factor(nccl.operation, others) * size / collectives.link_bytes_per_s(gpu, others)
+    return PiecewiseAlphaBeta.through(size, np.maximum(seconds, least))
+
+
+def _without_outliers(times: dict[float, float]) -> tuple[Floats, Floats]:
     """Ascending sizes and their seconds; one far above both of its neighbours is drawn between them."""
     size, seconds = np.array(sorted(times.items())).T
     neighbours = np.maximum(seconds[:-2], seconds[2:])
@@ -238,9 +291,7 @@ def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:
     }
 
 
-def infer_logs(
-    curves: Sequence[Curve], sizes: NDArray[np.float64], log_s: NDArray[np.float64], missing: Sequence[Curve]
-) -> NDArray[np.float64]:
+def infer_logs(curves: Sequence[Curve], sizes: Floats, log_s: Floats, missing: Sequence[Curve]) -> Floats:
     """Log seconds of curves that were not measured, from those that were: one row a curve, columns as in `log_s`.
 
     The best linear guess from what curves share (`SHARED_VARIANCE`): a random-effects model, as in Rasmussen and
@@ -255,9 +306,7 @@ def infer_logs(
     return np.asarray(shared[seen:, :seen] @ weights + bus[seen:])
 
 
-def left_out_logs(
-    curves: Sequence[Curve], sizes: NDArray[np.float64], log_s: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def left_out_logs(curves: Sequence[Curve], sizes: Floats, log_s: Floats) -> Floats:
     """Inferred minus measured log seconds of every curve, each inferred from all the others.
 
     In closed form (the same book, equation 5.12).
@@ -266,29 +315,29 @@ def left_out_logs(
     return np.asarray(-(inverse @ (log_s - _log_bus(curves, sizes))) / np.diag(inverse)[:, None])
 
 
-def _log_bus(curves: Sequence[Curve], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_bus(curves: Sequence[Curve], sizes: Floats) -> Floats:
     """What the bytes on the bus explain: all of the time of large messages, nothing of small ones'."""
     factors = np.log([float(bus_factor(curve.operation, curve.ranks)) for curve in curves])
     return np.asarray(factors[:, None] * sizes / (sizes + BUS_BYTES))
 
 
-def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path) -> dict[str, NDArray[np.float64]]:
+def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path) -> dict[str, Floats]:
     """log(measured / predicted) of all a GPU's curves, read off the other GPUs' as if it had no table."""
-    laws = {gpu: unpack_laws(block) for gpu, block in blocks.items()}
-    errors: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    laws = {gpu: collectives.unpack_laws(block) for gpu, block in blocks.items()}
+    errors: dict[str, list[Floats]] = defaultdict(list)
     for curve, times in read_curves(tables_folder).items():
         others = {gpu: law for gpu, law in laws.items() if gpu != curve.gpu}
-        law = transferred_laws(find_gpu(curve.gpu), others)
+        law = collectives.transferred_laws(find_gpu(curve.gpu), others)
         size, seconds = np.array(list(times.items())).T
-        predicted = law.curves[curve.operation].seconds(size / law.speed_up, curve.ranks)
+        predicted = law.curves[curve.operation].seconds(size, curve.ranks)
         errors[curve.gpu].append(np.log(seconds / predicted))
     return {gpu: np.concatenate(parts) for gpu, parts in errors.items()}
 
 
-def _shared_variance(curves: Sequence[Curve]) -> NDArray[np.float64]:
+def _shared_variance(curves: Sequence[Curve]) -> Floats:
     names = {
         "architecture": [find_gpu(curve.gpu).architecture for curve in curves],
-        "link": [has_nvlink(find_gpu(curve.gpu)) for curve in curves],
+        "link": [_is_pcie(curve) for curve in curves],
         "operation": [curve.operation for curve in curves],
         "reduces twice": [curve.operation == "all_reduce" for curve in curves],
         "ring": [curve.operation in ("all_gather", "reduce_scatter") for curve in curves],
@@ -323,7 +372,7 @@ def read_rows(folder: Path = SAMPLE) -> Rows:
     return rows
 
 
-def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None = None) -> NDArray[np.float64]:
+def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None = None) -> Floats:
     """Seconds of each row, by the rate that its source states or by another network."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, row in enumerate(rows):
@@ -332,7 +381,7 @@ def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None 
     seconds = np.empty(len(rows))
     for (gpu, operation, ranks, inside, rate), indices in groups.items():
         sizes = [rows[index]["bytes"] for index in indices]
-        seconds[indices] = collective_time(gpu, operation, sizes, ranks, inside, rate).seconds
+        seconds[indices] = collectives.collective_time(gpu, operation, sizes, ranks, inside, rate).seconds
     return seconds
 
 
@@ -346,7 +395,7 @@ def fit_stage(rows: Rows) -> NetworkStage:
     weight = np.sqrt(weight / weight.mean())
     measured = np.log([row["seconds"] for row in rows])
 
-    def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def misses(logs: Floats) -> Floats:
         error = np.log(_with_stage(NetworkStage(*np.exp(logs)), rows)) - measured
         return np.concatenate([weight * np.sign(error) * np.sqrt(np.abs(error) + 1e-3), PULL * (logs - start)])
 
@@ -354,7 +403,7 @@ def fit_stage(rows: Rows) -> NetworkStage:
     return NetworkStage(*np.exp(least_squares(misses, start, bounds=(start - ROOM, upper)).x))
 
 
-def left_out_s(rows: Rows) -> NDArray[np.float64]:
+def left_out_s(rows: Rows) -> Floats:
     """Seconds of each row by constants fitted without its source."""
     seconds = np.empty(len(rows))
     fitted = {row["site"] for row in rows if row["fabric"] in FITTED}
@@ -382,7 +431,7 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["source"], row["op_name"], row["num_gpus"]
 
 
-def _with_stage(stage: NetworkStage, rows: Rows) -> NDArray[np.float64]:
+def _with_stage(stage: NetworkStage, rows: Rows) -> Floats:
     before, internode.STAGE = internode.STAGE, stage
     try:
         return predicted_s(rows)
@@ -399,15 +448,11 @@ def main() -> None:
     points = measured_points(rows)
     known = [index for index, row in enumerate(rows) if key_of(row) in points and row["bytes"] not in POINTS]
     through = np.log(measured[known] / predicted_s([rows[i] for i in known], lambda row: points[key_of(row)]))
-    for key in sorted({(*key_of(row), row["fabric"]) for row in rows}):
-        own = [index for index, row in enumerate(rows) if (*key_of(row), row["fabric"]) == key]
-        print(f"{' '.join(map(str, key))}: {in_words(missed[own])}")
-    for fabrics in (FITTED, tuple({row["fabric"] for row in rows})):
-        for low, high in ((0, 2**17), (2**17, 2**22), (2**22, 2**28), (2**28, 2**40), (0, 2**40)):
-            chosen = [i for i, row in enumerate(rows) if row["fabric"] in fabrics and low < row["bytes"] <= high]
-            print(f"left out, {len(fabrics)} fabrics, {low} to {high}: {in_words(missed[chosen])}")
-            near = [at for at, index in enumerate(known) if index in chosen]
-            print(f"   the same, through its own points: {in_words(through[near])}")
+    for low, high in ((0, 2**17), (2**17, 2**22), (2**22, 2**28), (2**28, 2**40), (0, 2**40)):
+        chosen = [i for i, row in enumerate(rows) if row["fabric"] in FITTED and low < row["bytes"] <= high]
+        near = [at for at, index in enumerate(known) if index in chosen]
+        print(f"left out, {low} to {high}: {in_words(missed[chosen])}")
+        print(f"   the same, through its own points: {in_words(through[near])}")
 
 
 if __name__ == "__main__":

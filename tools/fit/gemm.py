@@ -18,17 +18,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate import error_percent, folds, site_numbers, summary
 from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import SIMILAR_GPU, MenuCoefficients, Rates, menu_seconds
-from tools.fit.fitting import (
-    SEED,
-    Blocks,
-    Likeness,
-    SimilarProducts,
-    SiteKriging,
-    by_gpu,
-    fit_constants,
-    in_band_of_others,
-    limits_of,
-)
+from tools.fit import fitting
+from tools.fit.fitting import Blocks
 from tools.fit.published import read_columns, tables_like
 
 Floats = NDArray[np.float64]
@@ -140,7 +131,7 @@ def fit_gemm(tables_folder: Path) -> Blocks:
     """
     tables = gemm_tables(tables_folder)
     own = ((table.gpu.name, f"gemm_{table.dtype}.{table.library}", fit_block(table)) for table in tables)
-    blocks = by_gpu(own, tables_folder, "gemm_*.parquet")
+    blocks = fitting.by_gpu(own, tables_folder, "gemm_*.parquet")
     for dtype, library in dict.fromkeys((table.dtype, table.library) for table in tables):
         similar = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
         if len(similar) > 1:
@@ -159,7 +150,7 @@ def fit_block(table: GemmTable) -> CalibrationBlock:
     held_out = summary(
         np.exp(-missed), np.ones_like(missed), np.unique(table.sites).size, "5-fold, whole sites (n, k) held out"
     ).to_json()
-    covered = in_band_of_others(missed, table.m, table.sites, KNOTS).mean()
+    covered = fitting.in_band_of_others(missed, table.m, table.sites, KNOTS).mean()
     held_out["coverage"] = round(100 * float(covered), 1)
     return CalibrationBlock(arrays, held_out, _range([table]), table.origin)
 
@@ -228,12 +219,12 @@ def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, 
 def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
     """The menu's coefficients with the least error in log seconds over all tables, each with as many rows."""
     rows = ROWS if len(tables) == 1 else ROWS_POOLED
-    drawn = [table.rows(np.random.default_rng(SEED).permutation(table.m.size)[:rows]) for table in tables]
+    drawn = [table.rows(np.random.default_rng(fitting.SEED).permutation(table.m.size)[:rows]) for table in tables]
 
     def missed(law: MenuCoefficients) -> Floats:
         return np.concatenate([np.log(predict(table, law) / table.seconds) for table in drawn])
 
-    return fit_constants(start, missed, HOLD, EVALUATIONS)
+    return fitting.fit_constants(start, missed, HOLD, EVALUATIONS)
 
 
 def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | None = None) -> Floats:
@@ -243,12 +234,12 @@ def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | No
 
 
 def _range(tables: Sequence[GemmTable]) -> dict[str, tuple[float, float]]:
-    return limits_of({name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"})
+    return fitting.limits_of({name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"})
 
 
 # Constants of the smoothing are the same for all GPUs. Those of `LIBRARY_LIKENESS` were chosen for the least error on
 # held-out sites of the five bf16 tables, on two splits; those of `TRUTH_LIKENESS` with the fp8 tables, on a third.
-LIBRARY_LIKENESS = Likeness(
+LIBRARY_LIKENESS = fitting.Likeness(
     same_n=(3.3, 0.09),
     same_k=(1.4, 2.3),
     near=(23.0, 0.95, 3.1),
@@ -257,26 +248,26 @@ LIBRARY_LIKENESS = Likeness(
     m_its_own=0.48,
     similar=(
         *(
-            SimilarProducts(variance, tile, "k", (1.2, 7.2), (0.1, 1.0))
+            fitting.SimilarProducts(variance, tile, "k", (1.2, 7.2), (0.1, 1.0))
             for variance, tile in ((6.6, (16, 128)), (9.0, (64, 64)), (2.5, (128, 256)), (4.0, (256, 128)))
         ),
-        SimilarProducts(1.2, None, "m", (0.65, 3.2), (0.25, 1.0)),
+        fitting.SimilarProducts(1.2, None, "m", (0.65, 3.2), (0.25, 1.0)),
     ),
 )
 # How noisy differs from table to table: the ones of these that predict left out sites best.
 NOISES = (0.9, 3.0, 10.0, 30.0)
 # What the column held for true departs from that course is smoother.
-TRUTH_LIKENESS = Likeness(
+TRUTH_LIKENESS = fitting.Likeness(
     same_n=(2.0, 0.15),
     same_k=(1.7, 4.2),
     near=(23.0, 1.3, 3.4),
     same_weights=(3.2, 3.7),
     m_length=4.0,
     m_its_own=0.1,
-    similar=(SimilarProducts(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
+    similar=(fitting.SimilarProducts(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
 )
 # On an L40S operands are found in L2 or not, by how many copies of them fill it: that doubles or halves the time.
-IN_COPIES = {"L40S": SimilarProducts(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
+IN_COPIES = {"L40S": fitting.SimilarProducts(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
 NOISES_OF_TRUTH = (1.5, 5.0, 15.0, 45.0)
 # A column that departs from the first by more, in log seconds and apart from a factor for each m, is of other kernels.
 SAME_KERNELS = 0.1
@@ -299,7 +290,7 @@ def library_residual(
 
 def _smoothed(
     table: GemmTable, menu_s: Floats, noises: Sequence[float], noises_of_truth: Sequence[float]
-) -> tuple[dict[float, SiteKriging], dict[float, SiteKriging]]:
+) -> tuple[dict[float, fitting.SiteKriging], dict[float, fitting.SiteKriging]]:
     """The course that columns share beyond `menu_s`, and how the table's own departs from it, by noise."""
     m, sites = np.unique(table.m), np.unique(np.stack([table.n, table.k], axis=1), axis=0)
     menu, truth = (_by_site(table, sites, m, np.log(seconds)) for seconds in (menu_s, table.seconds))
@@ -310,8 +301,8 @@ def _smoothed(
         )
         departing = replace(departing, similar=(*departing.similar, copies))
     return (
-        {noise: SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, noise) for noise in noises},
-        {noise: SiteKriging.fit(sites, m, truth - shared, departing, noise) for noise in noises_of_truth},
+        {noise: fitting.SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, noise) for noise in noises},
+        {noise: fitting.SiteKriging.fit(sites, m, truth - shared, departing, noise) for noise in noises_of_truth},
     )
 
 

@@ -65,18 +65,22 @@ LIKENESS = _likeness(
     {"variance": 0.3, "local": 2, "tokens": 8, "copies": 1},
     {"variance": 0.8, "rows": 2, "seconds": 0.7},
 )  # fmt: skip
+SGLANG = (
+    3.0,
+    {"variance": 1.0, "rows": 3, "active": 4, "local": 4, "tokens": 5, "width": 3, "hidden": 3, "ep": 2.5, "top_k": 4,
+     "imbalance": 2, "gate": 3, "alignment": 3},
+    {"variance": 0.3, "local": 0.5, "tokens": 3, "width": 0.4, "gate": 2},
+    {"variance": 0.3, "weights": 1.5, "pairs": 3},
+    {"variance": 0.9, "width": 1.5},
+    {"variance": 0.1, "local": 1, "tokens": 8},
+    {"variance": 0.9, "top_k": 1.4, "seconds": 2},
+)  # fmt: skip
+# On Hopper SGLang's experts without a gate are kernels of their own, up to five times slower.
+UNGATED = {"variance": 2.0, "gate": 0.3, "rows": 5, "local": 8, "tokens": 10, "weights": 6}
 LIKENESS_OF = {
-    "sglang": _likeness(
-        3.0,
-        {"variance": 1.0, "rows": 3, "active": 4, "local": 4, "tokens": 5, "width": 3, "hidden": 3, "ep": 2.5,
-         "top_k": 4, "imbalance": 2, "gate": 3, "alignment": 3},
-        {"variance": 0.3, "local": 0.5, "tokens": 3, "width": 0.4, "gate": 2},
-        {"variance": 0.3, "weights": 1.5, "pairs": 3},
-        {"variance": 0.9, "width": 1.5},
-        {"variance": 0.1, "local": 1, "tokens": 8},
-        {"variance": 0.9, "top_k": 1.4, "seconds": 2},
-    ),
-}  # fmt: skip
+    ("sglang", "Hopper"): _likeness(*SGLANG, UNGATED),
+    **dict.fromkeys([("sglang", of) for of in ("Ampere", "Ada", "Blackwell")], _likeness(*SGLANG)),
+}
 
 
 def start_of(library: str) -> ExpertCosts:
@@ -197,7 +201,8 @@ def fit_law(table: ExpertTable) -> tuple[ExpertCosts, LibraryFactor]:
     """Costs of one library, and its factor."""
     costs = fit_costs(table)
     counted = table.counted(costs)
-    return costs, fit_factor(table.work.features(counted), np.log(table.seconds / counted), table.library)
+    likeness = LIKENESS_OF.get((table.library, table.gpu.architecture), LIKENESS)
+    return costs, fit_factor(table.work.features(counted), np.log(table.seconds / counted), likeness)
 
 
 def predict(table: ExpertTable, costs: ExpertCosts, factor: LibraryFactor) -> Floats:
@@ -215,9 +220,9 @@ def fit_costs(table: ExpertTable) -> ExpertCosts:
     )
 
 
-def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
+def fit_factor(features: Floats, missed: Floats, likeness: tuple[float, Floats, Floats]) -> LibraryFactor:
     """The factor whose logarithm follows `missed` with the least mean error in % of what was measured."""
-    noise, variances, decays = LIKENESS_OF.get(library, LIKENESS)
+    noise, variances, decays = likeness
     draw = np.random.default_rng(SEED)
     drawn = draw.permutation(missed.size)[:ROWS]
     features, missed = features[drawn], missed[drawn]

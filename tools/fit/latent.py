@@ -18,16 +18,8 @@ from pyperf_suite.planner.calibrate import cross_predicted, folds, site_numbers
 from pyperf_suite.planner.laws import latent_attention as latent
 from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.latent_attention import GRIDS, LAW, SummedLaw
-from tools.fit.fitting import (
-    Blocks,
-    by_gpu,
-    conjugate_gradients,
-    fit_costs,
-    huber_weights,
-    limits_of,
-    reading,
-    roughness,
-)
+from tools.fit import fitting
+from tools.fit.fitting import Blocks
 from tools.fit.published import Columns, read_columns, tables_like, versions
 
 if TYPE_CHECKING:
@@ -105,9 +97,10 @@ def fit_grids(values: Floats, sizes: Sizes, stiffness: float) -> tuple[ResidualG
 
     axes = [tuple(NODES[name] for name in names) for names in GRIDS]
     shapes = [[axis.size for axis in on] for on in axes]
-    reads = [reading(on, [sizes[name] for name in names]) for on, names in zip(axes, GRIDS, strict=True)]
+    reads = [fitting.reading(on, [sizes[name] for name in names]) for on, names in zip(axes, GRIDS, strict=True)]
     forms = [
-        roughness(shape, [stiffness * step for step in steps]) for shape, steps in zip(shapes, SMOOTH, strict=True)
+        fitting.roughness(shape, [stiffness * step for step in steps])
+        for shape, steps in zip(shapes, SMOOTH, strict=True)
     ]
     nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
     parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
@@ -124,7 +117,7 @@ def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
     least, most = np.maximum(least, limits[there, 0]), np.maximum(1.1 * least, limits[there, 1])
     start = np.clip(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least, 0.99 * most)
     costs = np.zeros(work.shape[1])
-    costs[there] = fit_costs(own, seconds, start, (least, most))
+    costs[there] = fitting.fit_costs(own, seconds, start, (least, most))
     return costs
 
 
@@ -136,7 +129,7 @@ def _solved(read: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) ->
     for _ in range(ROUNDS):
         system = (read.T @ sparse.diags(weights) @ read + form).tocsr()
         diagonal = system.diagonal()
-        nodes = conjugate_gradients(
+        nodes = fitting.conjugate_gradients(
             lambda course, system=system: system @ course,
             lambda left, diagonal=diagonal: left / diagonal,
             read.T @ (weights * values),
@@ -144,7 +137,7 @@ def _solved(read: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) ->
             ENOUGH,
             STEPS,
         )
-        weights = huber_weights(read @ nodes - values)
+        weights = fitting.huber_weights(read @ nodes - values)
     return nodes
 
 
@@ -202,7 +195,7 @@ def fit_block(kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: s
     by_kind = {name: np.array([getattr(each, name) for each in errors.values()]).round(2) for name in means}
     sites = sum(np.unique(rows.site).size for rows in kinds.values())
     how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
-    return CalibrationBlock(latent.pack_laws(laws) | by_kind, means | how, limits_of(limits), origin)
+    return CalibrationBlock(latent.pack_laws(laws) | by_kind, means | how, fitting.limits_of(limits), origin)
 
 
 def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
@@ -247,4 +240,4 @@ def fit_latent(folder: Path) -> Blocks:
                     origin = ORIGIN.format(", ".join(used).replace("_", " "))
                     yield spec.name, f"{LAW}.{library}", fit_block(kinds, requested, origin)
 
-    return by_gpu(found(), folder, "table of latent attention")
+    return fitting.by_gpu(found(), folder, "table of latent attention")

@@ -18,6 +18,8 @@ from pyperf_suite.planner.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
 from tools.fit.fitting import USUAL_ERROR, Blocks, by_gpu, limits_of
 from tools.fit.published import read_columns, tables_like
 
+Floats = NDArray[np.float64]
+
 TABLES = "gemm_bf16_"
 ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA), bf16 products of at most 16 rows"
 # Re-measurements with random weights (shared tables' README); A100 has another.
@@ -36,28 +38,21 @@ def fit_memory(tables_folder: Path) -> Blocks:
     return by_gpu(found, tables_folder, f"table of products ({TABLES}GPU.parquet)")
 
 
-def read_streams(
-    tables_folder: Path, gpu: GpuSpec
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-    """Bytes, seconds and site (n, k) of each product of few rows in a GPU's table; of two libraries the middle."""
-    nbytes, runs, sites = _read_runs(tables_folder, gpu)
-    return nbytes, np.nanmedian(runs, axis=0), sites
-
-
 def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> dict[bool, Band]:
     """Where each library's times lie around laws read off other GPUs: of one architecture (True), and of others."""
     laws = {name: unpack_law(block) for name, block in blocks.items()}
-    found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
+    found: dict[bool, list[Floats]] = {True: [], False: []}
     for name in laws:
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
-        nbytes, runs, _ = _read_runs(tables_folder, gpu)
+        nbytes, runs, _ = read_runs(tables_folder, gpu)
         similar = law.error_percent == MEMORY_PERCENT_OF_SAME_KERNELS
         found[similar].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
     return {similar: Band.fit(*np.hstack(parts)) for similar, parts in found.items()}
 
 
-def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+def read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[Floats, Floats, NDArray[np.intp]]:
+    """Bytes of each product of few rows in a GPU's table, each library's seconds, and the site (n, k)."""
     names = TRUTH_OF.get(gpu.name, TRUTH)
     columns = read_columns(tables_folder, TABLES + gpu.slug)
     m, n, k, *truths = (columns[name].astype(np.float64) for name in ("m", "n", "k", *names))
@@ -66,9 +61,7 @@ def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], 
     return ELEMENT_BYTES * (m * n + n * k + m * k), np.array(truths)[:, usable] * 1e-6, site_numbers(n, k)
 
 
-def _missed(
-    runs: NDArray[np.float64], predicted: NDArray[np.float64], figure: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _missed(runs: Floats, predicted: Floats, figure: Floats) -> Floats:
     """log(measured / predicted) of every library's times, and the figure of each, in two rows."""
     there = np.isfinite(runs)
     logs, figures = np.log(runs / predicted), np.broadcast_to(figure, runs.shape)
@@ -76,7 +69,7 @@ def _missed(
 
 
 def _fit_gpu(gpu: GpuSpec, tables_folder: Path) -> CalibrationBlock:
-    nbytes, runs, sites = _read_runs(tables_folder, gpu)
+    nbytes, runs, sites = read_runs(tables_folder, gpu)
     seconds = np.nanmedian(runs, axis=0)
 
     def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
@@ -98,15 +91,15 @@ def _fit_gpu(gpu: GpuSpec, tables_folder: Path) -> CalibrationBlock:
     )
 
 
-def _fit_law(gpu: GpuSpec, nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> MemoryLaw:
+def _fit_law(gpu: GpuSpec, nbytes: Floats, seconds: Floats) -> MemoryLaw:
     """Least squares of log seconds, robust; the L2 is never slower than memory."""
     from scipy.optimize import least_squares
 
-    def law_of(logs: NDArray[np.float64]) -> MemoryLaw:
+    def law_of(logs: Floats) -> MemoryLaw:
         launch_s, memory_share, gain = np.exp(logs)
         return MemoryLaw(launch_s, memory_share, memory_share * gain, START.fitted_bytes, 0.0, ORIGIN)
 
-    def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def misses(logs: Floats) -> Floats:
         predicted = np.asarray(sum(law_of(logs).parts(gpu, nbytes).values()))
         return np.log(predicted / seconds)
 

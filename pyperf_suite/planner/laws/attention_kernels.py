@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.planner.laws import transfers
 from pyperf_suite.planner.laws.calibration import MEAN_OF_HALF_WIDTH, STEPS, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.transfers import attention_width, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]
 
@@ -224,7 +224,7 @@ class KernelLaw:
         What the products take at the peak follows the peak of a multiprocessor; what kernels take beyond it (softmax,
         waiting, synchronisation) follows the clock: a GPU with few tensor cores for its clock comes nearer to its peak.
         """
-        clock, measured_clock = _clock_share(spec, dtype), _clock_share(measured_on, dtype)
+        clock, measured_clock = _clock_share(spec, measured_on, dtype), _clock_share(measured_on, measured_on, dtype)
         slower_clock = measured_on.boost_mhz * measured_clock / (spec.boost_mhz * clock)
         reached = measured_on.peak(dtype) * measured_clock / measured_on.sms
         slower_sm = reached / (spec.peak(dtype) * clock / spec.sms)
@@ -354,7 +354,7 @@ def windowed(
     if not there:
         unsure = np.where(seq > window, OTHER_WINDOW, 0.0)
         return [replace(each, unsure=np.hypot(each.unsure, unsure)) for each in full]
-    nearest = min(there, key=lambda each: log_ratio(each, window))
+    nearest = min(there, key=lambda each: transfers.log_ratio(each, window))
     beyond = np.log(np.maximum(seq / nearest, 1 + 1e-9))
     share = np.where(seq <= window, 1.0, np.clip(np.log(window / nearest) / beyond, 0.0, 1.0))
     return [
@@ -372,10 +372,10 @@ def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> At
     return AttentionKernels(library, kernels, band, block.fitted_range, float(block.held_out["mape"]), block.origin)
 
 
-def _clock_share(spec: GpuSpec, dtype: str) -> float:
-    """The share of its clock that a GPU's power lets it hold in attention, where kernels were seen to run into it."""
+def _clock_share(spec: GpuSpec, measured_on: GpuSpec, dtype: str) -> float:
+    """The share of its clock that a GPU's power lets it hold in attention; on servers of what the measured one held."""
     needed_w = WATT_PER_TFLOP * spec.peak(dtype) / 1e12
-    return min(1.0, spec.power_w / needed_w) if is_desktop(spec) else 1.0
+    return min(1.0, spec.power_w / needed_w) if transfers.is_desktop(spec) else transfers.held_down(spec, measured_on)
 
 
 def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str) -> AttentionKernels:
@@ -383,8 +383,8 @@ def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str
 
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    source = nearest(spec, known, SUBJECT)
-    theirs, unsure = known[source.name], attention_width(spec, source, dtype)
+    source = transfers.nearest(spec, known, SUBJECT)
+    theirs, unsure = known[source.name], transfers.transfer_width(spec, source, transfers.ATTENTION_WIDTHS)
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, source, dtype), error_scale=1.0) for kernel in theirs.kernels],

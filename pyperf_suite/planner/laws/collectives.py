@@ -9,50 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.calibration import (
-    Band,
-    Calibration,
-    CalibrationBlock,
-    Gpu,
-    shipped_calibration,
-    spec_of,
-)
+from pyperf_suite.planner.laws import internode, transfers
+from pyperf_suite.planner.laws.calibration import Band, Calibration, CalibrationBlock, Gpu, shipped_calibration, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
-from pyperf_suite.planner.laws.internode import (
-    BETWEEN_NODES,
-    BETWEEN_PERCENT,
-    INFINIBAND,
-    THROUGH_PERCENT,
-    THROUGH_POINTS,
-    UNRELAYED,
-    Network,
-    Point,
-    between_nodes_s,
-    checked_network,
-    through_points,
-)
-from pyperf_suite.planner.laws.transfers import (
-    OTHER_NVLINK,
-    OVER_PCIE,
-    OVER_PCIE_PERCENT,
-    PCIE_LAUNCH,
-    PCIE_SHARE,
-    SAME_LINK,
-    Interval,
-    find_law,
-    have_same_kernels,
-    nearest,
-)
+from pyperf_suite.planner.laws.internode import Network, Point
+from pyperf_suite.planner.laws.transfers import Interval
+
+Floats = NDArray[np.float64]
 
 BLOCK, SUBJECT = "collectives", "collectives are"
 NCCL = "nccl"
@@ -65,9 +38,14 @@ LIKE = {
     "send_receive": "all_to_all",
     "all_to_all_v": "all_to_all",
 }
+# The usual ones, among which most curves were measured.
 RANKS_OF_A_NODE = 8
 # What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
-NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
+NETWORK_OF = {
+    "Hopper": internode.INFINIBAND["NDR"],
+    "Blackwell": internode.INFINIBAND["NDR"],
+    "Blackwell Ultra": internode.INFINIBAND["XDR"],
+}
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
@@ -86,9 +64,8 @@ class CollectiveLaws:
 
     `intervals` say how far measured times lie around each curve, by operation and ranks: on other versions of NCCL
     where the curve was measured, on whole curves left out where it was inferred; `inferred` names the latter.
-    `speed_up` is how much more the GPU's link carries than that of the GPU whose curves these are, and `transferred`
-    how far such curves were off where a GPU with curves of its own was left out, by bytes; None where the curves are
-    the GPU's own.
+    `transferred` is how far curves that are not the GPU's own were off where a GPU was left out, by bytes, with the
+    median error in %, for the ranks from which on that holds; empty where the curves are the GPU's own.
     """
 
     curves: Mapping[str, AlphaBetaOverRanks]
@@ -96,9 +73,11 @@ class CollectiveLaws:
     inferred: frozenset[tuple[str, int]]
     fitted_bytes: tuple[float, float]
     origin: str
-    speed_up: float = 1.0
-    transferred: Band | None = None
-    transferred_error_percent: float | None = None
+    transferred: Mapping[int, tuple[Band, float]] = field(default_factory=dict)
+
+    def apart(self, ranks: float) -> tuple[Band, float] | None:
+        """What `transferred` says of that many ranks."""
+        return next((self.transferred[n] for n in sorted(self.transferred, reverse=True) if n <= ranks), None)
 
 
 def collective_time(
@@ -137,7 +116,7 @@ def collective_time(
     usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
     per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
-    reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
+    reached = internode.checked_network(usual_network_bytes_per_s(spec) if network is None else network)
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node)} ranks were requested: give 1 or more.")
     if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
@@ -150,21 +129,25 @@ def collective_time(
     in_node = _in_node(laws, operation, inner_size, inside)
     seconds = _with_network(laws, operation, size, count, per_node, in_node, reached)
 
-    def parts() -> dict[str, NDArray[np.float64]]:
+    def parts() -> dict[str, Floats]:
         launch = _in_node(laws, operation, np.zeros_like(size), inside)
-        ideal = np.where(inside > 1, size * factor / link_bytes_per_s(spec), 0.0)
+        ideal = np.where(inside > 1, size * factor / np.vectorize(link_bytes_per_s)(spec, inside), 0.0)
         bandwidth = in_node - launch - ideal
         return {"ideal": ideal, "launch": launch, "bandwidth": bandwidth, "network": seconds - in_node}
 
     curve = LIKE.get(operation, operation)
     known = list(laws.curves[curve].curves)
     inferred = np.isin(inside, [n for name, n in laws.inferred if name == curve])
-    unseen = operation in LIKE or laws.transferred is not None
+    unseen = operation in LIKE or bool(laws.transferred)
     beyond = (inner_size < laws.fitted_bytes[0]) | (inner_size > laws.fitted_bytes[1]) | ~np.isin(inside, known)
     low, high, error_percent = _interval(laws, operation, inner_size, inside)
     if np.any(count > per_node):
         by_rate = isinstance(reached, float)
-        band, percent = (BETWEEN_NODES, BETWEEN_PERCENT) if by_rate else (THROUGH_POINTS, THROUGH_PERCENT)
+        band, percent = (
+            (internode.BETWEEN_NODES, internode.BETWEEN_PERCENT)
+            if by_rate
+            else (internode.THROUGH_POINTS, internode.THROUGH_PERCENT)
+        )
         error_percent = max(percent, error_percent or 0.0)
         between = band.around(np.ones_like(seconds), np.maximum(size, 1.0))
         low = np.where(count > per_node, np.minimum(between[0], low), low)
@@ -183,17 +166,31 @@ def collective_time(
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
-    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
+    return NETWORK_OF.get(spec.architecture, internode.INFINIBAND["HDR"]) * 1e9
 
 
-def link_bytes_per_s(spec: GpuSpec) -> float:
-    """What a GPU's links to others carry in one direction: NVLink, or the PCIe that it is made for."""
-    return spec.link_bytes_per_s or pcie_of(spec.compute_capability).gb_per_s * 1e9
+def link_bytes_per_s(spec: GpuSpec, ranks: float = np.inf) -> float:
+    """What a GPU can send to the others of so many at once, in one direction; by default all of its links together."""
+    pcie, peers = pcie_of(spec.compute_capability).gb_per_s * 1e9, link_peers(spec)
+    link = spec.link_bytes_per_s or pcie
+    if peers is None or np.isinf(ranks):
+        return link
+    return link * max(ranks - 1, 1) / peers if ranks - 1 <= peers else pcie
 
 
-def has_nvlink(spec: GpuSpec) -> bool:
-    """Whether all GPUs of a node reach each other over NVLink or its like; a bridge between two does not count."""
-    return link_bytes_per_s(spec) > FASTEST_PCIE_BYTES_PER_S
+def link_peers(spec: GpuSpec) -> int | None:
+    """How many others its links go to; None where a switch joins all, and for a link that is not its maker's."""
+    return spec.link_peers if spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s else None
+
+
+PCIE_ONLY, DIRECT, ADDING_SWITCH = 0, 2, 3
+
+
+def link_kind(spec: GpuSpec) -> int:
+    """PCIe, NVLink or its like, or a switch that adds up itself (NVLink SHARP, from Hopper on); near ones are alike."""
+    if link_peers(spec) is None and link_bytes_per_s(spec) <= FASTEST_PCIE_BYTES_PER_S:
+        return PCIE_ONLY
+    return ADDING_SWITCH if link_peers(spec) is None and (spec.compute_capability or (0, 0)) >= (9, 0) else DIRECT
 
 
 COLUMNS = ("operation", "ranks", "start_s", "bends_bytes", "betas_s_per_byte", "inferred", "interval")
@@ -211,15 +208,9 @@ def pack_curves(
     for row, key in enumerate(rows):
         bends[row, : len(curves[key].bends_bytes)] = curves[key].bends_bytes
         betas[row, : len(curves[key].betas_s_per_byte)] = curves[key].betas_s_per_byte
-    columns = (
-        np.array([operation for operation, _ in rows]),
-        np.array([ranks for _, ranks in rows]),
-        np.array([curves[key].start_s for key in rows]),
-        bends,
-        betas,
-        np.array([key in inferred for key in rows]),
-        np.array([intervals[key] for key in rows]),
-    )
+    named = np.array([operation for operation, _ in rows]), np.array([ranks for _, ranks in rows])
+    starts, known = np.array([curves[key].start_s for key in rows]), np.array([key in inferred for key in rows])
+    columns = *named, starts, bends, betas, known, np.array([intervals[key] for key in rows])
     return dict(zip(COLUMNS, columns, strict=True))
 
 
@@ -244,41 +235,48 @@ def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
 
 
 def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
-    """The laws of the nearest of GPUs known by name, by the speed of its link, for the bytes that `spec`'s carries.
+    """The laws of the nearest of GPUs known by name, by the kind and speed of its links, for what `spec`'s carry.
 
-    PCIe never stands for NVLink if anything else is known. Over PCIe launches are read off, and the rate is that of
+    Among more ranks than its links reach a GPU sends over PCIe: there launches are read off, and the rate is that of
     most published machines. Raises UserError where none is known.
     """
-    link = link_bytes_per_s(spec)
-    source = nearest(spec, known, SUBJECT, link_bytes_per_s, has_nvlink)
-    laws = known[source.name]
+    source = transfers.nearest(spec, known, SUBJECT, link_bytes_per_s, link_kind)
+    laws, peers = known[source.name], link_peers(spec)
     origin = f"read off {source}, whose curves are from {laws.origin}"
-    if not has_nvlink(spec):
-        return replace(
-            laws,
-            curves={name: _over_pcie(law, link) for name, law in laws.curves.items()},
-            origin=f"{origin}, at the rate over PCIe of most published machines",
-            transferred=OVER_PCIE,
-            transferred_error_percent=OVER_PCIE_PERCENT,
+    over_pcie = (peers + 2 if peers else RANKS_OF_A_NODE + 1) if link_kind(spec) else 2
+    curves = {
+        name: AlphaBetaOverRanks(
+            name,
+            {
+                n: _over_pcie(law, n, spec) if n >= over_pcie else _faster(law.curves[n], spec, source, n)
+                for n in {*law.curves, over_pcie}
+                if n <= RANKS_OF_A_NODE
+            },
         )
-    speed_up = link / link_bytes_per_s(source)
-    similar = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
-    low, high, percent = SAME_LINK if similar else OTHER_NVLINK
-    band = Band(np.array([1.0]), np.array([low]), np.array([high]))
-    return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
+        for name, law in laws.curves.items()
+    }
+    similar = transfers.have_same_kernels(source, spec) and link_kind(source) == link_kind(spec)
+    same_rate = transfers.log_ratio(link_bytes_per_s(spec), link_bytes_per_s(source)) < 0.1
+    low, high, percent = transfers.SAME_LINK if similar and same_rate else transfers.OTHER_NVLINK
+    apart = {2: (Band(np.array([1.0]), np.array([low]), np.array([high])), percent)}
+    if over_pcie <= RANKS_OF_A_NODE:
+        origin += f", among {over_pcie} and more at the rate over PCIe of most published machines"
+        apart[over_pcie] = transfers.OVER_PCIE, transfers.OVER_PCIE_PERCENT
+    return replace(laws, curves=curves, origin=origin, transferred=apart)
 
 
-def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:
+def _faster(curve: PiecewiseAlphaBeta, spec: GpuSpec, source: GpuSpec, ranks: int) -> PiecewiseAlphaBeta:
+    """A faster link carries more bytes in the same time; the launch stays as it was."""
+    speed_up = link_bytes_per_s(spec, ranks) / link_bytes_per_s(source, ranks)
+    bends, betas = (np.array(values) for values in (curve.bends_bytes, curve.betas_s_per_byte))
+    return replace(curve, bends_bytes=tuple(bends * speed_up), betas_s_per_byte=tuple(betas / speed_up))
+
+
+def _over_pcie(law: AlphaBetaOverRanks, ranks: int, spec: GpuSpec) -> PiecewiseAlphaBeta:
     """A launch, then the bytes on the bus at the usual share of the slot's peak."""
-    return AlphaBetaOverRanks(
-        law.operation,
-        {
-            n: PiecewiseAlphaBeta(
-                PCIE_LAUNCH * curve.start_s, (), (float(bus_factor(law.operation, n)) / (PCIE_SHARE * link),)
-            )
-            for n, curve in law.curves.items()
-        },
-    )
+    slot = link_bytes_per_s(spec, ranks)
+    beta = float(bus_factor(law.operation, ranks)) / (transfers.PCIE_SHARE * slot)
+    return PiecewiseAlphaBeta(transfers.PCIE_LAUNCH * float(law.seconds(0, ranks)), (), (beta,))
 
 
 def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
@@ -287,7 +285,7 @@ def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
         there = calibration or Calibration(spec.name)
         return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
     # A short run of one's own corrects products and attention alone.
-    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, has_nvlink)
+    calibration, is_own = transfers.find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, link_kind)
     laws = unpack_laws(calibration.block(BLOCK))
     return laws if is_own else transferred_laws(spec, {calibration.gpu: laws})
 
@@ -299,7 +297,7 @@ def _operation(op: str) -> str:
     return name
 
 
-def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[Floats, Floats]:
     size, count = np.broadcast_arrays(np.asarray(nbytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64))
     if not (np.all(np.isfinite(size)) and np.all(size >= 0)):
         raise UserError(f"{operation} of {np.min(size):g} bytes was requested: give sizes of 0 bytes and more.")
@@ -308,19 +306,17 @@ def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArr
     return size, count
 
 
-def _in_node(
-    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], ranks: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Seconds within a node. A faster link carries more bytes in the same time; the launch stays as it was."""
+def _in_node(laws: CollectiveLaws, operation: str, size: Floats, ranks: Floats) -> Floats:
+    """Seconds within a node."""
     law = laws.curves[LIKE.get(operation, operation)]
     largest = max(law.curves)
     seconds = np.zeros(size.shape)
     for n in np.unique(ranks):
         if n > 1:
-            similar = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
+            similar = bus_factor(operation, n) / bus_factor(law.operation, n)
             here = ranks == n
             seconds[here] = law.seconds(size[here] * similar, int(n))
-            if n > largest and operation not in UNRELAYED:
+            if n > largest and operation not in internode.UNRELAYED:
                 seconds[here] += float(law.curves[largest].seconds(0)) * ((n / largest) ** LAUNCH_OVER_RANKS - 1)
     return seconds
 
@@ -328,42 +324,40 @@ def _in_node(
 def _with_network(
     laws: CollectiveLaws,
     operation: str,
-    size: NDArray[np.float64],
-    ranks: NDArray[np.float64],
+    size: Floats,
+    ranks: Floats,
     per_node: NDArray[np.int64],
-    in_node: NDArray[np.float64],
+    in_node: Floats,
     network: Network,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
     if isinstance(network, float):
-        return between_nodes_s(operation, size, ranks, per_node, in_node, network)
+        return internode.between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
     for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
         here = (ranks == n) & (per_node == inside)
+        factor, inner = float(bus_factor(operation, n)), float(bus_factor(operation, inside))
+        per_byte = factor / inner if inner else 0.0
+
+        def at_rate(
+            size: Floats, rate: float, n: float = n, inside: int = inside, per_byte: float = per_byte
+        ) -> Floats:
+            within = _in_node(laws, operation, size * per_byte, np.full(size.shape, float(inside)))
+            all_of = np.full(size.shape, n), np.full(size.shape, inside)
+            return internode.between_nodes_s(operation, size, *all_of, within, rate)
+
         if n > inside:
-            law = functools.partial(_at_rate, laws, operation, n, inside)
-            seconds[here] = through_points(law, network, float(bus_factor(operation, n)), size[here])
+            seconds[here] = internode.through_points(at_rate, network, factor, size[here])
     return seconds
 
 
-def _at_rate(
-    laws: CollectiveLaws, operation: str, n: float, inside: int, size: NDArray[np.float64], rate: float
-) -> NDArray[np.float64]:
-    """Seconds among n ranks, `inside` of them in a node."""
-    inner = float(bus_factor(operation, inside))
-    per_byte = float(bus_factor(operation, n)) / inner if inner else 0.0
-    ranks, per_node = np.full(size.shape, n), np.full(size.shape, inside)
-    in_node = _in_node(laws, operation, size * per_byte, per_node.astype(np.float64))
-    return between_nodes_s(operation, size, ranks, per_node, in_node, rate)
-
-
 def _interval(
-    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
+    laws: CollectiveLaws, operation: str, size: Floats, inside: Floats
+) -> tuple[Floats, Floats, float | None]:
     """Factors to the ends of the interval within a node, and the worst median error in % of what was requested."""
     low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
     curve = LIKE.get(operation, operation)
-    known = np.array(sorted(laws.curves[curve].curves))
+    known = np.array(sorted(n for name, n in laws.intervals if name == curve))
     for n in np.unique(inside[inside > 1]):
         nearest = int(known[np.argmin(np.abs(np.log(n / known)))])
         ends = [laws.intervals[curve, nearest]]
@@ -374,9 +368,10 @@ def _interval(
         lows, highs, percents = zip(*ends, strict=True)
         low[inside == n], high[inside == n] = min(lows), max(highs)
         worst = max(worst, *percents)
-    if laws.transferred is not None:
-        around = laws.transferred.around(np.ones(size.shape), np.maximum(size, 1.0))
-        low, high = np.minimum(low, np.log(around[0])), np.maximum(high, np.log(around[1]))
+        if apart := laws.apart(n):
+            here, worst = inside == n, max(worst, apart[1])
+            around = apart[0].around(1.0, np.maximum(size[here], 1.0))
+            low[here], high[here] = np.minimum(low[here], np.log(around[0])), np.maximum(high[here], np.log(around[1]))
     if not np.any(inside > 1):
         return np.exp(low), np.exp(high), None
-    return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)
+    return np.exp(low), np.exp(high), worst

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
+from pyperf_suite.planner.laws import transfers
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import (
+    BAND_NAMES,
+    LIBRARIES,
     POOLED,
     Band,
     Calibration,
@@ -32,7 +36,6 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
-from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, find_law, have_same_kernels
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -122,64 +125,22 @@ class Rates:
         return np.ceil(tiles) if self.steps else np.maximum(tiles + 0.5, 1.0)
 
 
-@dataclass(frozen=True)
-class MenuTimes:
-    """What the law makes of each product; all arrays of one shape, times in seconds.
-
-    `tile` is the index in `TILES`, `splits` the slices of K, `waves` the quotient of tiles and SMs, `busy_s` what the
-    tiles take where no SM ever idles, `compute_s` with the waves as they are, `memory_s` the operands' and result's
-    way through memory, `split_s` the reduction, and `seconds` all together with the launch.
-    """
-
-    seconds: Floats
-    tile: NDArray[np.int64]
-    splits: NDArray[np.int64]
-    waves: Floats
-    busy_s: Floats
-    compute_s: Floats
-    memory_s: Floats
-    split_s: Floats
-    padded_flop: Floats
-
-
 def menu_seconds(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
     """Seconds of products C[m, n] = A[m, k]·B[k, n]; sizes of at least 1, broadcast against each other."""
+    return menu_choice(law, rates, m, n, k)[0]
+
+
+def menu_choice(
+    law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """The same with the place in `TILES` of the tile that was chosen, and the slices of K."""
     sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
-    flat = [np.ravel(size) for size in sizes]
-    seconds = np.empty(flat[0].size)
+    flat, shape = [np.ravel(size) for size in sizes], sizes[0].shape
+    seconds, (tile, splits) = np.empty(flat[0].size), np.empty((2, flat[0].size), dtype=np.int64)
     for start in range(0, seconds.size, PIECE):
         piece = slice(start, start + PIECE)
-        seconds[piece] = _choose(law, rates, *(size[piece] for size in flat))[0]
-    return seconds.reshape(sizes[0].shape)
-
-
-def menu_times(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> MenuTimes:
-    """The same with the tile and split that were chosen, and what each part of the time is."""
-    rows, columns, depth = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
-    flat = [np.ravel(size) for size in (rows, columns, depth)]
-    pieces = [
-        _choose(law, rates, *(size[start : start + PIECE] for size in flat)) for start in range(0, flat[0].size, PIECE)
-    ]
-    seconds, tile, splits = (
-        np.concatenate([piece[part] for piece in pieces] or [np.empty(0)]).reshape(rows.shape) for part in range(3)
-    )
-    tile, splits = tile.astype(np.int64), splits.astype(np.int64)
-    height, width = (np.array(sizes, dtype=np.float64)[tile] for sizes in zip(*TILES, strict=True))
-    tiles = rates.tiles_down(rows, height) * np.ceil(columns / width) * splits
-    slice_depth = _stepped(depth / splits, rates)
-    waves = tiles / rates.sms
-    tile_s = _tile_seconds(law, rates, height * width, law.tile_rates[tile], slice_depth)
-    return MenuTimes(
-        seconds=seconds,
-        tile=tile,
-        splits=splits,
-        waves=waves,
-        busy_s=waves * tile_s,
-        compute_s=waited(waves, law.wave_smoothing) * tile_s,
-        memory_s=_memory_seconds(law, rates, rows, columns, depth),
-        split_s=np.where(splits > 1, _split_seconds(law, rates, rows, columns, splits), 0.0),
-        padded_flop=2.0 * tiles * height * width * slice_depth,
-    )
+        seconds[piece], tile[piece], splits[piece] = _choose(law, rates, *(size[piece] for size in flat))
+    return seconds.reshape(shape), tile.reshape(shape), splits.reshape(shape)
 
 
 def _choose(
@@ -332,10 +293,6 @@ class GemmLaw:
             low, high = (side * np.where(between, BETWEEN_NODES, 1.0) for side in (low, high))
         return seconds * np.exp(low), seconds * np.exp(high)
 
-    def beyond_range(self, m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
-        """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
-        return np.asarray(outside(self.block.fitted_range, {"m": m, "n": n, "k": k}) | self.is_transferred)
-
 
 def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmLaw:
     """The law of a GPU by its name, its `GpuSpec` or a calibration; transferred where there is none of its own.
@@ -352,7 +309,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own, is_own = find_law(gpu, name, SUBJECT)
+    own, is_own = transfers.find_law(gpu, name, SUBJECT)
     if is_own and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
@@ -368,6 +325,8 @@ def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> Ge
     return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, error_percent, source)
 
 
+# Cards for games clock above what their data sheet's peak is of: an RTX 5090 runs its fastest product at 112 % of it.
+ABOVE_PEAK = 1.125
 # Rounds of finding the rate with which the law has a published product take its time.
 ROUNDS = 8
 WITHIN = 1.075
@@ -386,35 +345,62 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
     if gpu.compute_capability is None and library not in (None, PYTORCH):
         raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
-    calibration = _source(gpu, name) or pooled
-    law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
-    others = pooled.block(f"{name}.{law.library}")
-    error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
-    if law.source and abs(np.log(gpu.peak(dtype) / law.source.peak(dtype))) < np.log(LIKE_PEAK):
-        error = float(others.held_out["alike_mape"])
-        band = Band.from_arrays(
-            {name[len(SIMILAR_GPU) :]: values for name, values in others.arrays.items() if SIMILAR_GPU in name}
+    kin = _kin(gpu, name)
+    if kin and maximum is None:
+        theirs = gemm_law(kin[0], dtype, library)
+        law = replace(theirs, gpu=gpu, peak_scale=theirs.peak_scale * transfers.held_down(gpu, kin[0]))
+    else:
+        # Power holds cards for workstations and games down less than an L40S: on an RTX A6000 the law of all GPUs errs
+        # by 10 % where the L40S's errs by 21.
+        near, _ = transfers.find_law(gpu, name, SUBJECT)
+        calibration = (
+            near if transfers.have_same_kernels(gpu, find_gpu(near.gpu)) and not transfers.is_desktop(gpu) else pooled
         )
+        law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
     if dtype not in FITTED_DTYPES:
         return replace(law, band=None, error_percent=None)
-    law = replace(law, band=band, error_percent=error, library=law.library if gpu.compute_capability else PYTORCH)
-    return law if maximum is None else _held_to(law, maximum)
+    law = _with_band_of_others(law, pooled.block(f"{name}.{law.library}"))
+    law = replace(law, library=law.library if gpu.compute_capability else PYTORCH)
+    law = law if maximum is None else _held_to(law, maximum)
+    # It is no slower than those of its kind with less power and peak.
+    size = gpu.power_w, gpu.peak("fp16")
+    smaller = [each for each in kin if each.peak("fp16") <= size[1] and (each.power_w, each.peak("fp16")) < size]
+    laws = [each for each in (gemm_law(gpu, dtype, law.library) for gpu in smaller) if each.block is law.block]
+    least = (each.peak_scale * each.gpu.peak("fp16") / size[1] for each in laws)
+    return replace(law, peak_scale=max(law.peak_scale, *least, 0.0))
 
 
-def _source(gpu: GpuSpec, name: str) -> Calibration | None:
-    """The calibration of the GPU whose products are most similar, None if it has other kernels or is held down more.
+def _with_band_of_others(law: GemmLaw, others: CalibrationBlock) -> GemmLaw:
+    """The law with the interval of GPUs that were left out, of its kind if it was read off one."""
+    like = law.source is not None and transfers.log_ratio(law.gpu.peak(law.dtype), law.source.peak(law.dtype)) < np.log(
+        transfers.LIKE_PEAK
+    )
+    prefix = SIMILAR_GPU if like else ""
+    at, low, high = (others.arrays[f"{prefix}{name}"] for name in BAND_NAMES)
+    # The only pair of one kind that both have tables are twins.
+    further = transfers.HELD_DOWN_WIDTH if like and law.source and not transfers.are_twins(law.gpu, law.source) else 0.0
+    band = Band(at, np.copysign(np.hypot(low, further), low), np.copysign(np.hypot(high, further), high))
+    return replace(law, band=band, error_percent=float(others.held_out[f"{prefix}mape"]))
 
-    Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
-    law of all GPUs errs by 10 % where the L40S's errs by 21.
-    """
-    calibration, _ = find_law(gpu, name, SUBJECT)
-    source = find_gpu(calibration.gpu)
-    held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
-    return calibration if have_same_kernels(gpu, source) and held_down else None
 
+def _kin(gpu: GpuSpec, name: str) -> list[GpuSpec]:
+    """GPUs with the same kernels, and tables or a published product, those with the nearest power a FLOP first."""
+    known = [
+        other
+        for other in all_gpus()
+        if other.name != gpu.name
+        and transfers.have_same_kernels(gpu, other)
+        and (other.name in MEASURED_MAXIMA or ((own := shipped_calibration(other.name)) and own.has(name)))
+    ]
 
-def _power_a_flop(gpu: GpuSpec) -> float:
-    return gpu.power_w / gpu.peak("fp16")
+    def unlike(other: GpuSpec) -> tuple[bool, float, float]:
+        power, memory = (
+            transfers.log_ratio(of(other), of(gpu))
+            for of in (transfers.power_a_flop, lambda each: each.memory_bytes_per_s)
+        )
+        return other.compute_capability != gpu.compute_capability, power, memory
+
+    return sorted(known, key=unlike)
 
 
 def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
@@ -422,12 +408,12 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
 
     A GPU with the law of another of its kind, whose own maximum is known, is as much faster as its maximum is, and then
     moved no further than to `WITHIN` of it: the tables, of other software, say more of the level. In fp8 the rate is as
-    much higher as in bf16.
+    much higher as in bf16. What a card reaches beyond its peak, by a clock above its data sheet's, is the interval's.
     """
     if law.dtype == "fp8":
         return replace(law, peak_scale=gemm_law(law.gpu, "bf16", law.library).peak_scale)
     m, n, k = (np.array([float(size)]) for size in maximum.sizes)
-    wanted, within = 2e-12 * float((m * n * k)[0]) / maximum.tflop_per_s, 1.0
+    wanted, within = 2 * float((m * n * k)[0]) / min(1e12 * maximum.tflop_per_s, law.gpu.peak(law.dtype)), 1.0
     known = MEASURED_MAXIMA.get(law.source.name) if law.source else None
     if law.source and known and known.origin == maximum.origin:
         sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
@@ -439,8 +425,8 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
     if within == 1.0 or law.band is None:
         return moved
     # Where the two disagree, either may be right.
-    log_ratio = float(np.log(moved.peak_scale / law.peak_scale))
-    band = replace(law.band, low=law.band.low + min(log_ratio, 0.0), high=law.band.high + max(log_ratio, 0.0))
+    apart = float(np.log(moved.peak_scale / law.peak_scale))
+    band = replace(law.band, low=law.band.low + min(apart, 0.0), high=law.band.high + max(apart, 0.0))
     return replace(moved, band=band)
 
 
@@ -485,22 +471,23 @@ def gemm_time(
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
-    aligned = plain * law.library_factor(*sizes) * here
+    ideal = 2.0 * sizes[0] * sizes[1] * sizes[2] / law.gpu.peak(dtype)
+    aligned = np.maximum(plain * law.library_factor(*sizes) * here, ideal)
     burst = aligned * penalty.factor
     seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
 
     def parts() -> dict[str, NDArray[np.float64]]:
         beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
-        return _menu_parts(law, sizes, menu_times(law.coefficients, law.rates, *sizes)) | beyond
+        return _menu_parts(law, *sizes) | beyond
 
     low = high = None
     if law.band is not None:
         low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
+        low = np.maximum(low, np.minimum(seconds, ideal) / ABOVE_PEAK)
     error_percent, origin = stated(gpu, BLOCK_OF[dtype], law.error_percent, law.origin)
-    return Explained(
-        seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
-    )
+    beyond = outside(law.block.fitted_range, dict(zip("mnk", sizes, strict=True))) | law.is_transferred
+    return Explained(seconds, Causes(parts), beyond, error_percent, origin, low, high, library or law.library)
 
 
 def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> dict[str, Floats]:
@@ -508,30 +495,34 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
 
     Raises UserError as `gemm_time` does.
     """
-    first = gemm_law(gpu, dtype)
-    name = BLOCK_OF[dtype]
-    known = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else None
-    known = known or (shipped_calibration(first.source.name) if first.source else shipped_calibration(POOLED))
-    libraries = known.libraries(name) if known and first.library != PYTORCH else (first.library,)
-    return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
+    found = {gemm_law(gpu, dtype).library: gemm_time(gpu, m, n, k, dtype).seconds}
+    for library in LIBRARIES:
+        with suppress(UserError):
+            found[library] = gemm_time(gpu, m, n, k, dtype, library=library).seconds
+    return found
 
 
-def _menu_parts(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], menu: MenuTimes) -> dict[str, NDArray[np.float64]]:
-    m, n, k = sizes
-    ideal = 2.0 * m * n * k / law.rates.flop_per_s
-    padded = menu.padded_flop / law.rates.flop_per_s
-    together = menu.seconds - menu.split_s - law.coefficients.launch_s
+def _menu_parts(law: GemmLaw, m: Floats, n: Floats, k: Floats) -> dict[str, Floats]:
+    costs, rates, peak = law.coefficients, law.rates, law.gpu.peak(law.dtype)
+    seconds, tile, splits = menu_choice(costs, rates, m, n, k)
+    height, width = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*TILES, strict=True))
+    waves = rates.tiles_down(m, height) * np.ceil(n / width) * splits / rates.sms
+    depth = _stepped(k / splits, rates)
+    tile_s = _tile_seconds(costs, rates, height * width, costs.tile_rates[tile], depth)
+    ideal, padded = 2.0 * m * n * k / peak, 2.0 * waves * rates.sms * height * width * depth / peak
+    busy_s, compute_s = waves * tile_s, waited(waves, costs.wave_smoothing) * tile_s
+    split_s = np.where(splits > 1, _split_seconds(costs, rates, m, n, splits), 0.0)
     return {
         "ideal": ideal,
         "tile": padded - ideal,
-        "kernel": menu.busy_s - padded,
-        "wave": menu.compute_s - menu.busy_s,
-        "bandwidth": together - menu.compute_s,
-        "split": menu.split_s,
-        "launch": np.full_like(ideal, law.coefficients.launch_s),
+        "kernel": busy_s - padded,
+        "wave": compute_s - busy_s,
+        "bandwidth": seconds - split_s - costs.launch_s - compute_s,
+        "split": split_s,
+        "launch": np.full_like(ideal, costs.launch_s),
     }
 
 
 def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
-    return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
+    return sustained_slowdown(law.gpu, 2.0 * m * n * k / law.gpu.peak(law.dtype) / burst)

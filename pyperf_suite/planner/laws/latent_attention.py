@@ -18,7 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import (
     BAND_NAMES,
-    DEVIATIONS,
+    MEAN_OF_HALF_WIDTH,
     STEPS,
     Band,
     CalibrationBlock,
@@ -29,7 +29,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
-from pyperf_suite.planner.laws.transfers import find_law, latent_deviation
+from pyperf_suite.planner.laws.transfers import LATENT_WIDTHS, find_law, transfer_width
 
 Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
@@ -83,18 +83,19 @@ class SummedLaw:
         return total
 
     def explained(self, work: Sizes, sizes: Sizes) -> tuple[Floats, Causes]:
-        """Seconds, and by cause; "ideal" is at the data sheet's rate."""
+        """Seconds, none beyond the data sheet's rate, and by cause; "ideal" is at that rate."""
         counted = np.asarray(sum(cost * each for cost, each in zip(self.costs, work.values(), strict=True)))
         log_residual = self.log_residual(sizes)
+        seconds = np.maximum(counted * np.exp(log_residual), work["ideal"])
 
         def parts() -> dict[str, Floats]:
             found: dict[str, Floats] = {"ideal": np.asarray(work["ideal"])}
             for cost, (name, each) in zip(self.costs, work.items(), strict=True):
                 priced = cost * each - (each if name == "ideal" else 0.0)
                 found[CAUSES[name]] = np.asarray(found.get(CAUSES[name], 0.0) + priced)
-            return {**found, "measured": counted * np.expm1(log_residual)}
+            return {**found, "measured": seconds - counted}
 
-        return counted * np.exp(log_residual), Causes(parts)
+        return seconds, Causes(parts)
 
 
 # Grids are kept in steps of one byte, of at least so much: finer ones would only not compress.
@@ -139,37 +140,16 @@ def unpack_law(block: CalibrationBlock, kind: str) -> SummedLaw:
     return SummedLaw(arrays["costs"][place], tuple(grids), Band(*(arrays[name][place] for name in BAND_NAMES)))
 
 
-# The mean of |x| over the standard deviation of a normal x, in percent.
-MEAN_OF_DEVIATION = 80.0
-
-
 @dataclass(frozen=True)
 class FoundLaw:
-    """The law that answers for a GPU, its library and block; `transfer_sigma` is 0 where it is the GPU's own."""
+    """The law that answers for a GPU, its library and block; `transfer_width` is 0 where it is the GPU's own."""
 
     law: SummedLaw
     library: str
     block: CalibrationBlock
     error_percent: float
-    transfer_sigma: float
+    transfer_width: float
     origin: str
-
-    def interval(self, seconds: Floats) -> tuple[Floats, Floats]:
-        """Between which nine of ten measurements lie."""
-        low, high = self.law.band.around(seconds)
-        beyond = DEVIATIONS * self.transfer_sigma
-        low, high = np.minimum(low, seconds), np.maximum(high, seconds)
-        return (
-            seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
-            seconds * np.exp(np.hypot(np.log(high / seconds), beyond)),
-        )
-
-    def answer(self, seconds: Floats, parts: Causes, requested: Sizes) -> Explained:
-        """Seconds with the interval around them, and whether the sizes are within what was fitted."""
-        low, high = self.interval(seconds)
-        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.transfer_sigma))
-        beyond = outside(self.block.fitted_range, requested)
-        return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
 
 def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
@@ -189,8 +169,9 @@ def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     block = own.block(f"{LAW}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    transfer_sigma = latent_deviation(spec, find_gpu(own.gpu))
-    return FoundLaw(unpack_law(block, kind), having[0], block, error, transfer_sigma, origin)
+    like = find_gpu(own.gpu)
+    width = 0.0 if like.name == spec.name else transfer_width(spec, like, LATENT_WIDTHS, as_many_sms=True)
+    return FoundLaw(unpack_law(block, kind), having[0], block, error, width, origin)
 
 
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
@@ -261,7 +242,13 @@ def mla_time(
     gemm = GEMM_NAMES[gemm_dtype] if scope == "module" else ""
     found = law_of(gpu, kind_of(scope, gemm), library)
     seconds, parts = found.law.explained(latent_work(spec_of(gpu), gemm, *requested), latent_sizes(*requested))
-    return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)))
+    named, width = dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)), found.transfer_width
+    low, high = (np.log(end / seconds) for end in found.law.band.around(seconds))
+    ends = -np.hypot(np.minimum(low, 0), width), np.hypot(np.maximum(high, 0), width)
+    error = float(np.hypot(found.error_percent, 100 * MEAN_OF_HALF_WIDTH * width))
+    beyond = outside(found.block.fitted_range, named) | (width > 0)
+    low, high = (seconds * np.exp(end) for end in ends)
+    return Explained(seconds, parts, beyond, error, found.origin, low, high, found.library)
 
 
 def kind_of(scope: str, gemm: str) -> str:

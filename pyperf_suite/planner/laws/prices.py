@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -147,6 +147,10 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
     return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
+def _noted(law: str, kind: str) -> Callable[..., Explained]:
+    return lambda self, *sizes: self.noted(law, getattr(self.prices, kind)(*sizes))
+
+
 class NotedPrices:
     """Another price list that notes which laws were called, by names that a reader knows.
 
@@ -177,23 +181,12 @@ class NotedPrices:
             self.origins[price.origin] = None
         return price
 
-    def gemm(self, *sizes: Any) -> Explained:
-        return self.noted("products", self.prices.gemm(*sizes))
-
-    def attention(self, *sizes: Any) -> Explained:
-        return self.noted("attention", self.prices.attention(*sizes))
-
-    def latent_attention(self, *sizes: Any) -> Explained:
-        return self.noted("latent attention", self.prices.latent_attention(*sizes))
-
-    def grouped_gemm(self, *sizes: Any) -> Explained:
-        return self.noted("experts", self.prices.grouped_gemm(*sizes))
-
-    def memory_bound(self, nbytes: Bytes) -> Explained:
-        return self.noted("memory bound", self.prices.memory_bound(nbytes))
-
-    def collective(self, *sizes: Any) -> Explained:
-        return self.noted("collectives", self.prices.collective(*sizes))
+    gemm = _noted("products", "gemm")
+    attention = _noted("attention", "attention")
+    latent_attention = _noted("latent attention", "latent_attention")
+    grouped_gemm = _noted("experts", "grouped_gemm")
+    memory_bound = _noted("memory bound", "memory_bound")
+    collective = _noted("collectives", "collective")
 
 
 class UnseenPrices(NotedPrices):

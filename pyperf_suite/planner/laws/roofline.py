@@ -15,17 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.transformer import Sizes
+from pyperf_suite.planner.laws import transfers
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.transfers import (
-    MEMORY_OF_OTHER_KERNELS,
-    MEMORY_OF_SAME_KERNELS,
-    MEMORY_PERCENT_OF_OTHER_KERNELS,
-    MEMORY_PERCENT_OF_SAME_KERNELS,
-    find_law,
-    have_same_kernels,
-    nearest,
-)
+
+Floats = NDArray[np.float64]
 
 BLOCK = "memory"
 # Operands start to miss the L2 when they are this share of it, and all miss at twice that: it also holds what
@@ -50,7 +44,7 @@ class MemoryLaw:
     transferred: bool = False
     band: Band | None = None
 
-    def parts(self, gpu: GpuSpec, nbytes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    def parts(self, gpu: GpuSpec, nbytes: Floats) -> dict[str, Floats]:
         ideal = nbytes / gpu.memory_bytes_per_s
         cached = np.clip(2 - nbytes / (CACHED_SHARE * gpu.l2_bytes), 0, 1)
         return {
@@ -75,7 +69,7 @@ def memory_bound_time(gpu: Gpu, nbytes: ArrayLike) -> Explained:
         UserError: an unknown GPU, or bytes that are negative or not finite.
     """
     spec = spec_of(gpu)
-    calibration, is_own = find_law(gpu, BLOCK, "memory is", "")
+    calibration, is_own = transfers.find_law(gpu, BLOCK, "memory is", "")
     law = unpack_law(calibration.block(BLOCK))
     if not is_own:
         law = transferred_law(spec, {calibration.gpu: law})
@@ -101,14 +95,14 @@ def unpack_law(block: CalibrationBlock) -> MemoryLaw:
 
 def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
     """The law of the nearest of GPUs known by name. Raises UserError where none is known."""
-    source = nearest(gpu, known, "memory is")
-    same = have_same_kernels(gpu, source)
+    source = transfers.nearest(gpu, known, "memory is")
+    same = transfers.have_same_kernels(gpu, source)
     return replace(
         known[source.name],
-        error_percent=MEMORY_PERCENT_OF_SAME_KERNELS if same else MEMORY_PERCENT_OF_OTHER_KERNELS,
+        error_percent=transfers.MEMORY_PERCENT_OF_SAME_KERNELS if same else transfers.MEMORY_PERCENT_OF_OTHER_KERNELS,
         origin=f"read off {source}, fitted to {known[source.name].origin}",
         transferred=True,
-        band=MEMORY_OF_SAME_KERNELS if same else MEMORY_OF_OTHER_KERNELS,
+        band=transfers.MEMORY_OF_SAME_KERNELS if same else transfers.MEMORY_OF_OTHER_KERNELS,
     )
 
 

@@ -24,7 +24,7 @@ def find_law(
     subject: str,
     library: str | None = None,
     rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], bool] | None = None,
+    link: Callable[[GpuSpec], int] | None = None,
 ) -> tuple[Calibration, bool]:
     """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
 
@@ -50,12 +50,12 @@ def nearest(
     known: Iterable[str],
     law: str,
     rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], bool] | None = None,
+    link: Callable[[GpuSpec], int] | None = None,
 ) -> GpuSpec:
     """Of GPUs known by name the nearest one, whose law `spec` takes; of equals the first by name.
 
-    Only collectives have a `link`, which has to be of the same kind before all else. Raises UserError if none is known;
-    `law` says of what, as in "memory is".
+    Only collectives have a `link`, whose kind has to be as near as can be before all else. Raises UserError if none is
+    known; `law` says of what, as in "memory is".
     """
     gpus = [find_gpu(name) for name in sorted(known)]
     if not gpus:
@@ -63,7 +63,7 @@ def nearest(
     return min(
         gpus,
         key=lambda other: (
-            link is not None and link(other) != link(spec),
+            0 if link is None else abs(link(other) - link(spec)),
             not have_same_kernels(other, spec),
             is_desktop(other) != is_desktop(spec),
             log_ratio(rate(other), rate(spec)),
@@ -91,9 +91,26 @@ def log_ratio(one: float, other: float) -> float:
     return abs(float(np.log(one / other)))
 
 
-# Products on a GPU of the same kernels: an Ada with more power a FLOP than this times the source's is not held down as
-# that one is, and peaks that differ by more than this make a GPU another one. Bands are in the blocks of all GPUs.
-LIKE_POWER_A_FLOP = 1.2
+# Power goes with the cube of the clock, as the voltage follows it: a GPU with less power for its peak clocks lower.
+# From one published product to the next of the same kernels (measured_maxima.py) that is off by 6 %.
+CLOCK_OVER_POWER = 1 / 3
+# Half the width of the 90 % interval of that, as a logarithm.
+HELD_DOWN_WIDTH = 0.13
+
+
+def power_a_flop(gpu: GpuSpec) -> float:
+    """What a GPU may draw for each FLOP/s of its peak in 16 bits, in joules."""
+    return gpu.power_w / gpu.peak("fp16")
+
+
+def held_down(gpu: GpuSpec, source: GpuSpec) -> float:
+    """The clock that less power a FLOP leaves a GPU, over that of another of the same kernels: 1 or less."""
+    ratio = power_a_flop(gpu) / power_a_flop(source) if have_same_kernels(gpu, source) else 1.0
+    return float(min(1.0, ratio) ** CLOCK_OVER_POWER)
+
+
+# Products on a GPU of the same kernels: peaks that differ by more than this make a GPU another one. Bands are in the
+# blocks of all GPUs.
 LIKE_PEAK = 1.5
 
 # Memory-bound operators: H100 read off H200 and back; A100 off H100 and B200 off H200 (22 % both), and L40S with its
@@ -111,50 +128,45 @@ MEMORY_OF_OTHER_KERNELS = Band(
 )
 MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
-# Attention, as half the width of the 90 % interval, a logarithm (`python -m tools.fit.attention`): a twin
-# (H100 and H200), or a GPU of another kind (A100 off H100 0.42, L40S off A100 0.55 to 1.04). Between these two lies one
-# of the same kind, of which the tables have no pair: B300 read off B200 was found to err by 14 %, as B200 read off H200
-# does (TensorRT-LLM, 0.28).
-TWIN, SAME_KIND, OTHER_KIND = 0.12, 0.30, 0.95
-# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
-# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
-OTHER_GENERATION = 0.50
+# Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
+# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone
+# (`python -m tools.fit TABLES --left-out GPU`). Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
+# B200 was found to err by 14 %, as B200 off H200 does (TensorRT-LLM, 0.28); RTX 5090 and PRO 6000 off L40S at least as
+# far as A100 from L40S: single published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
+TWIN, SAME_KIND, OTHER_GENERATION, OTHER_KIND = ATTENTION_WIDTHS = 0.12, 0.30, 0.50, 0.95
+# Latent attention, next to the law's own error. A library picks its kernel by the chip: on B300, GB200 and GB300 the
+# law of B200 was found to be 37 to 44 % too fast.
+LATENT_WIDTHS = (0.12, 0.70, 0.95, 0.95)
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
-def attention_width(spec: GpuSpec, source: GpuSpec, dtype: str) -> float:
-    """Half the width of the interval of attention on `spec` read off `source`."""
-    if spec.compute_capability is None or source.compute_capability is None or is_desktop(spec) != is_desktop(source):
-        return OTHER_KIND
-    if spec.compute_capability[0] != source.compute_capability[0]:
-        return OTHER_GENERATION if is_desktop(spec) else OTHER_KIND
-    are_twins = (
-        spec.compute_capability == source.compute_capability
-        and log_ratio(spec.peak(dtype) / spec.sms, source.peak(dtype) / source.sms) < TWIN_RATE
+def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
+    """Whether two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
+    return (
+        have_same_kernels(spec, source)
+        and spec.compute_capability == source.compute_capability
+        and log_ratio(spec.peak("fp16") / spec.sms, source.peak("fp16") / source.sms) < TWIN_RATE
         and float(np.log(source.power_w / spec.power_w)) < TWIN_POWER
     )
-    return TWIN if are_twins else SAME_KIND
 
 
-# Latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
-# each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so that tables of GPUs left out
-# whole are covered (`python -m tools.fit TABLES --left-out GPU`).
-LATENT_LEVEL, LATENT_BANDWIDTH, LATENT_MULTIPROCESSOR, LATENT_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
+def transfer_width(spec: GpuSpec, source: GpuSpec, widths: tuple[float, ...], as_many_sms: bool = False) -> float:
+    """The one of four widths that goes with what is read off `source`; a twin may have to have as many of its SMs."""
+    if are_twins(spec, source) and (spec.sms == source.sms or not as_many_sms):
+        return widths[0]
+    capabilities = spec.compute_capability, source.compute_capability
+    if None in capabilities or is_desktop(spec) != is_desktop(source):
+        return widths[3]
+    if spec.compute_capability[0] == source.compute_capability[0]:  # type: ignore[index]
+        return widths[1]
+    return widths[2] if is_desktop(spec) else widths[3]
 
 
-def latent_deviation(spec: GpuSpec, source: GpuSpec) -> float:
-    """How far a law of latent attention read off `source` misses beyond its own error; 0 for the GPU's own."""
-    if spec.name == source.name:
-        return 0.0
-    deviation = LATENT_LEVEL + LATENT_BANDWIDTH * log_ratio(source.memory_bytes_per_s, spec.memory_bytes_per_s)
-    deviation += LATENT_MULTIPROCESSOR * log_ratio(source.sms, spec.sms)
-    return deviation if have_same_kernels(spec, source) else float(np.hypot(deviation, LATENT_OTHER_KERNELS))
-
-
-# Experts: of the same kernels the source's interval holds when its logarithm is stretched so far; of others these are
-# the ends, over A100, B200 and L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
-EXPERTS_STRETCHED = 1.2
+# Experts: of a twin half the width next to the law's own error, as libraries tune them for each GPU by name; of others
+# of the same kernels, of which the tables have no pair, as of attention; of other kernels the ends, over A100, B200 and
+# L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
+EXPERTS_OF_TWIN = {"trtllm": 0.08, "sglang": 0.12, "vllm": 0.3}
 EXPERTS_OF_OTHER_KERNELS = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
 # Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
 EXPERTS_NOT_TRANSFERRED = {("vllm", "fp8")}

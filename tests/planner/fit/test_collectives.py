@@ -51,6 +51,19 @@ def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(blocks: di
             assert np.mean((missed >= kind[0]) & (missed <= kind[1])) > 0.87
 
 
+def test_operations_left_out_of_an_architecture_lie_within_what_is_stated_of_such() -> None:
+    """H100 and H200 have no all_gather of their own: theirs is inferred from other architectures'."""
+    measured = read_curves(SAMPLE)
+    curves, sizes = sorted(measured), np.array(list(next(iter(measured.values()))))
+    missed = collectives.missed_operations(curves, sizes, np.log([list(measured[curve].values()) for curve in curves]))
+    blocks = fit_collectives(SAMPLE)
+    low, high, _ = unpack_laws(blocks["H100 SXM"][BLOCK]).intervals["all_gather", 8]
+    errors = np.concatenate([missed[curve] for curve in curves if curve.gpu != "L40S"])
+    assert 0.87 < np.mean((errors >= low) & (errors <= high)) < 0.93
+    # One operation of another architecture says less than another number of ranks of the same.
+    assert high - low > 1.3 * np.subtract(*unpack_laws(blocks["H100 SXM"][BLOCK]).intervals["all_to_all", 8][1::-1])
+
+
 def test_leaving_a_curve_out_in_closed_form_is_inferring_it_from_the_others() -> None:
     curves = [Curve(*key) for key in product(GPUS[:2], collectives.OPERATIONS, (2, 8))]
     log_s = np.random.default_rng(3).normal(-10, 1, (len(curves), 2))

@@ -15,7 +15,7 @@ from pyperf_suite.planner.laws.transfers import (
     MEMORY_PERCENT_OF_OTHER_KERNELS,
     MEMORY_PERCENT_OF_SAME_KERNELS,
 )
-from tools.fit.memory import fit_memory, left_out_bands, read_streams
+from tools.fit.memory import fit_memory, left_out_bands, read_runs
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_the_interval_of_a_gpu_left_out_covers_nine_of_ten(blocks, measured_tabl
 def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables):
     for name, block in blocks.items():
         gpu = find_gpu(name)
-        nbytes, seconds, _ = read_streams(measured_tables, gpu)
+        nbytes, runs, _ = read_runs(measured_tables, gpu)
+        seconds = np.nanmedian(runs, axis=0)
         large = nbytes > 64 * 2**20
         predicted = sum(unpack_law(block).parts(gpu, nbytes[large]).values())
         assert error_percent(predicted, seconds[large]).mean() < 7
@@ -60,7 +61,8 @@ def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks
     for name in laws:
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
-        nbytes, seconds, _ = read_streams(measured_tables, gpu)
+        nbytes, runs, _ = read_runs(measured_tables, gpu)
+        seconds = np.nanmedian(runs, axis=0)
         message[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
     for said, errors in message.items():
         assert np.mean(errors) == pytest.approx(said, abs=0.1)

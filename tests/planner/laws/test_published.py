@@ -18,7 +18,7 @@ from pyperf_suite.planner.laws.training.step import step_time
 from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
-from tools.fit.memory import read_streams
+from tools.fit.memory import read_runs
 from tools.fit.published import GPUS, SAMPLE, read_columns
 from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations
 
@@ -110,7 +110,8 @@ def test_attention_states_held_out_errors_and_intervals_that_hold(gpu, law):
 
 
 def test_few_rows_read_their_weights_within_the_stated_error(gpu):
-    nbytes, seconds, _ = read_streams(SAMPLE, gpu)
+    nbytes, runs, _ = read_runs(SAMPLE, gpu)
+    seconds = np.nanmedian(runs, axis=0)
     price = memory_bound_time(gpu, nbytes)
     assert percent(price.seconds, seconds).mean() < 1.15 * price.error_percent
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.laws.collectives import has_nvlink, link_bytes_per_s
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
+from pyperf_suite.planner import laws
+from pyperf_suite.planner.laws.calibration import LIBRARIES, shipped_calibration
+from pyperf_suite.planner.laws.collectives import PCIE_ONLY, link_bytes_per_s, link_kind
 from pyperf_suite.planner.laws.transfers import have_same_kernels, nearest
 from tools.fit.published import SAMPLE
 
@@ -38,17 +44,45 @@ def test_first_the_same_kernels_then_the_same_memory_then_the_nearest_rate(gpu, 
     assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == source
 
 
-def test_pcie_never_stands_for_nvlink():
-    assert nearest(find_gpu("RTX 4090"), MEASURED, "collectives are", link_bytes_per_s, has_nvlink).name == "L40S"
-    known = set(MEASURED) - {"L40S"}
-    assert has_nvlink(nearest(find_gpu("V100 SXM"), MEASURED, "collectives are", link_bytes_per_s, has_nvlink))
-    assert nearest(find_gpu("L40S"), known, "collectives are", link_bytes_per_s, has_nvlink).name == "A100 SXM"
+def test_pcie_never_stands_for_nvlink_nor_a_switch_that_adds_up_for_direct_links():
+    def source(gpu, known):
+        return nearest(find_gpu(gpu), known, "collectives are", link_bytes_per_s, link_kind)
+
+    assert source("RTX 4090", MEASURED).name == "L40S"
+    assert link_kind(source("V100 SXM", MEASURED)) > PCIE_ONLY
+    assert source("L40S", set(MEASURED) - {"L40S"}).name == "A100 SXM"
+    assert source("MI300X", MEASURED).name == source("H100 PCIe", MEASURED).name == "A100 SXM"
+    assert source("H800 SXM", MEASURED).name == "H100 SXM"
 
 
 def test_consumer_blackwell_has_not_the_kernels_of_servers():
     assert have_same_kernels(find_gpu("B300"), find_gpu("B200"))
     assert not have_same_kernels(find_gpu("RTX 5090"), find_gpu("B200"))
     assert not have_same_kernels(find_gpu("MI300X"), find_gpu("MI300X"))
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
+def test_no_kernel_is_faster_than_the_peak_and_what_was_read_off_says_so(gpu):
+    batch, seq, heads, width = np.array(list(product((1, 16), (512, 32768), (8, 128), (64, 128, 256)))).T
+    prices = {
+        "attention_bf16": lambda library: laws.attention_time(
+            gpu, batch, seq, seq, heads, heads, width, dtype="fp16", library=library, explain=True
+        ),
+        "grouped_gemm_bf16": lambda library: laws.grouped_gemm_time(
+            gpu, seq, 4096, 2048, 16, 2, library=library, explain=True
+        ),
+        "mla_prefill": lambda library: laws.mla_time(gpu, batch, seq, seq, heads, library=library, explain=True),
+        "gemm_bf16": lambda library: laws.gemm_time(
+            gpu, seq, 4096, 4096, dtype="fp16", library=library, explain=True
+        ),
+    }  # fmt: skip
+    for (law, price), library in product(prices.items(), LIBRARIES):
+        with suppress(UserError):
+            found = price(library)
+            assert (found.seconds >= found.parts["ideal"] * (1 - 1e-12)).all(), (law, library)
+            own = shipped_calibration(gpu.name)
+            if own is None or not own.has(law):
+                assert np.all(found.extrapolated), (law, library)
 
 
 @pytest.mark.slow
