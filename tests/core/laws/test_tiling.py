@@ -30,27 +30,12 @@ from pyperf_suite.laws.tiling import (
     wave_count,
 )
 
-sizes = st.integers(1, 3000)
-pairs = st.integers(1, 2)
-tiles = st.builds(
-    Tile, *(st.integers(1, 300) for _ in range(3)), stages=st.integers(1, 6), cluster=pairs, cluster_n=pairs
-)
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    policy = draw(st.sampled_from(POLICIES))
-    return Schedule(policy, draw(st.integers(1, 200)), draw(st.integers(1, 16)) if policy == "split_k" else 1)
-
-
-@given(tiles)
-def test_a_tile_is_read_back_as_it_is_written(tile):
-    assert Tile.parse(str(tile)) == tile
-
 
 @pytest.mark.parametrize(
     ("text", "tile"),
     [
+        ("1x300x7", Tile(1, 300, 7)),
+        ("128x256x64:s6:c2x2", Tile(128, 256, 64, 6, 2, 2)),
         ("128x256x64", Tile(128, 256, 64)),
         ("128x256x64:c2", Tile(128, 256, 64, cluster=2)),
         ("256x128x64:s4:c1x2", Tile(256, 128, 64, stages=4, cluster_n=2)),
@@ -58,12 +43,14 @@ def test_a_tile_is_read_back_as_it_is_written(tile):
 )
 def test_a_cluster_has_one_number_along_m_and_two_along_n(text, tile):
     assert str(tile) == text
-    assert Tile.parse(text) == tile
+    assert Tile.parse(text) == Tile.parse(f" {text} ") == tile
 
 
-@given(schedules())
-def test_a_schedule_is_read_back_as_it_is_written(schedule):
-    assert Schedule.parse(str(schedule)) == schedule
+def test_a_schedule_is_read_back_as_it_is_written():
+    for text in ("split_k(1)@1", "split_k(16)@200", *(f"{policy}@7" for policy in POLICIES if policy != "split_k")):
+        assert str(Schedule.parse(text)) == text
+    with pytest.raises(UserError, match="is not known"):
+        critical_path(1, 1, 1, Tile(1, 1, 1), Schedule("library", 1))
 
 
 @pytest.mark.parametrize(
@@ -80,16 +67,6 @@ def test_what_is_not_a_schedule_is_refused_in_one_sentence(text):
         Schedule.parse(text)
 
 
-@given(sizes, sizes, tiles)
-def test_tiles_cover_the_output_and_none_is_superfluous(m, n, tile):
-    # A cluster computes its tiles all or none.
-    high, wide = tile.m * tile.cluster, tile.n * tile.cluster_n
-    rows, columns = math.ceil(m / high), math.ceil(n / wide)
-    assert tile_count(m, n, tile) == rows * columns * tile.ctas
-    assert (rows - 1) * high < m <= rows * high
-    assert 0 < tile_efficiency(m, n, tile) <= 1
-
-
 def test_published_figures_of_tile_and_wave_quantization_come_out():
     # NVIDIA's matmul guide: 257 x 256 on 128-tiles is 0.39 % more maths and 1.5 x the tiles of 256 x 256.
     assert tile_count(257, 256, Tile(128, 128, 32)) / tile_count(256, 256, Tile(128, 128, 32)) == 1.5
@@ -100,18 +77,6 @@ def test_published_figures_of_tile_and_wave_quantization_come_out():
     # B300, 148 -> 152 SMs (stas00/ml-engineering): speed-up = ratio of waves.
     speed_ups = wave_count([152, 296, 304, 3584], 148) / wave_count([152, 296, 304, 3584], 152)
     np.testing.assert_allclose(speed_ups, [2.0, 1.0, 1.5, 1.042], atol=5e-4)
-
-
-@given(sizes, sizes, st.integers(1, 5000), tiles, schedules())
-def test_no_schedule_beats_an_even_share_of_the_work(m, n, k, tile, schedule):
-    if schedule.policy == "library":
-        with pytest.raises(UserError):
-            critical_path(m, n, k, tile, schedule)
-        return
-    path = critical_path(m, n, k, tile, schedule)
-    workers = max(schedule.workers, tile.ctas)  # a cluster is there whole
-    assert path.k_extent >= tile_count(m, n, tile) * k / workers * (1 - 1e-9)
-    assert path.tiles >= 1
 
 
 @given(
@@ -165,13 +130,6 @@ def test_the_busiest_worker_has_what_counting_gives(shape, tile, schedule, k_ext
     assert (path.k_extent, path.tiles, path.partials) == (pytest.approx(k_extent), tiles, partials)
 
 
-def test_stream_k_has_no_wave_cliff():
-    m, k, tile = 128, 4096, Tile(128, 128, 256)
-    for policy, ratio in (("data_parallel", 2.0), ("stream_k", 1.5)):
-        path = critical_path([m, m], [256, 257], [k, k], tile, Schedule(policy, 2))
-        assert path.k_extent[1] / path.k_extent[0] == ratio
-
-
 def read_at_once(native: ModuleType, m: int, n: int, tile: Tile, workers: int, group: int) -> int:
     """Rows of A and columns of B that the first wave of tiles reads."""
     cluster_tile = (tile.m * tile.cluster, tile.n * tile.cluster_n, 1)
@@ -189,11 +147,6 @@ def test_no_group_of_rows_lets_the_first_wave_read_less_than_the_one_chosen(text
     chosen = visiting_group(m, n, tile, 132)
     # A last band that is not full may cut the wave's edge by a tile more or less than the closed form says.
     assert read[chosen] <= min(read.values()) + max(tile.m * tile.cluster, tile.n * tile.cluster_n)
-
-
-@given(sizes, sizes, tiles, st.integers(1, 300), st.integers(1, 8))
-def test_a_group_has_at_least_one_row_and_no_more_than_there_are(m, n, tile, workers, splits):
-    assert 1 <= visiting_group(m, n, tile, workers, splits) <= math.ceil(m / (tile.m * tile.cluster))
 
 
 def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide():
@@ -216,17 +169,6 @@ def paths() -> CriticalPath:
     return CriticalPath(
         *(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials"))
     )
-
-
-cost = st.floats(1e-3, 1.0)
-
-
-@given(cost, cost, cost, cost)
-def test_fitting_recovers_the_law_that_made_the_times(overhead, per_k, per_tile, partial):
-    truth = StaircaseLaw(overhead * 1e-5, per_k * 1e-7, per_tile * 1e-4, partial * 1e-4)
-    path = paths()
-    fitted = StaircaseLaw.fit(path, truth.seconds(path))
-    np.testing.assert_allclose(fitted.seconds(path), truth.seconds(path), rtol=1e-6)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -277,26 +219,18 @@ SIZES = st.integers(1, 1 << 31)
 RUNGS = st.integers(0, 10).map(lambda power: 1 << power)
 
 
-@given(SIZES)
-def test_the_largest_power_of_two_divides_a_size_and_its_double_does_not(size):
-    divisor = largest_power_of_two(size)
-    assert size % divisor == 0
-    assert size % (2 * divisor) == divisor
-
-
-@given(SIZES, st.integers(1, 300))
-def test_rounding_up_gives_the_next_multiple(size, multiple):
-    rounded = round_up(size, multiple)
-    assert rounded % multiple == 0
-    assert size <= rounded < size + multiple
-
-
 @given(RUNGS, st.integers(1, 5000))
 def test_no_size_of_a_rung_is_nearer_than_the_nearest(divisor, size):
     nearest = nearest_with(divisor, size)
     assert largest_power_of_two(nearest) == divisor
     similar = range(divisor, size + 2 * divisor + 1, 2 * divisor)
     assert abs(nearest - size) == min(abs(other - size) for other in similar)
+
+
+def test_sizes_are_rounded_up_and_have_their_power_of_two():
+    assert [round_up(size, 64) for size in (1, 63, 64, 65, 128)] == [64, 64, 64, 128, 128]
+    assert round_up(np.array([1, 129]), 128).tolist() == [128, 256]
+    assert [largest_power_of_two(size) for size in (1, 3, 1000, 1024, 3 << 30)] == [1, 1, 8, 1024, 1 << 30]
 
 
 def test_of_two_equally_near_sizes_the_smaller_is_taken_and_a_line_holds_fewer_wide_elements():

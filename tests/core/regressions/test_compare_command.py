@@ -54,15 +54,6 @@ def test_one_benchmark_can_be_chosen_by_its_label_or_case(compare, ten_runs):
         assert "1 benchmark" in compare("latest~1", "latest", "-k", chosen).output
 
 
-def test_the_runs_that_are_compared_do_not_count_as_noise_under_any_name(compare, ten_runs, results, tmp_path):
-    first, *_, last = sorted(results.glob("*/*/records.jsonl"))
-    copies = [tmp_path / "before.jsonl", tmp_path / "after.jsonl"]
-    for run, copy in zip((first, last), copies, strict=True):
-        lines = [json.loads(line) for line in run.read_text().splitlines()]
-        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "8 runs of its own" in compare(*copies, "--json").stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
