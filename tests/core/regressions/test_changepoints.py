@@ -198,6 +198,13 @@ def test_the_interval_of_a_step_is_students_with_the_memory_that_so_few_points_l
     assert math.log(1.05 / change.ratio.low) == pytest.approx(reach)
     assert (change.before, change.after, change.effect) == (pytest.approx(1.0), pytest.approx(1.05), "+5.0%")
     assert (change.index, change.points_before, change.points_after) == (6, 6, 6)
+    [_, second] = find_changes([1.0] * 6 + [1.05] * 6 + [1.0] * 9)
+    memory, variance = 1 / math.sqrt(21), 0.0
+    for count in (6, 9):
+        lags = np.arange(1, count)
+        variance += (1 + 2 * np.sum((1 - lags / count) * memory**lags)) / count
+    reach = stats.t.ppf(0.975, 21 - 2 - 1) * 1e-4 * math.sqrt(variance)
+    assert math.log(second.ratio.high * 1.05) == pytest.approx(reach)
 
 
 def test_a_mean_of_correlated_points_and_a_criterion_of_residuals_are_those_worked_out_by_hand():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
@@ -21,12 +25,15 @@ from pyperf_suite.runner.plan import (
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
+HOST_FLOP_PER_S = module.host_flop_per_s
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
 
 
@@ -47,6 +54,9 @@ EXACT = PlannedCase("topology", Case("topology", TopologyParameters("host"), "sy
 EXCHANGE = PlannedCase("collectives", Case("collective", CollectiveParameters("all_reduce", 1024, 2), "gloo"))
 COPY = PlannedCase("transfer", Case("transfer", TransferParameters(1 << 20), "numpy"))
 
+STEP = PlannedCase("block", Case("training_step", TrainingStepParameters(), "torch"))
+STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
+
 
 @pytest.mark.parametrize(
     ("planned", "profile", "device", "process", "seconds"),
@@ -66,6 +76,7 @@ COPY = PlannedCase("transfer", Case("transfer", TransferParameters(1 << 20), "nu
         # The first process computes what it compares with: a model of its own.
         (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.5 * 0.3),
         (COPY, QUICK, CPU, 1, 0.06 + 0.5 * 0.3),
+        (STEP, QUICK, GPU, 0, 0.06 + 0.4 + 2 * STEP_FLOP / 1e9 + 0.5 * 0.3),  # forward and backward, twice
         (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.5 * 0.3),
     ],
 )
@@ -106,7 +117,7 @@ def test_a_plan_is_told_in_one_line_with_its_processes_and_probes():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h"), (12600, "3.5 h")],
+    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h"), (36_000_000, "10000.0 h")],
 )
 def test_a_duration_is_in_seconds_minutes_or_hours(seconds, words):
     assert in_words(seconds) == words
@@ -133,6 +144,36 @@ def test_sizes_come_from_coarse_to_fine_and_those_within_two_percent_together():
     mixed = [product(1, n=n) for n in (1, 2, 3)] + [product(1, "sustained", n=n) for n in (1, 2, 3)]
     modes = [planned.case.mode for planned in most_informative_first(mixed, 0)]
     assert [sorted(modes[at : at + 2]) for at in (0, 2, 4)] == [["burst", "sustained"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "sentence"),
+    [
+        # 3 x 32768^2 values of 2 bytes are 6.4 GB, 3 x 131072^2 are 103.1: of a GPU its memory counts, not the host's.
+        (32768, GPU, ""),
+        (131072, GPU, "needs 103.1 GB for its operands, but cuda:0 has 85.9 GB of memory in all: ask for smaller"),
+        (4096, CPU, "runs on cuda, but the requested device is cpu: ask for cuda."),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused_before_anything_is(size, device, sentence, monkeypatch):
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
+    parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
+    plan = Plan((PlannedCase("baseline", Case("matmul", parameters, "cublas")),), QUICK, device)
+    with pytest.raises(UserError, match=re.escape(sentence)) if sentence else nullcontext():
+        plan.validate()
+    needed = PlannedCase("baseline", Case("matmul", MatmulParameters(16384, 16384, 1, Schedule("library", 1)), "torch"))
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384))
+    Plan((needed,), QUICK, CPU).validate()
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384) - 1)
+    with pytest.raises(UserError, match=r"needs 1\.1 GB for its operands, but this machine has 1\.1 GB of memory free"):
+        Plan((needed,), QUICK, CPU).validate()
+
+
+def test_the_hosts_rate_is_that_of_its_best_product_of_384(monkeypatch):
+    seconds = iter([0.0, 3.0, 10.0, 10.5, 20.0, 22.0, 30.0, 33.0, 40.0, 41.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(seconds))
+    assert HOST_FLOP_PER_S.__wrapped__() == 2 * 384**3 / 0.5
 
 
 def test_a_plan_is_the_same_by_what_it_measures_and_how():

@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
@@ -154,27 +153,6 @@ def test_the_order_is_random_but_the_seeds_own() -> None:
     assert in_random_order(cases, 1) == in_random_order(cases, 1)
     assert in_random_order(cases, 1) != in_random_order(cases, 2)
     assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
-
-
-def test_on_a_gpu_the_gpus_memory_bounds_the_operands_and_the_hosts_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyperf_suite.runner.plan.memory.available_bytes", lambda: 2 << 30)
-    monkeypatch.setattr("pyperf_suite.runner.plan.gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
-
-    def planned(size: int) -> Plan:
-        parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
-        case = Case("matmul", parameters, "cublas")
-        return Plan((PlannedCase("baseline", case),), TWO_PROCESSES, Device("cuda", 0))
-
-    planned(32768).validate()  # 6 GiB
-    with pytest.raises(UserError, match="GB of memory"):
-        planned(131072).validate()  # 96 GiB
-
-
-def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
-    plan = a_plan()
-    on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
-    with pytest.raises(UserError, match="runs on cuda, but the requested device is cpu"):
-        Plan((PlannedCase("tile_wave", on_gpu),), plan.profile, CPU).validate()
 
 
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
