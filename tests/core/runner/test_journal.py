@@ -25,6 +25,7 @@ from pyperf_suite.runner.results import (
     open_run,
     placed_records,
     read_journal,
+    require_whole,
     sealed,
     sharing_machines,
 )
@@ -129,6 +130,10 @@ def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(
     path.write_text(json.dumps(a_record(0).to_json()) + "\n")
     write(path, [a_record(1)])
     assert read_journal(path) == [a_record(0), a_record(1)]
+    # A seal stands at the end: a member of that name elsewhere is none.
+    require_whole(b'{"a":1,"sealed":"3:00000000","b":2}\n')
+    with pytest.raises(ValueError, match="its checksum differs"):
+        require_whole(b'{"a":1,"sealed":"3:00000000"}\n')
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
@@ -249,6 +254,9 @@ def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_pat
     for name in ("a/b", "/tmp/x", "tab\t"):
         with pytest.raises(UserError, match="cannot name a run"):
             create_run(tmp_path, machine, plan, name)
+    assert find_run(tmp_path, machine, plan, "mine").run_id == "mine"
+    long = replace(plan, requested=("m=64",) * 10_000)
+    assert len(open_run(create_run(tmp_path, machine, long, "long").path).manifest["asked"]) == 10_000
     other = replace(plan, seed=4)
     with pytest.raises(UserError, match="Its options were: tile_wave -a m=64 --profile quick"):
         find_run(tmp_path, machine, other, "mine")
