@@ -253,6 +253,9 @@ def test_on_unusual_inputs_what_is_beyond_the_type_is_not_compared(dtype, larges
     for value, passed in ((largest, False), (np.nextafter(largest, math.inf), True)):
         expected = array(value, dtype="float64")
         assert compare(found, expected, lambda _, spec: spec["values"], Tolerance(unusual=True)).passed is passed
+    pair = array(largest, 2.0, dtype="float64") | {"dtype": dtype}, array(largest, 1.0, dtype="float64")
+    norm = compare(*pair, lambda _, spec: spec["values"], Tolerance(unusual=True)).relative_norm
+    assert norm == pytest.approx(1 / math.hypot(largest, 1.0)), "the largest counts"
 
 
 def test_a_relative_tolerance_of_nothing_allows_nothing():
