@@ -4,6 +4,8 @@
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make site     the documentation as a site below build/site; needs mkdocs
+# make coverage  lines and branches of the package that the quick tests run, and those that they do not
+# make mutants MODULE=pyperf_suite/measure/sampling.py   change 60 places of a module in turn: which do its tests notice?
 # make clean    remove what the others made, except results
 #
 # PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these.
@@ -20,7 +22,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test test-all test-rest can-test lint fuzz gpu-check test-sanitize site clean
+.PHONY: bench test test-all test-rest can-test lint coverage mutants fuzz gpu-check test-sanitize site clean
 
 bench: $(MADE)
 	$(RUN) -m pytest pyperf_suite/benchmarks --benchmark-only $(ARGS)
@@ -54,6 +56,17 @@ lint: can-test
 	  $(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy; \
 	else echo "Lint is skipped: $(VENV) lacks ruff or mypy, and no package index gave them when it was made."; fi
 
+# The modules that pyproject.toml omits need a GPU.
+coverage: can-test
+	@$(HAS) coverage || { echo "error: $(VENV) lacks coverage, and no package index gave it when it was made." >&2; exit 2; }
+	$(RUN) -m coverage erase
+	$(RUN) -m coverage run -m pytest $(TESTS) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+	$(RUN) -m coverage combine -q
+	$(RUN) -m coverage report
+
+mutants: can-test
+	$(RUN) tools/mutants.py $(MODULE) $(filter-out tests,$(TESTS)) $(ARGS)
+
 fuzz: $(MADE)
 	$(RUN) -m pytest tests/hardening -k any_ --hypothesis-profile=thorough -n logical $(ARGS)
 
@@ -84,5 +97,6 @@ $(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compil
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info pyperf_suite/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info pyperf_suite/_native*.so .coverage .coverage.* .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.findings.data import Quantity
-from pyperf_suite.measure.estimates import deviations, low_cutoff
+from pyperf_suite.measure.estimates import low_cutoff
 from pyperf_suite.node.fleet import ALL, CHANCE, compared
 from pyperf_suite.node.probes.accept import PROBE
 from pyperf_suite.runner.record import Record
@@ -75,15 +75,6 @@ def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly():
     assert cutoffs == sorted(cutoffs)
     assert cutoffs[0] < -500
     assert low_cutoff(2, CHANCE) == -np.inf
-
-
-@pytest.mark.parametrize("count", [5, 50])
-def test_the_lowest_of_a_normal_sample_is_below_the_cutoff_as_often_as_stated(count):
-    assert deviations([2.0, 2.0, 2.0, 1.0]).tolist() == [0, 0, 0, 0], "of equal values"
-    lowest = deviations(np.random.default_rng(99).normal(3, 7, (20_000, count))).min(axis=1)
-    share = np.mean(lowest < low_cutoff(count, 0.01))
-    # Four standard errors of the share, of both simulations.
-    assert share == pytest.approx(0.01, abs=4 * np.sqrt(0.01 / 20_000 + 0.01 / 40_000))
 
 
 def write(folder: Path, records: list[Record]) -> Path:

@@ -14,13 +14,18 @@ from pyperf_suite.findings.data import (
     NOT_A_NUMBER,
     ONE_PROCESS,
     OPEN_INTERVAL,
+    UNITS,
     Claim,
     ClaimVerdict,
+    Document,
     Findings,
+    Panel,
     Quantity,
     Remark,
     Table,
+    figure,
     findings,
+    quantity,
     remark,
 )
 from pyperf_suite.measure.estimates import Ratio
@@ -55,7 +60,8 @@ IS_FASTER = Claim("is faster", "a guide", low=1.0)
 def test_the_whole_interval_decides(measured, outcome, why):
     verdict = COSTS_A_FIFTH.judge("Throughput is {measured}", measured)
     assert (verdict.outcome, verdict.why) == (outcome, why)
-    assert bool(verdict.remedy) == (why in (ONE_PROCESS, OPEN_INTERVAL))
+    remedy = {ONE_PROCESS: "--profile standard has three", OPEN_INTERVAL: "more processes narrow it"}.get(why, "")
+    assert verdict.remedy == remedy
 
 
 def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
@@ -70,7 +76,8 @@ def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
 def test_a_remedy_of_the_probes_own_is_named_for_one_process_alone():
     alone, several = (Ratio(0.77, 0.6, 0.9, processes) for processes in (1, 3))
     assert COSTS_A_FIFTH.judge("", alone, remedy="-n 3").remedy == "-n 3"
-    assert COSTS_A_FIFTH.judge("", several, remedy="-n 3").remedy != "-n 3"
+    assert COSTS_A_FIFTH.judge("", several, remedy="-n 3").remedy == "more processes narrow it"
+    assert [COSTS_A_FIFTH.outcome(Ratio(0.77, *ends, 3)) for ends in ((0.7, 0.75), (0.8, 0.9))] == ["undecided"] * 2
 
 
 def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
@@ -123,10 +130,11 @@ def test_values_of_a_remark_are_quantities_names_or_unknown():
 def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
     message, verdict = remark("a"), IS_FASTER.judge("", 2.0)
     full, empty = Table("full", (), ((),)), Table("empty", (), ())
-    found = findings(message, None, [full, empty, (each for each in (verdict, None))])
-    assert found == Findings((message, verdict), (full,))
+    drawn, text = figure("f", "t", "c", [Panel("", "x", "y", ())]), Document("known.txt", "as known")
+    found = findings(message, None, drawn, [full, empty, text, (each for each in (verdict, None))])
+    assert found == Findings((message, verdict), (full,), (drawn,), (text,))
     assert found.verdicts == [verdict]
-    assert (found + found).remarks == (message, verdict, message, verdict)
+    assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
     assert isinstance(verdict, ClaimVerdict)
 
 
@@ -137,6 +145,66 @@ def test_a_remark_on_an_item_names_its_attributes_and_theirs():
     gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
     assert message.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
     assert not message.is_noise
+
+
+# By SI, IEC 80000-13 for GiB, and bits of a network's Gbps.
+BASES = {
+    "": ("", 1),
+    "s": ("s", 1),
+    "ms": ("s", 1e-3),
+    "us": ("s", 1e-6),
+    "ns": ("s", 1e-9),
+    "min": ("s", 60),
+    "B": ("B", 1),
+    "MB": ("B", 1e6),
+    "GB": ("B", 1e9),
+    "GiB": ("B", 1 << 30),
+    "GB/s": ("B/s", 1e9),
+    "Gbps": ("B/s", 1.25e8),
+    "TFLOP": ("FLOP", 1e12),
+    "GFLOP/s": ("FLOP/s", 1e9),
+    "TFLOP/s": ("FLOP/s", 1e12),
+    "/s": ("/s", 1),
+    "samples/s": ("/s", 1),
+    "tokens/s": ("/s", 1),
+    "W": ("W", 1),
+    "joules": ("J", 1),
+    "TFLOP/J": ("FLOP/J", 1e12),
+    "J/TFLOP": ("J/FLOP", 1e-12),
+    "billion": ("count", 1e9),
+    "count": ("count", 1),
+    "x": ("ratio", 1),
+    "%": ("ratio", 1),
+    "+%": ("change", 1),
+    "duration": ("s", 1),
+    "size": ("B", 1),
+}
+
+
+def test_each_unit_is_so_many_of_its_base():
+    assert {
+        unit: (Quantity(base, unit).base, Quantity(base, unit).scaled(base)) for unit, (_, base) in BASES.items()
+    } == {unit: (name, 1.0) for unit, (name, _) in BASES.items()}
+    assert UNITS.keys() == BASES.keys()
+    assert Quantity(0.0, "ms").scaled(0.25) == 250
+
+
+def test_bounds_of_a_quantity_exclude_what_lies_outside_them_and_not_what_they_are():
+    ratio = Quantity(2.0, "x", 1.5, 2.5)
+    assert [ratio.excludes(value) for value in (1.4, 1.5, 2.0, 2.5, 2.6)] == [True, False, False, False, True]
+    assert [Quantity(1.0, "x", 1.0, high).has_interval for high in (1.0, 1.1, math.nan)] == [False, True, False]
+    assert quantity(Ratio(2.0, 1.5, 2.5, 3)) == Quantity(2.0, "x", 1.5, 2.5, 3)
+    assert quantity(Ratio(2.0, 1.5, 2.5, 3), "+%", predicted=True) == Quantity(2.0, "+%", 1.5, 2.5, 3, True)
+    assert quantity(2, "B", predicted=True) == Quantity(2.0, "B", predicted=True)
+    assert quantity(ratio, "ms") is ratio
+
+
+def test_panels_stand_in_rows_of_so_many_and_none_make_no_figure():
+    panels = [Panel(name, "x", "y", ()) for name in "abcde"]
+    found = figure("f", "t", "c", panels, across=2)
+    assert [[each.title for each in row] for row in found.rows] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [len(row) for row in figure("f", "t", "c", panels).rows] == [1] * 5
+    assert figure("f", "t", "c", []) is None
 
 
 def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():

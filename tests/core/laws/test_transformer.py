@@ -15,7 +15,6 @@ from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import (
     LARGEST,
-    PHASES,
     ModelDimensions,
     Sharding,
     attention_call,
@@ -25,7 +24,7 @@ from pyperf_suite.laws.transformer import (
     model_flop,
     products,
 )
-from tests.models import DEEPSEEK, GEMMA, KINDS, LLAMA, MIXTRAL, MODELS, SCOUT, SMALL_LLAMA, models, sizes
+from tests.models import DEEPSEEK, GEMMA, KINDS, LLAMA, MIXTRAL, MODELS, SCOUT, SMALL_LLAMA, sizes
 
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
@@ -85,15 +84,6 @@ def test_experts_share_the_tokens_and_ranks_share_the_experts():
     assert alone["router"].outputs == 8
     calls = {part.part: part.calls for part in linears(DEEPSEEK, 4096)}
     assert (calls["dense mlp in"], calls["shared expert in"], calls["expert in"]) == (3, 58, 58 * 256)
-
-
-@given(models, tokens_of_a_batch)
-def test_each_pass_of_a_layer_computes_as_much_in_its_own_layout(model, tokens):
-    for linear in linears(model, tokens):
-        forward, data, weights = (linear.product(phase) for phase in PHASES)
-        assert forward.flop == data.flop == weights.flop
-        assert (forward.layout, data.layout, weights.layout) == ("TN", "NN", "NT")
-        assert (forward.m, forward.n, forward.k) == (data.m, data.k, data.n) == (weights.k, weights.m, weights.n)
 
 
 @given(st.sampled_from(["llama-3-8b", "gpt2", "bert"]), st.sampled_from([1, 2, 4]), tokens_of_a_batch)

@@ -187,15 +187,6 @@ def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reas
     assert len(report["loop_s"]) == 2
 
 
-def test_this_machine_tells_what_disturbs_a_slice():
-    found = Disturbances()
-    for _ in range(3):
-        with found:
-            sum(range(10_000))
-    assert len(found.reasons) == len(found.loop_s) == 3
-    assert set(found.reasons) <= {"", STOLEN, WAITED, SLOW}
-
-
 def half_sample_mode(samples: np.ndarray) -> float:
     """Where samples are densest: of the half that lies closest together the half that does, and so on."""
     ordered = np.sort(samples)

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from pyperf_suite.measure import verify_result
+from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Pool, Tolerance, compare
 
 RNG = np.random.default_rng(1)
@@ -72,7 +74,9 @@ def test_what_is_beyond_the_type_is_compared_only_on_usual_inputs():
     right = np.array([1.0, 1e300])
     found = np.array([1.0, math.inf], np.float32)
     assert judged(found, right, Tolerance()).reason == "not finite"
-    assert judged(found, right, Tolerance(unusual=True)).passed
+    verdict = judged(found, right, Tolerance(unusual=True))
+    assert (verdict.passed, verdict.relative_norm) == (True, 0.0)
+    assert verdict.relative_norm_limit == pytest.approx(4 * (16 + math.sqrt(2)) * SINGLE)
     wrong = np.array([2.0, math.inf], np.float32)
     assert not judged(wrong, right, Tolerance(unusual=True)).passed
 
@@ -87,3 +91,189 @@ def test_a_tolerance_that_is_given_counts_alone():
 def test_zeros_have_to_be_zeros():
     assert judged(np.zeros(9, np.float32), np.zeros(9), Tolerance()).passed
     assert not judged(np.full(9, 1e-6, np.float32), np.zeros(9), Tolerance()).passed
+
+
+SINGLE, HALF = 2.0**-24, 2.0**-11  # unit roundoffs
+ALL, FIRST = slice(None), 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "at", "off", "unit", "tolerance"),
+    [
+        # Sigma is (16 + sqrt(2 K)) units of 1, and an element may be off by 4 (sigma + 16 units): 17.4 and 133.7.
+        ("float32", ALL, 16, SINGLE, Tolerance()),
+        ("float32", FIRST, 132, SINGLE, Tolerance()),
+        ("float32", ALL, 56, SINGLE, Tolerance(terms=800)),
+        ("float32", ALL, 224, SINGLE, Tolerance(terms=800, unusual=True)),  # four times that
+        ("float32", ALL, 52, SINGLE, Tolerance(sizes={"out": np.full(100, 3.0)})),
+        ("float32", ALL, 68, SINGLE, Tolerance(pools={"out": Pool(1.0, 1.0, 2.0)})),  # of size 2 x 1 x (1 + 1/1)
+        ("float32", ALL, 24, SINGLE, Tolerance(terms=0.1, sizes={"out": np.full(100, 1.4)})),  # K is 1 at least
+        # Two units of 16 bits, and sums in float32: 2 and 16.
+        ("float16", ALL, 2, HALF, Tolerance()),
+        ("float16", FIRST, 16, HALF, Tolerance()),
+        ("float64", ALL, 16, 2.0**-53, Tolerance()),
+        # What the author allows: the norm, and of an element ten times that and that of the root mean square.
+        ("float32", ALL, 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
+        ("float32", FIRST, 10 * 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
+    ],
+)
+def test_errors_are_allowed_up_to_the_limit_and_not_by_a_step_more(dtype, at, off, unit, tolerance):
+    for steps, passed in ((0, True), (2, False)):
+        found = np.ones(100, dtype)
+        found[at] += (off + steps) * unit
+        assert judged(found, np.ones(100, dtype), tolerance).passed is passed, steps
+
+
+@pytest.mark.parametrize(
+    ("at", "off", "reason"),
+    [(ALL, 0.04, "precision"), (ALL, 0.06, "wrong values"), (FIRST, 0.09, "precision"), (FIRST, 0.11, "wrong values")],
+)
+def test_up_to_a_twentieth_an_error_looks_like_a_narrower_type(at, off, reason):
+    found = np.ones(10_000, np.float32)
+    found[at] += np.float32(off)
+    assert judged(found, np.ones(10_000), Tolerance()).reason == reason
+
+
+NOTHING_OFF = "correct (full): relative norm 0, worst element at 0 of its limit"
+
+
+def wrong(at, message, reason):
+    return Verification(False, "full", math.inf, 0.0, math.inf, at, message, reason)
+
+
+def plain(value):
+    return {"kind": "plain", "value": value}
+
+
+def array(*values, dtype="float32"):
+    return {"kind": "array", "dtype": dtype, "shape": [len(values)], "values": np.array(values, dtype)}
+
+
+def tuple_of(*items):
+    return {"kind": "tuple", "items": list(items)}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "reason"),
+    [
+        (plain("a"), plain("a"), ""),
+        (plain("a"), plain("b"), "wrong values"),
+        (plain([1, 2.0]), plain([1.0, 2.0 + 1e-15]), ""),
+        (plain([1, 2.0]), plain([1.0, 2.9]), "wrong values"),
+        (plain([1, 2]), plain([1, 3]), "wrong values"),
+        (plain([1, 2]), plain([1, 2, 3]), "wrong shape"),
+        (plain([True]), plain([1.0 + 1e-16]), ""),
+        (plain(["a", 1.0]), plain(["a", 1.5]), "wrong values"),
+        (plain(None), array(1.0), "nothing returned"),
+        (array(1.0, 2.0), array(1.0), "wrong shape"),
+        (array(1.0), array(1, dtype="int32"), "wrong dtype"),
+        (array(1, dtype="int8"), array(1, dtype="int64"), ""),
+        (array(1, 3, dtype="int64"), array(1, 2, dtype="int64"), "wrong values"),
+        (array(1.0, dtype="complex64"), array(1.0), ""),
+        (array(1.0), array(1.0, dtype="complex64"), "wrong dtype"),
+        (array(1, dtype="int32"), array(1.0), "wrong dtype"),
+        (array(True, dtype="bool"), array(False, dtype="bool"), "wrong values"),
+        (array(True, dtype="bool"), array(1, dtype="int8"), "wrong dtype"),
+        (array(2.0**-126), array(0.0), ""),  # the least that float32 holds well
+        (array(2.0**-125), array(0.0), "wrong values"),
+        (array(), array(), ""),
+        (array(math.nan), array(math.nan), ""),
+        (array(math.inf), array(math.inf), ""),
+        (array(-math.inf), array(math.inf), "not finite"),
+        (array(math.nan), array(1.0), "not finite"),
+        (tuple_of(plain(1), array(2.0)), tuple_of(plain(1), array(2.0)), ""),
+        (tuple_of(plain(1), array(2.0)), tuple_of(plain(1), array(3.0)), "wrong values"),
+        (tuple_of(plain(1)), tuple_of(plain(1), plain(2)), "wrong shape"),
+        (tuple_of(), tuple_of(), ""),
+        (tuple_of(plain(1)), plain(1), "wrong shape"),
+        ({"kind": "dict", "items": {"a": plain(1)}}, {"kind": "dict", "items": {"b": plain(1)}}, "wrong shape"),
+    ],
+    ids=str,
+)
+def test_results_of_any_kind_are_compared_item_by_item(found, expected, reason):
+    verdict = compare(found, expected, lambda _, spec: spec["values"], Tolerance())
+    assert (verdict.reason, verdict.passed) == (reason, not reason), verdict.message
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "verdict"),
+    [
+        (plain(1), plain(1), Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: equal")),
+        *(
+            (array(value), array(value), Verification(True, "full", 0.0, limit, 0.0, (0,), NOTHING_OFF))
+            for value, limit in ((1.0, pytest.approx((16 + math.sqrt(2)) * SINGLE)), (0.0, math.inf))
+        ),
+        (
+            array(1, 3, dtype="int64"),
+            array(1, 2, dtype="int64"),
+            wrong((1,), "out[1] is 3, where 2 is right; 1 of 2 are wrong", "wrong values"),
+        ),
+        (array(2.0, math.nan), array(2.0, 1.0), wrong((1,), "out[1] is nan, where 1 is right", "not finite")),
+        (
+            plain(None),
+            array(1.0),
+            wrong((), "it returned nothing, where the reference returns an array of shape [1]", "nothing returned"),
+        ),
+        (
+            tuple_of(plain(1)),
+            plain(1.0),
+            wrong((), "out is a tuple of 1, where the reference returns a float", "wrong shape"),
+        ),
+        (plain("abc"), plain("abd"), wrong((), "out is 'abc', where 'abd' is right", "wrong values")),
+        (plain(["a", "b"]), plain(["a", "c"]), wrong((), "out[1] is 'b', where 'c' is right", "wrong values")),
+        (
+            tuple_of(plain(1), array(1.0, 1.0, 1.0, 1.0)),
+            tuple_of(plain(1), array(1.0, 1.0, 1.0, 1.0 - 2.0**-10)),
+            Verification(
+                False,
+                "full",
+                pytest.approx(2.0**-11, rel=1e-3),
+                pytest.approx((16 + math.sqrt(2)) * SINGLE),
+                pytest.approx(2.0**-10 / (4 * (32 + math.sqrt(2)) * SINGLE), rel=1e-3),
+                (3,),
+                "out[1][3] is 1, where 0.999023 is right; "
+                "the relative norm of the error is 0.00049, where float32 allows 1e-06",
+                "precision",
+            ),
+        ),
+    ],
+    ids=lambda each: getattr(each, "message", ""),
+)
+def test_a_verdict_says_where_and_how_far_off(found, expected, verdict):
+    assert compare(found, expected, lambda _, spec: spec["values"], Tolerance()) == verdict
+
+
+# The largest finite values of IEEE 754 and of OCP's 8-bit floating point; what is beyond is infinite, or saturates.
+LARGEST = {"float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float32": (2 - 2.0**-23) * 2.0**127}
+
+
+@pytest.mark.parametrize(("dtype", "largest"), (LARGEST | {"bfloat16": LARGEST["float32"]}).items())
+def test_on_unusual_inputs_what_is_beyond_the_type_is_not_compared(dtype, largest):
+    found = array(-largest, dtype="float64") | {"dtype": dtype}
+    for value, passed in ((largest, False), (np.nextafter(largest, math.inf), True)):
+        expected = array(value, dtype="float64")
+        assert compare(found, expected, lambda _, spec: spec["values"], Tolerance(unusual=True)).passed is passed
+    pair = array(largest, 2.0, dtype="float64") | {"dtype": dtype}, array(largest, 1.0, dtype="float64")
+    norm = compare(*pair, lambda _, spec: spec["values"], Tolerance(unusual=True)).relative_norm
+    assert norm == pytest.approx(1 / math.hypot(largest, 1.0)), "the largest counts"
+
+
+def test_a_relative_tolerance_of_nothing_allows_nothing():
+    assert not judged(np.full(1, 1e-45, np.float32), np.zeros(1), Tolerance(relative=0.0)).passed
+
+
+def test_long_arrays_are_compared_block_by_block_to_the_same_figures(monkeypatch):
+    x = np.sort(normal(100)) * np.float32(3)
+    found = x + np.float32(1e-5)
+    whole = judged(found, x.astype(float), Tolerance())
+    monkeypatch.setattr(verify_result, "_BLOCK", 7)
+    parts = judged(found, x.astype(float), Tolerance())
+    assert parts.worst_at == whole.worst_at
+    for figure in ("relative_norm", "relative_norm_limit", "worst_element_ratio"):
+        assert getattr(parts, figure) == pytest.approx(getattr(whole, figure))
+    rms = math.sqrt(np.mean(x.astype(float) ** 2))
+    assert parts.relative_norm == pytest.approx(math.sqrt(np.mean((found - x.astype(float)) ** 2)) / rms)
+    # The sizes of a pool follow an element's own: 2 x 1.5 x (1 + |r| / 0.5), and sigma is that in 17.4 units.
+    pooled = judged(found, x.astype(float), Tolerance(pools={"out": Pool(1.5, 0.5, 2.0)}))
+    sigma = (16 + math.sqrt(2)) * SINGLE * 3 * (1 + np.abs(x.astype(float)) / 0.5)
+    assert pooled.relative_norm_limit == pytest.approx(math.sqrt(np.mean(sigma**2)) / rms)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.pairs import ab
 from pyperf_suite.regressions.pairs.ab import compare_arms, compare_case
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pair
-from pyperf_suite.regressions.verdict import SequentialRule
+from pyperf_suite.regressions.verdict import SequentialRule, Verdict
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -70,13 +72,11 @@ def test_pairs_end_as_soon_as_it_is_decided(measured):
     assert finding.verdict == "slower"
     assert finding.ratio.value == pytest.approx(1.1, rel=0.01)
     assert len(calls) == finding.details["pairs"] == SequentialRule().looks[0]
-
-
-def test_the_first_pair_alone_is_verified_and_each_has_chances_of_its_own(measured):
-    calls = measured(noisy(lambda case: 1.1))
-    compare_case(OLD, NEW, case_of(64), CPU)
+    # The first alone is verified, and each has chances of its own: from the seed, the case and its number.
     assert [call["verify"] for call in calls] == [True] + [False] * (len(calls) - 1)
-    assert len({call["seed"] for call in calls}) == len(calls)
+    drawn = [f"0 {case_of(64).case_id} {number} 0" for number in range(len(calls))]
+    assert [call["seed"] for call in calls] == [random.Random(each).getrandbits(32) for each in drawn]
+    assert (calls[0]["spin_share"], calls[0]["pace"]) == (0.0, None)
 
 
 def test_a_budget_that_is_used_up_leaves_it_undecided_and_says_what_more_would_cost(measured):
@@ -174,3 +174,59 @@ def test_exact_figures_are_compared_once_and_exactly(measured):
     finding = compare_case(OLD, NEW, case_of(64), CPU)
     assert (finding.verdict, finding.ratio, len(calls)) == ("slower", None, 1)
     assert finding.details["figures"] == {"local_memory": [0, 64]}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "pairs", "further", "sentence"),
+    [
+        ("slower", 10, 0, "10.0 % slower (+5.0 % to +15.0 %; 10 pairs in 20 s)."),
+        ("equivalent", 1, 0, "No difference beyond 2 %: +10.0 % (+5.0 % to +15.0 %; 1 pair in 20 s)."),
+        ("undecided", 10, 0, "Undecided: +10.0 % (+5.0 % to +15.0 %) after 10 pairs in 20 s."),
+        # 2 s a pair: 8 are needed for 16 s, and a fifth more.
+        ("undecided", 5, 3, "where at least 8 are needed: --budget 39."),
+        ("undecided", 10, None, "it lies too near the margin of 2 % for any number of pairs."),
+        ("undecided", 10, 1, "about 1 further pair (2 s) would decide."),
+        ("undecided", 10, 30, "about 30 further pairs (60 s) would decide."),
+    ],
+)
+def test_a_verdict_is_told_with_what_it_cost_and_what_more_would(verdict, pairs, further, sentence):
+    word = "undecided" if verdict == "undecided" and further != 0 else "slower"
+    decision = Verdict(word, Ratio(1.1, 1.05, 1.15), 0.01, 0.99, pairs, further)
+    rule = SequentialRule(margin=0.02, alpha=0.05)
+    assert ab._sentence(verdict, decision, rule, 20.0).endswith(sentence)
+
+
+def test_a_line_of_a_pair_says_what_was_measured_of_which_cases(measured):
+    written = []
+    measured(lambda case: made_up_pair(1.1))
+    compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,)), journal=written.append, spin_share=0.5)
+    case = case_of(64).old
+    assert written == [
+        {
+            "probe": "made up", "case_id": case.case_id, "pair": 0, "log_ratio": pytest.approx(math.log(1.1)),
+            "spin_share": 0.5, "old": case.to_json(), "new": case.to_json(),
+            **{name: value for name, value in vars(made_up_pair(1.1)).items() if value is not None},
+        }
+    ]  # fmt: skip
+    finding = compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,)))
+    details = {name: finding.details[name] for name in ("old_s", "new_s", "pairs", "machine", "further_pairs")}
+    assert details == {"old_s": 1e-3, "new_s": 1.1e-3, "pairs": 1, "machine": {"steal_share": 0.0}, "further_pairs": 9}
+    assert finding.details["kernels"] == {side: {"name": "k", "path": "p"} for side in ("old", "new")}
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.02, False), (0.03, True)])
+def test_time_that_other_guests_took_is_said_beyond_two_percent(measured, share, said):
+    measured(lambda case: made_up_pair(1.1, machine={"steal_share": share}))
+    sentence = compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,))).sentence
+    assert ("Other guests of this machine took 3 % of its time." in sentence) is said
+
+
+def test_a_clock_that_differs_by_a_hundredth_is_not_said_and_a_budget_is_spent_to_its_end(measured, monkeypatch):
+    measured(lambda case: made_up_pair(1.1, machine={"clock_hz": {"old": 2.00e9, "new": 2.019e9}}))
+    assert "clock" not in compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,))).sentence
+    now_s = itertools.count(0.0, 0.5)  # looked at before and after each pair
+    monkeypatch.setattr(ab.time, "monotonic", lambda: next(now_s))
+    calls = measured(lambda case: made_up_pair(1.0))
+    # Pairs take half a second: after the fourth, at 2 s, a fifth would be one too many.
+    assert compare_case(OLD, NEW, case_of(64), CPU, budget_s=2.0).details["seconds"] == 2.0
+    assert len(calls) == 4

@@ -89,13 +89,6 @@ def test_an_interruption_says_where_the_pairs_are(run, compared):
     assert "Interrupted; 1 pairs are kept in" in ended.stderr
 
 
-def test_words_choose_the_benchmarks(run, compared):
-    requested = compared("equivalent")
-    run(*VARIANTS, "baseline", "-k", "native*data_parallel@1")
-    assert requested[0]["cases"]
-    assert all("@2" not in case.label and "native" in case.label for case in requested[0]["cases"])
-
-
 def test_margin_and_budget_reach_the_rule(run, compared):
     requested = compared("equivalent")
     run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from pyperf_suite.regressions import changepoints
 from pyperf_suite.regressions.changepoints import (
@@ -183,6 +185,84 @@ def test_the_noise_and_its_memory_are_found_beside_steps(correlation):
 )
 def test_values_without_any_noise_have_their_steps_and_too_few_have_none(values, starts):
     assert detect_steps(values).starts == starts
+
+
+def test_the_interval_of_a_step_is_students_with_the_memory_that_so_few_points_leave_open():
+    [change] = find_changes([1.0] * 6 + [1.05] * 6)
+    # No noise but a clock's 1e-4, and of twelve points a correlation of one standard error, 1 / sqrt(12), is possible.
+    memory, lags = 1 / math.sqrt(12), np.arange(1, 6)
+    variance = 2 * (1 + 2 * np.sum((1 - lags / 6) * memory**lags)) / 6
+    reach = stats.t.ppf(0.975, 12 - 1 - 1) * 1e-4 * math.sqrt(variance)
+    assert change.ratio.value == pytest.approx(1.05)
+    assert math.log(change.ratio.high / 1.05) == pytest.approx(reach)
+    assert math.log(1.05 / change.ratio.low) == pytest.approx(reach)
+    assert (change.before, change.after, change.effect) == (pytest.approx(1.0), pytest.approx(1.05), "+5.0%")
+    assert (change.index, change.points_before, change.points_after) == (6, 6, 6)
+    [_, second] = find_changes([1.0] * 6 + [1.05] * 6 + [1.0] * 9)
+    memory, variance = 1 / math.sqrt(21), 0.0
+    for count in (6, 9):
+        lags = np.arange(1, count)
+        variance += (1 + 2 * np.sum((1 - lags / count) * memory**lags)) / count
+    reach = stats.t.ppf(0.975, 21 - 2 - 1) * 1e-4 * math.sqrt(variance)
+    assert math.log(second.ratio.high * 1.05) == pytest.approx(reach)
+
+
+def test_a_mean_of_correlated_points_and_a_criterion_of_residuals_are_those_worked_out_by_hand():
+    assert changepoints._variance_of_mean(1, 0.5) == 1.0
+    assert changepoints._variance_of_mean(3, 0.5) == pytest.approx((1 + 2 * (2 / 3 * 0.5 + 1 / 3 * 0.25)) / 3)
+    # Residuals to and fro count as uncorrelated: n log(1) and 5 log(n) for each of two steps.
+    assert changepoints._criterion(np.array([1.0, -1.0, 1.0, -1.0]), 2) == pytest.approx(10 * math.log(4))
+    # Of 1, 1, 1, 1 the correlation is 3/4: innovations of 1/4 thrice, and the first with 1 - 9/16.
+    assert changepoints._criterion(np.ones(4), 0) == pytest.approx(4 * math.log((3 / 16 + 7 / 16) / 4))
+    assert changepoints._noise(np.ones(100)) == (1.0, 0.9)
+    assert changepoints._noise(np.zeros(9)) == (1e-4, 0.0)
+    assert detect_steps(np.zeros(0)) == changepoints.Steps((), 1e-4, 0.0)
+
+
+def squares(values, starts) -> float:
+    return float(sum(np.sum((part - part.mean()) ** 2) for part in np.split(values, starts)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("penalty", [0.3, 1.0, 3.0])
+def test_levels_are_those_of_least_squares_among_all_there_are(seed, penalty):
+    values = np.random.default_rng(seed).standard_normal(11) + np.repeat([0.0, 2.0, 0.0], [3, 5, 3])
+    choices = [starts for count in range(3) for starts in itertools.combinations(range(3, 9), count)]
+    choices = [starts for starts in choices if len(starts) < 2 or starts[1] - starts[0] >= 3]
+    best = min(choices, key=lambda starts: squares(values, starts) + penalty * len(starts))
+    assert tuple(sorted(changepoints._least_squares(values, penalty))) == best
+    assert changepoints._least_squares(values, penalty) == sorted(changepoints._least_squares(values, penalty))
+    assert (changepoints._best_split(values),) == min(choices[1:7], key=lambda starts: squares(values, starts))
+    # Edges that joining moved find their best places again, one step after the other until none moves.
+    [moved] = changepoints._moved_to_best_places(values, (4,))
+    assert (moved,) == min(choices[1:7], key=lambda starts: squares(values, starts))
+    first, second = changepoints._moved_to_best_places(values, (4, 7))
+    assert squares(values, (first, second)) <= squares(values, (4, 7))
+    assert changepoints._moved_to_best_places(values, (first, second)) == (first, second)
+
+
+def test_the_two_levels_that_differ_least_for_their_lengths_are_joined():
+    # Means 0, 1 and 3 of 3, 9 and 3 points: 1 x 27/12 and 4 x 27/12 more squares.
+    values = np.repeat([0.0, 1.0, 3.0], [3, 9, 3])
+    assert changepoints._join_closest(values, [3, 12]) == [12]
+    # Of 2 and 1 apart the first has fewer points: 4 x 9/6 and 1 x 900/60.
+    assert changepoints._join_closest(np.repeat([0.0, 2.0, 3.0], [3, 3, 3]), [3, 6]) == [3]
+    assert changepoints._join_closest(np.repeat([0.0, 2.0, 3.0, 9.0], [3, 3, 30, 30]), [3, 6, 36]) == [3, 36]
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([0.0, 0.0, 0.0, 9.0], [0.0, 0.0, 0.0, 9.0]),  # too few to tell
+        ([0.0, 0.0, 0.0, 0.0, 9.0], [0.0, 0.0, 0.0, 0.0, 3e-4]),  # to three times the least noise
+        ([0.0, 0.0, 0.0, -9.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, -3e-4, 0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]),
+        # Noise of 1 between neighbours: three times that over 0.6745 and the root of two.
+        ([0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 9.0], [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1 + 3 / 0.67449 / math.sqrt(2)]),
+    ],
+)
+def test_what_stands_alone_is_drawn_in_to_three_deviations(values, drawn):
+    assert draw_in_outliers(np.array(values)) == pytest.approx(drawn, rel=1e-4)
 
 
 @pytest.mark.parametrize("index", [0, 1, 30, 58, 59])

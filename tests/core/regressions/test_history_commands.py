@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record, metric
 
 MACHINE = "cpu-someones-2c"
 SMALL = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")
@@ -27,43 +23,32 @@ def invoke(*arguments: Any) -> Result:
     return CliRunner().invoke(main, [str(each) for each in arguments], catch_exceptions=False, env={"COLUMNS": "100"})
 
 
-def add_run(results: Path, number: int, times: dict[Case, float], torch: str = "2.9.0") -> Path:
-    """A finished run of one day in January 2026, last touched long ago."""
-    path = results / MACHINE / f"202601{number:02}T000000Z-{number:04x}"
-    path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"run_id": path.name, "plan_id": "1"}))
-    state = {"packages": {"torch": torch}, "source": {"commit": f"{number:040x}", "dirty": False}}
-    named = {"run_id": path.name, "probe": "baseline", "profile": "quick", "identity": {"slug": MACHINE}}
-    named |= {"state": state, "started_at": f"2026-01-{number:02}T00:00:00.000+00:00"}
-    lines = [
-        json.dumps(a_record(case, metric(time, low=0.99 * time, high=1.01 * time), **named).to_json())
-        for case, time in times.items()
-    ]
-    (path / "records.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    for each in [*path.iterdir(), path]:
-        os.utime(each, (1, 1))
-    return path
+@pytest.fixture
+def add_run(write_run):
+    """A run of one day in January 2026 with a record of each case; returns its journal."""
 
+    def add(number: int, times: dict[Case, float], torch: str = "2.9.0") -> Path:
+        state = {"packages": {"torch": torch}, "source": {"commit": f"{number:040x}", "dirty": False}}
+        run_id = f"202601{number:02}T000000Z-{number:04x}"
+        for case, time in times.items():
+            named = {"probe": "baseline", "case": case.to_json(), "case_id": case.case_id, "state": state}
+            path = write_run(run_id, [time], machine=MACHINE, **named)
+        return path
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty runs of one benchmark whose time doubles at the eleventh, the last with another torch; one of another."""
-    folder = tmp_path_factory.mktemp("results")
-    for number in range(1, 21):
-        noise = 1 + 0.002 * (number * 7 % 5)
-        times = {SMALL: 1e-3 * noise * (2 if number > 10 else 1)}
-        add_run(folder, number, times | ({LARGE: 5e-6} if number == 3 else {}), "2.9.1" if number == 20 else "2.9.0")
-    return folder
+    return add
 
 
 @pytest.fixture
-def own_results(results: Path, tmp_path: Path) -> Path:
-    """The same runs, for a test that changes them."""
-    return shutil.copytree(results, tmp_path / "own")
+def history(results, add_run) -> Path:
+    """Twenty runs of one benchmark whose time doubles at the eleventh, the last with another torch; one of another."""
+    for number in range(1, 21):
+        times = {SMALL: 1e-3 * (1 + 0.002 * (number * 7 % 5)) * (2 if number > 10 else 1)}
+        add_run(number, times | ({LARGE: 5e-6} if number == 3 else {}), "2.9.1" if number == 20 else "2.9.0")
+    return results
 
 
-def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_trend(results):
-    message = invoke("history", "--results", results)
+def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_trend(history):
+    message = invoke("history", "--results", history)
     assert message.exit_code == 0, message.output
     (small,) = [line for line in message.output.splitlines() if "m=8 n=8" in line]
     assert small.split()[:5] == ["▁▁▁▁▁▁▁▁▁▁██████████", "20", "2", "ms", "2026-01-20"]
@@ -72,33 +57,33 @@ def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_t
 
 
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
-def test_a_series_is_told_whole_by_case_label_or_glob(results, name):
-    message = invoke("history", name, "--results", results)
+def test_a_series_is_told_whole_by_case_label_or_glob(history, name):
+    message = invoke("history", name, "--results", history)
     assert message.exit_code == 0, message.output
     assert SMALL.label in message.output
     assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in message.output
     assert "20260120T000000Z-0014" in message.output
 
 
-def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(results):
-    message = invoke("history", SMALL.case_id, "--results", results).output
+def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(history):
+    message = invoke("history", SMALL.case_id, "--results", history).output
     (step,) = [line for line in message.splitlines() if line.startswith("step")]
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step
 
 
-def test_json_holds_every_point_and_break(results):
-    message = json.loads(invoke("history", SMALL.case_id, "--results", results, "--json").stdout)
+def test_json_holds_every_point_and_break(history):
+    message = json.loads(invoke("history", SMALL.case_id, "--results", history, "--json").stdout)
     (series,) = message["series"]
     assert len(series["points"]) == 20
     assert series["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
 
 
-def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
-    (journal,) = own_results.glob("*/20260105*/records.jsonl")
+def test_a_damaged_line_is_warned_about_and_the_rest_is_told(history):
+    (journal,) = history.glob("*/20260105*/records.jsonl")
     journal.write_text('{"schema_version": 99}\n')
-    message = invoke("history", "--results", own_results)
+    message = invoke("history", "--results", history)
     assert message.exit_code == 0
     assert f"Warning: {journal}, line 1 is not a record of the suite" in message.stderr
     assert "  19  " in message.stdout
@@ -113,35 +98,27 @@ def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
         (("export", "latest", "-o", "x.txt"), ".csv or .parquet"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(results, arguments, sentence):
-    message = invoke(*arguments, "--results", results)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(history, arguments, sentence):
+    message = invoke(*arguments, "--results", history)
     assert message.exit_code == 2
     assert sentence in " ".join(message.stderr.split())
 
 
-def test_a_csv_has_every_record_of_a_run(results, tmp_path):
-    pytest.importorskip("pyarrow")
-    message = invoke("export", "latest", "-o", tmp_path / "run.csv", "--results", results)
-    assert message.exit_code == 0, message.output
-    (row,) = csv.DictReader((tmp_path / "run.csv").open(newline=""))
-    assert row["run_id"] == "20260120T000000Z-0014"
-
-
 @pytest.mark.parametrize("command", ["history", "track"])
-def test_runs_that_cannot_be_read_are_not_told_as_none(tmp_path, command):
-    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
+def test_runs_that_cannot_be_read_are_not_told_as_none(write_run, command):
+    records = write_run()
     records.write_text(records.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    message = invoke(command, "--results", tmp_path)
+    message = invoke(command, "--results", records.parents[2])
     assert message.exit_code == 2
     assert "schema version 99" in " ".join(message.stderr.split())
 
 
 @pytest.mark.parametrize("field", ["probe", "label"])
-def test_a_name_from_a_strangers_file_gives_the_terminal_no_orders(tmp_path, field):
-    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
-    old = '"baseline"' if field == "probe" else '"torch"'
+def test_a_name_from_a_strangers_file_gives_the_terminal_no_orders(write_run, field):
+    records = write_run()
+    old = '"tile_wave"' if field == "probe" else '"native"'
     records.write_text(records.read_text().replace(old, '"\\u001b]0;title\\u0007[bold]\\u202e"', 1))
-    message = invoke("history", "--results", tmp_path)
+    message = invoke("history", "--results", records.parents[2])
     assert message.exit_code == 0
     assert "[bold]" in message.output
     assert not set("\x1b\x07\u202e") & set(message.output)

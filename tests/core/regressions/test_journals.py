@@ -119,6 +119,7 @@ def test_a_line_too_long_is_passed_over(write_run, monkeypatch):
         {"run_id": 3},
         {"case_id": None},
         {"process": -1},
+        {"process": 2**62},
         {"process": 10**30},
         {"started_at": "today"},
         {"state": None},
@@ -242,6 +243,32 @@ AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "pack
 )
 def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
+
+
+def test_settings_are_told_in_words_of_at_most_eighty_characters():
+    state = {
+        "gpu": {"driver": "5" * 99, "power_limit_w": 700.0, "ecc": True},
+        "governors": ["a" * 50, "b" * 50],
+        "reported_time": "10% quantile of samples",
+        "packages": {"torch": None, "pyperf_suite": "1", "numpy": 2.5},
+    }
+    known = journals.settings(state)
+    assert known["driver"] == "5" * 80
+    assert (known["power limit (W)"], known["ECC"], known["torch"], known["numpy"]) == ("700", "on", "absent", "2.5")
+    assert known["reported time"] == "10% quantile of samples"
+    assert f"{'a' * 50}+{'b' * 29}" in known.values()
+    assert journals.settings({}) == {"reported time": "median of samples"}
+    assert journals.settings({}, "static") == {}
+    assert journals.commit_of({"source": {"commit": "a", "dirty": 1}}) == ("a", False)
+    assert journals.commit_of({"source": {"commit": 3}}) == ("", False)
+
+
+def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
+    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
+    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
+    one = side.benchmarks["tile_wave", "b" * 16]
+    assert side.notes == ()
+    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
 
 
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():

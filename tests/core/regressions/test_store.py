@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
 from pyperf_suite.regressions.stored.series import MOST_NOTES
-from pyperf_suite.regressions.stored.store import Store
+from pyperf_suite.regressions.stored.store import Store, find_run_folder, find_side
 
 
 def points(results, machine=None):
@@ -198,3 +200,78 @@ def test_no_journal_is_ever_altered(results, write_run, cache):
     assert [each.name for each in results.iterdir()] == ["cpu-made-up-2c"]
     shutil.rmtree(cache)
     assert points(results) == [1e-3]
+
+
+def test_latest_counts_back_on_the_machine_of_the_newest_run_and_over_runs_that_recorded_something(results, write_run):
+    for day, machine in ((1, "a"), (2, "other"), (3, "a"), (5, "a"), (6, "a")):
+        write_run(run_id(day), [1e-3] if day < 6 else [], machine=machine)
+    (results / "a" / run_id(7)).mkdir()
+    (results / "a" / run_id(8) / "records.jsonl").mkdir(parents=True)
+    found = [find_side(name, results).name for name in ("latest", "latest~0", "latest~1", "latest~2", run_id(2))]
+    assert [Path(name).name for name in found] == [run_id(day) for day in (5, 5, 3, 1, 2)]
+    held = ("records.jsonl", "watch.json")
+    (results / "a" / "watch-20260104T000000Z-0001").mkdir()
+    (results / "a" / "watch-20260104T000000Z-0001" / "watch.json").write_text("{}")
+    assert find_run_folder("latest~1", results, held).name.startswith("watch-")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("latest~3", "latest~3 goes back beyond the first run: RESULTS/a holds 3 runs."),
+        ("20260103T000000Z-000l", "no run '20260103T000000Z-000l' in RESULTS: did you mean 20260103T000000Z-0001"),
+        ("x" * 9000, f"There is no run '{'x' * 80}' in RESULTS: "),
+        (run_id(1), f"Several machines have a run {run_id(1)}: name the folder, one of RESULTS/"),
+    ],
+)
+def test_a_run_that_is_not_there_or_on_several_machines_is_one_sentence(results, write_run, name, sentence):
+    for day, machine in ((1, "a"), (1, "b"), (3, "a"), (5, "a")):
+        write_run(run_id(day), [1e-3], machine=machine)
+    with pytest.raises(UserError) as refused:
+        find_side(name, results)
+    assert sentence.replace("RESULTS", str(results)) in str(refused.value)
+    assert find_side(str(results / "b" / run_id(1)), results).machine == "b"
+
+
+def test_where_no_run_was_recorded_none_is_the_latest(results, write_run):
+    with pytest.raises(UserError, match=r"There is no run in .*: measure one with"):
+        find_side("latest", results)
+    with pytest.raises(UserError, match=r"There is no run 'x{80}' in"):
+        find_side("x" * 99, results)
+    write_run(run_id(1))
+    with pytest.raises(UserError, match=r"holds 1 run\."):
+        find_side("latest~1", results)
+
+
+def test_why_nothing_is_found_says_what_there_is(results, write_run):
+    nothing = f"No measured run was found in {results}: measure one with `pyperf-suite run`, or say --results."
+    assert Store(results).why_nothing() == Store(results).why_nothing("m*") == nothing
+    path = write_run(run_id(1), machine="cpu-a-2c")
+    label = Store(results).measured[0].label
+    store = Store(results)
+    assert store.why_nothing("matmul[nativ m=64").startswith(f"No benchmark in {results} matches 'matmul[nativ m=64': ")
+    assert "`pyperf-suite history` lists those there are." in store.why_nothing("nothing like it")
+    assert "did you mean" not in store.why_nothing("nothing like it")
+    assert f"did you mean {label}? " in store.why_nothing(label[:-1])
+    other = store.why_nothing(machine="cpu-b-2c")
+    assert other == f"No measured run was found in {results} for machine cpu-b-2c: did you mean cpu-a-2c?"
+    assert store.why_nothing("m", "cpu-b-2c") == other, "none of its benchmarks is there"
+    path.write_text("garbage\n")
+    broken = f"No measured run that can be read was found in {results}: {path}, line 1 is not a record of the suite"
+    assert Store(results).why_nothing().startswith(broken)
+    assert "more such" not in Store(results).why_nothing()
+    path.write_text("garbage\n" * 3)
+    assert Store(results).why_nothing().endswith(". 2 more such.")
+
+
+def test_what_is_kept_bears_the_name_of_its_journal_and_a_link_to_it_shares_it(results, write_run, cache, tmp_path):
+    path = write_run(run_id(1))
+    assert points(results) == [1e-3]
+    (kept,) = cache.iterdir()
+    assert kept.name == f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(results)
+    assert points(tmp_path / "link") == [1e-3]
+    assert list(cache.iterdir()) == [kept]
+    stamp = json.loads(kept.read_bytes().partition(b"\n")[2])["stamp"]
+    assert stamp[1:3] == [path.stat().st_size, path.stat().st_mtime_ns]

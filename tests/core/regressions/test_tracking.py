@@ -58,13 +58,6 @@ def message(results, monkeypatch, tmp_path):
     return run
 
 
-def test_a_quiet_history_is_fine(message, write_history):
-    write_history([1.0] * 30)
-    data, code = message()
-    assert (data["findings"], code) == ([], 0)
-    assert "1 series were searched for changes." in data["notes"]
-
-
 def test_the_most_recent_change_comes_first(message, write_history):
     write_history([1.0] * 10 + [1.1] * 10 + [1.0] * 20 + [0.9] * 6, case_id="b" * 16)
     write_history([1.0] * 44 + [1.1] * 2 + [1.2] * 6)
@@ -102,14 +95,6 @@ def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
     data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
-
-
-def test_machines_are_searched_apart(message, write_history):
-    write_history([1.0] * 10)
-    write_history([1.5] * 10, machine="cpu-another-8c")
-    assert message()[0]["findings"] == []
-    assert "2 series" in message()[0]["notes"][0]
-    assert "1 series" in message("--machine", "cpu-another-8c")[0]["notes"][0]
 
 
 def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):

@@ -287,12 +287,6 @@ def test_an_axis_of_one_probe_is_not_given_to_another(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_asked_is_no_part_of_what_makes_plans_equal() -> None:
-    default = _plan(("baseline",), "quick", "cpu", (), 0)
-    (layout,) = {planned.case.parameters.layout for planned in default.cases}
-    assert _plan(("baseline",), "quick", "cpu", (f"layout={layout}",), 0).plan_id == default.plan_id
-
-
 @pytest.mark.parametrize(
     ("probe", "manifest", "command"),
     [

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from pyperf_suite.measure.estimates import Ratio
@@ -68,11 +66,6 @@ def test_around_single_equal_and_far_apart_values_there_is_room(values: list[flo
 def test_a_sparkline_rises_from_the_lowest_bar_to_the_highest_and_noise_of_a_thousandth_is_flat(values, width, drawn):
     assert sparkline(values, width=width) == drawn
     assert len(set(sparkline([1.0, 1.001, 0.999, 1.0]))) == 1
-
-
-@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=200), st.integers(1, 50))
-def test_a_sparkline_is_never_wider_than_asked(values, width):
-    assert len(sparkline(values, width)) == min(len(values), width)
 
 
 def test_each_point_is_a_row_with_its_place_between_the_extremes_and_the_mark_of_its_unit(capsys):

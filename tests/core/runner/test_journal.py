@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import DamagedJournal, UserError
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import Journal, read_journal
+from pyperf_suite.runner.results import (
+    Journal,
+    KeptRecords,
+    create_run,
+    find_run,
+    open_run,
+    placed_records,
+    read_journal,
+    require_whole,
+    sealed,
+    sharing_machines,
+)
 from tests import records as made_up
 
 
@@ -116,6 +130,10 @@ def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(
     path.write_text(json.dumps(a_record(0).to_json()) + "\n")
     write(path, [a_record(1)])
     assert read_journal(path) == [a_record(0), a_record(1)]
+    # A seal stands at the end: a member of that name elsewhere is none.
+    require_whole(b'{"a":1,"sealed":"3:00000000","b":2}\n')
+    with pytest.raises(ValueError, match="its checksum differs"):
+        require_whole(b'{"a":1,"sealed":"3:00000000"}\n')
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
@@ -194,3 +212,77 @@ def test_two_writers_of_one_run_and_a_folder_that_cannot_be_written_are_refused(
         pass  # the first one is done
     with pytest.raises(UserError, match="cannot be written"):
         Journal(tmp_path / "absent" / "records.jsonl")
+
+
+def test_a_record_is_sealed_with_its_length_and_checksum_and_kept_by_the_byte_at_which_it_begins(
+    tmp_path: Path,
+) -> None:
+    path, records = tmp_path / "records.jsonl", [a_record(position) for position in range(3)]
+    lines = [sealed(record) for record in records]
+    content = json.dumps(records[0].to_json(), separators=(",", ":")).encode()
+    assert lines[0] == content[:-1] + b',"sealed":"%d:%08x"}\n' % (len(content), zlib.crc32(content))
+    with Journal(path) as journal:
+        starts = [journal.append(record) for record in records]
+    assert starts == [0, len(lines[0]), len(lines[0] + lines[1])]
+    assert [start for start, _ in placed_records(path)] == starts
+    kept = KeptRecords(path, starts[:2])
+    assert (kept.add(starts[2]), len(kept), list(kept)) == (2, 3, records)
+    assert (kept[1], kept[-1], kept[1:]) == (records[1], records[2], records[1:])
+    assert list(KeptRecords(tmp_path / "absent")) == []
+    # What all records say of one machine is held once.
+    first, *others = kept
+    assert all(each.state is first.state and each.identity is first.identity for each in others)
+    [(_, other)] = [*sharing_machines([(0, first), (1, replace(first, state={"another": 1}))])][1:]
+    assert (other.state, other.identity is first.identity) == ({"another": 1}, True)
+
+
+def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_path: Path) -> None:
+    machine, plan = identity(made_up.PLAN.device), replace(made_up.PLAN, seed=3, requested=("m=64",))
+    run = create_run(tmp_path, machine, plan)
+    assert re.fullmatch(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}", run.run_id)
+    manifest = json.loads((run.path / "run.json").read_text())
+    assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}\+00:00", manifest.pop("started_at"))
+    assert manifest == {
+        "run_id": run.run_id, "plan_id": plan.plan_id, "probes": ["tile_wave"], "profile": "quick", "processes": 1,
+        "device": "cpu", "seed": 3, "asked": ["m=64"], "cases": 1, "identity": dict(machine.fields),
+    }  # fmt: skip
+    assert (open_run(run.path).manifest, run.records(), run.path.parent.name) == (run.manifest, [], machine.slug)
+    assert create_run(tmp_path, machine, plan, "mine").run_id == "mine"
+    assert find_run(tmp_path, machine, plan).run_id == "mine", (
+        "the last by name, and damaged neighbours are passed over"
+    )
+    for name in ("a/b", "/tmp/x", "tab\t"):
+        with pytest.raises(UserError, match="cannot name a run"):
+            create_run(tmp_path, machine, plan, name)
+    assert find_run(tmp_path, machine, plan, "mine").run_id == "mine"
+    long = replace(plan, requested=("m=64",) * 10_000)
+    assert len(open_run(create_run(tmp_path, machine, long, "long").path).manifest["asked"]) == 10_000
+    other = replace(plan, seed=4)
+    with pytest.raises(UserError, match="Its options were: tile_wave -a m=64 --profile quick"):
+        find_run(tmp_path, machine, other, "mine")
+    for text, words in (("{", "does not hold JSON"), ("[]", "names no plan_id"), ("{}", "names no plan_id")):
+        (run.path / "run.json").write_text(text)
+        with pytest.raises(UserError, match=words):
+            open_run(run.path)
+    assert find_run(tmp_path, machine, plan).run_id == "mine"
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_last_line_that_lacks_its_newline_alone_is_whole_and_one_that_lacks_more_is_not(
+    tmp_path: Path, cut: int
+) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0), a_record(1)])
+    path.write_bytes(path.read_bytes()[:-cut])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        write(path, [a_record(2)])
+    assert (len(warned), (tmp_path / "records.jsonl.torn").exists()) == (cut - 1, cut == 2)
+    assert [record.position for record in read_journal(path)] == ([0, 1, 2] if cut == 1 else [0, 2])
+
+
+def test_a_run_that_was_deleted_meanwhile_says_so(tmp_path: Path) -> None:
+    with Journal(tmp_path / "records.jsonl") as journal:
+        (tmp_path / "records.jsonl").unlink()
+        with pytest.raises(UserError, match="was deleted while the run was writing it"):
+            journal.append(a_record(0))

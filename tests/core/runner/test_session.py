@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, ProgressLines, in_random_order, most_informative_first
+from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
 from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, read_journal
@@ -156,34 +155,6 @@ def test_the_order_is_random_but_the_seeds_own() -> None:
     assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
 
 
-def test_plans_of_the_same_cases_are_the_same_plan_whatever_their_order() -> None:
-    plan = a_plan()
-    turned = Plan(plan.cases[::-1], plan.profile, plan.device)
-    assert turned.plan_id == plan.plan_id
-    assert Plan(plan.cases[:1], plan.profile, plan.device).plan_id != plan.plan_id
-
-
-def test_on_a_gpu_the_gpus_memory_bounds_the_operands_and_the_hosts_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyperf_suite.runner.plan.memory.available_bytes", lambda: 2 << 30)
-    monkeypatch.setattr("pyperf_suite.runner.plan.gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
-
-    def planned(size: int) -> Plan:
-        parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
-        case = Case("matmul", parameters, "cublas")
-        return Plan((PlannedCase("baseline", case),), TWO_PROCESSES, Device("cuda", 0))
-
-    planned(32768).validate()  # 6 GiB
-    with pytest.raises(UserError, match="GB of memory"):
-        planned(131072).validate()  # 96 GiB
-
-
-def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
-    plan = a_plan()
-    on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
-    with pytest.raises(UserError, match="runs on cuda, but the requested device is cpu"):
-        Plan((PlannedCase("tile_wave", on_gpu),), plan.profile, CPU).validate()
-
-
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,24 +242,3 @@ def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coars
     assert set(first_of_each[1:3]) == {256, 257}
     assert first_of_each[3] == 4096
     assert most_informative_first(cases, seed=3) == ordered
-
-
-def test_without_a_terminal_a_line_is_written_every_ten_seconds() -> None:
-    now_s, lines = 0.0, []
-    show = ProgressLines(lines.append, clock=lambda: now_s)
-    for done in range(1, 101):
-        now_s += 0.5
-        show(done, 100, "matmul: 1 TFLOP/s", lambda: 120.0)
-    assert len(lines) == 5
-    assert all("of 100 trials" in line for line in lines)
-
-
-def test_the_outlook_learns_from_trials_what_the_others_of_an_operator_will_take() -> None:
-    plan = a_plan(sizes=(16, 24, 33))
-    outlook = Outlook(plan)
-    *estimates, before = [outlook.trial_s(planned, 0) for planned in plan.cases]
-    for planned, estimate in zip(plan.cases, estimates, strict=False):
-        outlook.learn(planned, 0, 3 * estimate)
-    assert outlook.trial_s(plan.cases[2], 0) == pytest.approx(3 * before)
-    outlook.learn(plan.cases[2], 0, 7.0)
-    assert outlook.trial_s(plan.cases[2], 1) == 7.0

@@ -1,0 +1,188 @@
+"""What a run will take, added up by hand from the constants that were read off records, and the order of its cases."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner import plan as module
+from pyperf_suite.runner.plan import (
+    Outlook,
+    Plan,
+    PlannedCase,
+    ProgressLines,
+    in_words,
+    most_informative_first,
+    ranks_of,
+)
+from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.exact import TopologyParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
+
+CPU, GPU = Device("cpu"), Device("cuda", 0)
+HOST_FLOP_PER_S = module.host_flop_per_s
+FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
+
+
+@pytest.fixture(autouse=True)
+def slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of 1 GFLOP/s in float64, 2 in float32."""
+    monkeypatch.setattr(module, "host_flop_per_s", lambda: 1e9)
+
+
+def product(m: int, mode: str = "burst", n: int = 1000) -> PlannedCase:
+    """2·m·n FLOP in thousands."""
+    return PlannedCase(
+        "baseline", Case("matmul", MatmulParameters(m, n, 1000, Schedule("library", 1)), "torch", mode=mode)
+    )
+
+
+EXACT = PlannedCase("topology", Case("topology", TopologyParameters("host"), "system"))
+EXCHANGE = PlannedCase("collectives", Case("collective", CollectiveParameters("all_reduce", 1024, 2), "gloo"))
+COPY = PlannedCase("transfer", Case("transfer", TransferParameters(1 << 20), "numpy"))
+
+STEP = PlannedCase("block", Case("training_step", TrainingStepParameters(), "torch"))
+STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
+
+
+@pytest.mark.parametrize(
+    ("planned", "profile", "device", "process", "seconds"),
+    [
+        (EXACT, QUICK, CPU, 0, 0.12),
+        # Half of 0.1 s and 0.2 s where little is asked, 0.8 of 0.2 and 0.4, and of 0.3 and 1.
+        (product(1), QUICK, CPU, 0, 0.06 + 0.5 * 0.3),
+        (product(1), STANDARD, CPU, 0, 0.06 + 0.8 * 0.6),
+        (product(1), FULL, CPU, 0, 0.06 + 0.8 * 1.3),
+        (product(1), FULL, GPU, 0, 0.06 + 0.8 * 1.3 + 1.0),  # and its joules
+        (product(1), QUICK, GPU, 0, 0.06 + 0.5 * 0.3),
+        # 2 GFLOP take 1 s in float32, and six launches are the least.
+        (product(1000), QUICK, CPU, 0, 0.06 + 6 * 1.0),
+        (product(1000), QUICK, GPU, 0, 0.06 + 0.5 * 0.3),
+        (product(1000), FIVE_STEPS, CPU, 0, 0.06 + 7 * 1.0),
+        (product(1, "sustained"), STANDARD, CPU, 0, 0.06 + 0.8 * (2 * 2.0 + 0.4)),
+        # The first process computes what it compares with: a model of its own.
+        (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.5 * 0.3),
+        (COPY, QUICK, CPU, 1, 0.06 + 0.5 * 0.3),
+        (STEP, QUICK, GPU, 0, 0.06 + 0.4 + 2 * STEP_FLOP / 1e9 + 0.5 * 0.3),  # forward and backward, twice
+        (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.5 * 0.3),
+    ],
+)
+def test_a_trial_takes_what_its_parts_add_up_to(planned, profile, device, process, seconds):
+    assert Outlook(Plan((planned,), profile, device)).trial_s(planned, process) == pytest.approx(seconds, abs=1e-4)
+
+
+def test_a_run_takes_its_trials_and_the_starts_of_workers_groups_and_the_sentinel():
+    trial_s = 0.06 + 0.8 * 0.6
+    assert Outlook(Plan((product(1),), STANDARD, CPU)).run_s() == pytest.approx(3 * trial_s + 4 * 2.0, abs=1e-3)
+    assert Outlook(Plan((product(1),), STANDARD, GPU)).run_s() == pytest.approx(3 * (trial_s + 1) + 4 * 7.0, abs=1e-3)
+    assert Outlook(Plan((EXACT,), STANDARD, CPU)).run_s() == pytest.approx(0.12 + 2.0)
+    both = Outlook(Plan((EXACT, product(1)), STANDARD, CPU)).run_s()
+    assert both == pytest.approx(0.12 + 3 * trial_s + 4 * 2.0, abs=1e-3)
+    assert Outlook(Plan((EXCHANGE,), STANDARD, CPU)).run_s() == pytest.approx(3 * (trial_s + 4.0) + 4 * 2.0, abs=1e-3)
+    assert [ranks_of(planned) for planned in (EXACT, product(1), EXCHANGE)] == [0, 0, 2]
+
+
+def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
+    cases = [product(m) for m in (1, 2, 3, 4)]
+    outlook = Outlook(Plan((*cases, COPY), QUICK, CPU))
+    usual, copy_s = outlook.trial_s(cases[3], 0), outlook.trial_s(COPY, 0)
+    for planned, times in zip(cases[:3], (5.0, 2.0, 3.0), strict=True):
+        outlook.learn(planned, 0, times * outlook._estimated_s(planned, 0))
+    assert outlook.trial_s(cases[3], 1) == pytest.approx(3 * usual)
+    assert outlook.trial_s(cases[0], 1) == pytest.approx(5 * usual, rel=1e-3)
+    assert outlook.trial_s(COPY, 0) == copy_s
+
+
+def test_a_plan_is_told_in_one_line_with_its_processes_and_probes():
+    one = Plan((product(1),), QUICK, CPU)
+    assert Outlook(one).line == "1 case x 1 process on cpu, profile quick, about 4 s"
+    two = Plan((product(1), COPY), STANDARD, GPU)
+    assert Outlook(two).line.startswith("2 cases x 3 processes on cuda:0, profile standard, about ")
+    assert (two.probes, two.processes) == (("baseline", "transfer"), 3)
+    assert (Plan((EXACT,), STANDARD, CPU).processes, EXACT.is_exact, product(1).is_exact) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h"), (36_000_000, "10000.0 h")],
+)
+def test_a_duration_is_in_seconds_minutes_or_hours(seconds, words):
+    assert in_words(seconds) == words
+
+
+def test_progress_is_told_every_ten_seconds_with_what_is_left():
+    now_s, lines = 100.0, []
+    show = ProgressLines(lines.append, clock=lambda: now_s)
+    for now_s, done in ((109.9, 1), (110.0, 2), (119.9, 3), (120.0, 4)):  # noqa: B007 - read by the clock
+        show(done, 4, "last", lambda: 130.0)
+    assert lines == ["2 of 4 trials in 10 s, about 2 min left: last", "4 of 4 trials in 20 s, the last one: last"]
+
+
+def test_sizes_come_from_coarse_to_fine_and_those_within_two_percent_together():
+    def order(*sizes: int) -> list[int]:
+        return [planned.case.parameters.n for planned in most_informative_first([product(1, n=n) for n in sizes], 0)]
+
+    assert order(1, 2, 3, 4, 5, 6, 7) == [4, 2, 6, 1, 3, 5, 7]
+    assert order(1, 2) == [2, 1]
+    # 98 and 100 are 2 % apart, 97 and 99.1 more.
+    assert set(order(98, 100, 10, 1000)[:1]) < {98, 100, 1000}
+    bundles = module._bundles({(float(size),): [product(1, n=size)] for size in (1000, 1020, 1041, 2000)})
+    assert [[each.case.parameters.n for each in bundle] for bundle in bundles] == [[1000, 1020], [1041], [2000]]
+    mixed = [product(1, n=n) for n in (1, 2, 3)] + [product(1, "sustained", n=n) for n in (1, 2, 3)]
+    modes = [planned.case.mode for planned in most_informative_first(mixed, 0)]
+    assert [sorted(modes[at : at + 2]) for at in (0, 2, 4)] == [["burst", "sustained"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "sentence"),
+    [
+        # 3 x 32768^2 values of 2 bytes are 6.4 GB, 3 x 131072^2 are 103.1: of a GPU its memory counts, not the host's.
+        (32768, GPU, ""),
+        (131072, GPU, "needs 103.1 GB for its operands, but cuda:0 has 85.9 GB of memory in all: ask for smaller"),
+        (4096, CPU, "runs on cuda, but the requested device is cpu: ask for cuda."),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused_before_anything_is(size, device, sentence, monkeypatch):
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
+    parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
+    plan = Plan((PlannedCase("baseline", Case("matmul", parameters, "cublas")),), QUICK, device)
+    with pytest.raises(UserError, match=re.escape(sentence)) if sentence else nullcontext():
+        plan.validate()
+    needed = PlannedCase("baseline", Case("matmul", MatmulParameters(16384, 16384, 1, Schedule("library", 1)), "torch"))
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384))
+    Plan((needed,), QUICK, CPU).validate()
+    monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384) - 1)
+    with pytest.raises(UserError, match=r"needs 1\.1 GB for its operands, but this machine has 1\.1 GB of memory free"):
+        Plan((needed,), QUICK, CPU).validate()
+
+
+def test_the_hosts_rate_is_that_of_its_best_product_of_384(monkeypatch):
+    seconds = iter([0.0, 3.0, 10.0, 10.5, 20.0, 22.0, 30.0, 33.0, 40.0, 41.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(seconds))
+    assert HOST_FLOP_PER_S.__wrapped__() == 2 * 384**3 / 0.5
+
+
+def test_a_plan_is_the_same_by_what_it_measures_and_how():
+    plan = Plan((product(1), product(2)), QUICK, CPU)
+    assert plan.plan_id == Plan((product(2), product(1)), QUICK, CPU, requested=("m=1",)).plan_id == "1ff6af299a2796f3"
+    others = (
+        replace(plan, seed=1),
+        replace(plan, device=GPU),
+        replace(plan, profile=FULL),
+        Plan((product(1),), QUICK, CPU),
+    )
+    assert plan.plan_id not in {other.plan_id for other in others}

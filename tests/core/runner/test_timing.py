@@ -1,0 +1,200 @@
+"""What is recorded of launches: times in figures worked out by hand, and who looked at what they left, and when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.measure.estimates import MedianInterval, another_runs
+from pyperf_suite.measure.sampling import Measurement, SteadyRule, StopRule, to_the_end
+from pyperf_suite.runner import timing
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.runner.timing import as_plain, observed_metric, time_metric, timed
+from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work
+from tests.records import SMALL
+
+CPU = Device("cpu")
+SIX = Measurement(
+    seconds=(4.0, 1.0, 3.0, 2.0, 6.0, 5.0000001234),
+    launches_per_sample=1,
+    warmup_launches=2,
+    warmup_s=0.5,
+    steady=True,
+    effective_samples=6.0,
+    interval=(3.0, 4.0, 0.95),
+    converged=True,
+    stopped_by="interval",
+)
+COUNTED = Effort(SteadyRule(launches=3), StopRule.exactly(8, 1.0), energy=False)
+
+
+def test_times_are_a_metric_in_seconds_with_the_bounds_of_the_median_or_of_another_run():
+    assert time_metric(SIX, 0.0) == Metric("s", 3.5, 3.0, 4.0, 2.0, pytest.approx(5.0), [4.0, 1.0, 3.0, 2.0, 6.0, 5.0])
+    low = replace(SIX, quantile=0.1, interval=(1.4, 1.6, 0.9))
+    found = time_metric(low, 0.1)
+    assert found.value == pytest.approx(1.5)
+    assert (found.low, found.high) == another_runs(found.value, MedianInterval(1.4, 1.6, 0.9, 0.0), 0.1)
+
+
+def test_what_was_observed_has_its_median_quantiles_and_so_many_digits():
+    assert observed_metric(Observed("Hz", [6.0, 1.0, 2.0, 3.0, 4.0, 5.00000000019])) == Metric(
+        "Hz", 3.5, 1.0, 6.0, 2.0, pytest.approx(5.0), [6.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    )
+    assert observed_metric(Observed("Hz", [1.23456789]), digits=5).samples == [1.2346]
+    assert observed_metric(Observed("Hz", [1.2345678912])).samples == [1.23456789]
+
+
+def test_plain_values_have_nine_digits_and_no_number_is_null():
+    values = {1: (math.nan, math.inf, 0.1234567891), "a": [np.float32(0.5), np.int64(3), np.bool_(True), None, "text"]}
+    assert as_plain(values) == {"1": [None, None, 0.123456789], "a": [0.5, 3, True, None, "text"]}
+    assert [type(each) for each in as_plain(values)["a"]] == [float, int, bool, type(None), str]
+
+
+class Launches(Prepared):
+    """Two sets, each of which is right where `is_right` says so of the number of launches."""
+
+    kernel, sets = Kernel("made up", "test"), 2
+    sampling, state = {"cache": "none"}, {"commit": "abc"}
+
+    def __init__(self, is_right=lambda launched: True, **fields: Any) -> None:
+        self.launched, self.is_right = [], is_right
+        vars(self).update(fields)
+
+    def launch(self, index: int) -> None:
+        self.launched.append(index)
+
+    def poison(self, index: int | None = None) -> None:
+        pass
+
+    def verify_last(self, index: int) -> Checked:
+        return Checked(int(not self.is_right(len(self.launched))), 4, "it is off")
+
+    def snapshot(self, index: int) -> int:
+        return 0
+
+    def observed(self) -> dict[str, Observed]:
+        return {"moved": Observed("B", [8.0])}
+
+    def cpu_elsewhere_s(self) -> float:
+        return 100.0
+
+    def references(self) -> dict[str, Any]:
+        return {"references": ["nobody"]}
+
+
+def answer(launches: Launches, effort: Effort | None = COUNTED, case: Case = SMALL, **how: Any) -> dict[str, Any]:
+    return to_the_end(timed(launches, Work(flop=7, bytes=5), case, effort, CPU, **how))
+
+
+def test_an_answer_has_times_work_state_how_it_was_sampled_and_what_was_checked():
+    found = answer(Launches())
+    assert (found["outcome"], found["work"], found["state"]) == ("ok", {"flop": 7, "bytes": 5}, {"commit": "abc"})
+    assert (found["kernel"]["name"], found["metrics"]["moved"]["value"]) == ("made up", 8.0)
+    assert len(found["metrics"]["time"]["samples"]) == 8
+    assert "energy" not in found["metrics"].keys() | found["quality"].keys()
+    sampling = found["sampling"]
+    assert (sampling["cache"], sampling["quantile"], sampling["stopped_by"]) == ("none", 0.5, "max_samples")
+    assert (sampling["warmup_launches"], sum(sampling["slices"]), sampling["launches_per_sample"]) == (3, 8, 1)
+    assert 0 <= sampling["confidence"] < 1
+    assert sampling["resolution_s"] < 1e-3
+    quality = found["quality"]
+    assert (quality["converged"], quality["discarded"]) == (True, ())
+    assert quality["relative_half_width"] >= 0
+    assert len(quality["disturbances"]["loop_s"]) == len(sampling["slices"])
+    assert quality["process_cpu_s"] > 100  # with what processes of its own took
+    verification = found["verification"]
+    assert (verification["passed"], verification["references"]) == (True, ["nobody"])
+    assert verification["launches_checked"] > 0
+
+
+def test_a_low_quantile_is_named_and_sustained_work_has_its_median_after_seconds(monkeypatch):
+    low = replace(COUNTED, stop=replace(COUNTED.stop, quantile=0.1))
+    assert answer(Launches(), low)["state"] == {"commit": "abc", "reported_time": "10% quantile of samples"}
+    assert answer(Launches(state={}), low)["state"] == {"reported_time": "10% quantile of samples"}
+    assert "state" not in answer(Launches(state={}))
+    asked = []
+    monkeypatch.setattr(timing, "sampling", lambda *how: asked.append(how) or iter(()))
+    for case in (SMALL, replace(SMALL, mode="sustained")):
+        with pytest.raises(AttributeError):
+            answer(Launches(), low, case)
+    assert [how[2].quantile for how in asked] == [0.1, 0.5]
+    assert [how[3].min_time_s for how in asked] == [low.warm_up.min_time_s, 2.0]
+
+
+def test_without_an_effort_launches_are_checked_and_not_timed():
+    launches = Launches(work=Work(flop=1, bytes=2))
+    found = answer(launches, None)
+    assert found["outcome"] == "ok"
+    assert found["work"] == {"flop": 1, "bytes": 2}, "what the launches know is more than what the parameters say"
+    assert not found.keys() & {"metrics", "sampling", "quality"}
+    assert len(launches.launched) <= 4
+
+
+def test_figures_that_are_read_are_an_answer_without_launches():
+    launches = Launches(exact={"registers": {"value": 3}})
+    found = answer(launches)
+    assert (found["kind"], found["outcome"], found["metrics"]) == ("static", "ok", {"registers": {"value": 3}})
+    assert (found["quality"], launches.launched) == ({"converged": True}, [])
+
+
+@pytest.mark.parametrize(
+    ("launches", "when"),
+    [
+        (Launches(lambda launched: False), "before timing"),
+        (Launches(lambda launched: False, unchecked="each builds on the last"), "before timing"),
+        (Launches(lambda launched: False, sees_more=True), "before timing"),
+        (Launches(lambda launched: launched <= 8, unchecked="each builds on the last"), "while it was timed"),
+        (Launches(lambda launched: launched <= 8), "while it was timed"),
+    ],
+)
+def test_what_is_wrong_fails_with_the_moment_and_what_was_seen(launches, when):
+    found = answer(launches)
+    assert found["outcome"] == "failed"
+    assert found["reason"].startswith(f"Wrong result {when}: ")
+    assert "it is off" in found["reason"]
+    assert found["verification"]["message"] in found["reason"]
+    assert (found["verification"]["passed"], found["verification"]["references"]) == (False, ["nobody"])
+    assert (found["kernel"]["name"], found["work"]) == ("made up", {"flop": 7, "bytes": 5})
+
+
+def test_what_sees_more_is_looked_at_as_a_whole_before_and_after():
+    launches = Launches(sees_more=True, unchecked="each builds on the last")
+    found = answer(launches)
+    assert (found["outcome"], found["verification"]["unchecked"]) == ("ok", "each builds on the last")
+    # Two checks of both sets before, warm-up and samples, the end of the timing, and one more.
+    assert len(launches.launched) == 2 * 2 + 3 + 8 + 2 + 2
+    count = len(launches.launched)
+    late = answer(Launches(lambda launched: launched < count, sees_more=True, unchecked="each builds on the last"))
+    assert late["reason"].startswith("Wrong result after timing")
+
+
+def test_joules_and_watts_are_of_a_stretch_of_more_launches_and_their_bounds_of_its_error(monkeypatch):
+    spent = type("Spent", (), {"joules": 12.0, "seconds": 3.0, "launches": 6, "error": 0.25, "busy": 0.5})
+    asked = []
+
+    class Meter:
+        counter, step_s = type("Counter", (), {"name": "a counter"}), 0.1
+
+        def of_launches(self, launch, stopwatch, first, batch, sample_s):
+            asked.append((first, batch, sample_s))
+            return spent
+
+    monkeypatch.setattr(timing, "energy_meter", lambda device: Meter())
+    launches = Launches()
+    result: dict[str, Any] = {"quality": {}, "metrics": {}}
+    timing._add_energy(launches, replace(SIX, launches_per_sample=4), CPU, result)
+    assert asked == [(2 + 6 * 4, 4, 3.5 * 4)]
+    assert result["metrics"]["energy"] == vars(Metric("J", 2.0, 1.5, 2.5, 1.5, 2.5, [2.0]))
+    assert result["metrics"]["power"] == vars(Metric("W", 4.0, 3.0, 5.0, 3.0, 5.0, [4.0]))
+    how = {"counter": "a counter", "step_s": 0.1, "stretch_s": 3.0, "busy": 0.5, "launches": 6}
+    assert result["quality"]["energy"] == how
+    monkeypatch.setattr(timing, "energy_meter", lambda device: Unavailable("nobody counts"))
+    found = answer(Launches(), replace(COUNTED, energy=True))
+    assert found["quality"]["energy"] == {"unavailable": "nobody counts"}
+    assert "energy" not in answer(Launches(), replace(COUNTED, energy=True), finish=lambda *_: None)["quality"]
