@@ -378,8 +378,10 @@ class ExpertLaw:
         rates = Rates.of(self.gpu, UNITS_OF[self.dtype])
         rates = replace(rates, flop_per_s=rates.flop_per_s * transfers.held_down(self.gpu, self.like))
         counted = counted_seconds(costs, rates, work, self.library)
-        factor = LibraryFactor.from_arrays(self.block.arrays)(work.features(counted[0]))
-        return counted[0] * np.exp(factor), counted
+        factor = LibraryFactor.from_arrays(self.block.arrays)
+        if not transfers.have_same_kernels(self.gpu, self.like):  # whose kernels without a gate are others
+            factor = replace(factor, variances=np.where(factor.decays[:, GATE] > APART, 0.0, factor.variances))
+        return counted[0] * np.exp(factor(work.features(counted[0]))), counted
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
         if self.transferred and not transfers.have_same_kernels(self.gpu, self.like):
