@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, all_option, json_option, options
+from pyperf_suite.cli.options import Finite, all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
+    Gibibytes,
     answer,
     count_options,
     gpu_options,

@@ -137,6 +137,37 @@ def requested_model(
     return ModelDimensions(**{"gated": True, **dimensions}), seq if seq is not None else DEFAULT_SEQ, ()
 
 
+class Percent(click.ParamType):
+    """From 0 to 100 percent, written with or without the sign: `2%` or `2`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(str(value).strip().removesuffix("%"))
+        except ValueError:
+            self.fail(f"{value!r} is no number of percent: write it as 2 or 2%.", param, ctx)
+        if not 0 <= number <= 100:
+            option = param.opts[0] if param else "It"
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was given.")
+        return number
+
+
+class Gibibytes(click.ParamType):
+    """A size of memory in GiB: `80`, `80GiB`, or `80GB`, which are 74.5 of them."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().lower()
+        try:
+            return float(text.removesuffix("gb").removesuffix("gib")) * (1e9 / 2**30 if text.endswith("gb") else 1.0)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
+            )
+
+
 def answer(command: str, found: Findings, as_json: bool, everything: bool) -> None:
     """Print what a command found."""
     from pyperf_suite.render import text

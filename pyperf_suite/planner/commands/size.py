@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Percent, all_option, json_option, options
+from pyperf_suite.cli.options import all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
+    Percent,
     answer,
     gpu_options,
     model_options,

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, options, path_option, run_options
+from pyperf_suite.cli.options import Finite, options, path_option, run_options
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import count_options, value_options
+from pyperf_suite.planner.commands.model_options import Gibibytes, count_options, value_options
 
 # Options by the axis that each replaces.
 MODEL_OPTIONS = {
