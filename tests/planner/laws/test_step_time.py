@@ -14,7 +14,7 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE
+from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
 
@@ -24,7 +24,7 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 SEQ = 1024
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
-IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0, launch_s=0.0, network=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
 
@@ -101,7 +101,7 @@ def test_the_bubble_is_that_of_the_published_formula_where_stages_are_alike() ->
 
 
 def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> None:
-    slow_host = replace(IDLE_HOST, host_s_per_layer=1.0)
+    slow_host = replace(IDLE_HOST, launch_s=1.0 / LAUNCHES)
     found = step_time("A100", WITHOUT_LOGITS, PLAN, slow_host, MadeUpPrices())
     # Backward launches twice the kernels of forward, for each of 32 micro-batches and 24 layers.
     assert found.seconds == pytest.approx(32 * 24 * 3, rel=1e-3)
