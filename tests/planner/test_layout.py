@@ -109,7 +109,7 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = ParallelPlan(
             global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
-            gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
+            gradient_bytes=4, uneven_stages=True, **counts
         )  # fmt: skip
         message = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
@@ -297,7 +297,7 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
     published = shipped_calibration(POOLED).block("step.megatron")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((3, 3), 5.0)}
+    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full(4, 5.0)}
     block = replace(published, arrays=published.arrays | doubled)
     path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
     usual, own = (

@@ -247,7 +247,9 @@ def pack_constants(
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str, is_like: bool = False) -> FoundConstants:
     """The constants of a GPU's generation in a block, of the framework or, if `is_like`, of a similar one."""
     arrays, generation = block.arrays, GENERATIONS.index(generation_of(spec))
-    numbers = {name: float(arrays[name][generation]) for name in NAMES if name in arrays}
+    if missing := [name for name in NAMES if name not in arrays]:
+        raise UserError(f"The calibration's step has no {missing[0]}, it is of another version: fit it anew.")
+    numbers = {name: float(arrays[name][generation]) for name in NAMES}
     constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
     another = is_like or ("gpus" in arrays and spec.name not in arrays["gpus"].tolist())
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
