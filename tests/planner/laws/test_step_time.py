@@ -16,7 +16,7 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.laws.training.step import HOP_S, step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
@@ -277,3 +277,42 @@ def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_ar
     assert parts(plan, sparse)["products"] == pytest.approx(parts(plan)["products"] + dense_s + router_s)
     more_s = parts(again, sparse)["products"] - parts(plan, sparse)["products"]
     assert more_s == pytest.approx(parts(again)["products"] - parts(plan)["products"] + dense_s / 3 + router_s / 3)
+
+
+def test_a_pipeline_gathers_what_zero_3_shares_once_a_step_and_not_in_each_micro_batch() -> None:
+    sharded = replace(PLAN, data=4, zero_stage=3)
+    piped = replace(sharded, pipeline=4)
+    for name in ("parameters", "gradients"):
+        each = [parts(replace(plan, global_batch=batch))[name] for plan in (sharded, piped) for batch in (64, 128)]
+        assert each[1] == pytest.approx(2 * each[0])
+        assert each[3] == pytest.approx(each[2])
+
+
+def test_zero_over_some_ranks_sums_a_share_of_gradients_over_the_copies() -> None:
+    whole = replace(PLAN, data=8, zero_stage=1)
+    within = replace(whole, shard_over=4)
+    assert (within.sharing, whole.sharing) == (4, 8)
+    # In made-up prices a collective costs its bytes: scattered whole, and a quarter of it summed with the other copy.
+    assert parts(within)["gradients"] == pytest.approx(1.25 * parts(whole)["gradients"])
+    assert parts(within)["parameters"] == pytest.approx(parts(whole)["parameters"])
+    assert parts(within)["optimizer"] > parts(whole)["optimizer"]
+    with pytest.raises(UserError, match="cannot share over 3 of 8 ranks"):
+        replace(whole, shard_over=3)
+
+
+def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:
+    few, many = (
+        parts(replace(PLAN, global_batch=2 * ranks, data=ranks, zero_stage=3))["parameters"] for ranks in (64, 1024)
+    )
+    # Both passes gather 24 layers and the logits.
+    assert many - few == pytest.approx(2 * 25 * (1024 - 64) * HOP_S, rel=1e-6)
+
+
+def test_what_is_gathered_ahead_hides_behind_all_but_its_first_layer() -> None:
+    plan = replace(PLAN, data=4, zero_stage=3, overlap_gradients=True)
+    fast = MadeUpPrices()
+    fast.collective = lambda op, nbytes, ranks, *_: Explained(nbytes / 1e13)  # type: ignore[method-assign]
+    found = step_time("A100", MODEL, plan, IDLE_HOST, fast).parts
+    alone = step_time("A100", MODEL, replace(plan, overlap_gradients=False), IDLE_HOST, fast).parts
+    for name in ("parameters", "gradients"):
+        assert float(found[name]) == pytest.approx(max(1 / 25, TAKEN_IN_NODE) * float(alone[name]))
