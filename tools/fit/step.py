@@ -1,7 +1,8 @@
 """Finds what training frameworks make of a step on published runs: the constants of laws/training/framework.py.
 
-Each framework's runs on one generation of GPUs are fitted apart, a constant by constant prior holding what few runs say
-nothing of. Errors are stated on runs whose model, and on runs whose source, the fit did not see.
+Each framework's runs on one generation of GPUs are fitted apart, within the ranges of CONSTANTS, a constant by constant
+prior holding what few runs say nothing of. Errors are stated on runs whose source, model, engine or generation of GPUs
+the fit did not see.
 """
 
 from __future__ import annotations
