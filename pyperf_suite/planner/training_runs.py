@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.training.framework import BLOCK, LIKE, NAMES, StepConstants, found_constants, on_gpu
+from pyperf_suite.planner.laws.training.framework import (
+    BLOCK,
+    CONSTANTS,
+    LIKE,
+    NAMES,
+    StepConstants,
+    found_constants,
+    on_gpu,
+)
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
 from pyperf_suite.planner.layout.plan import VERDICTS
@@ -85,6 +93,8 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
 
 # How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
 WIDTH = 0.1
+# What a logarithm needs in the place of 0, and how far inside of its range a search begins.
+TINY, NEAR = 1e-6, 1e-3
 # What runs of one layout scatter by; and how many runs say something of how wide errors are.
 SCATTER, ENOUGH_RUNS = 0.03, 12
 
@@ -97,22 +107,26 @@ def nearest_constants(
     """The named constants at which errors are least, the others as in `start`, and the deviation of each logarithm.
 
     `errors` are log(predicted / measured) over the scatter that is usual, of either sign; `widths` say how far each
-    logarithm may move.
+    logarithm may move, inside of the range of CONSTANTS.
     """
     from scipy.optimize import least_squares
 
     means = np.array([float(getattr(start, name)) for name in widths])
+    ranges = [(max(CONSTANTS[name].low, TINY), CONSTANTS[name].high) for name in widths]
+    lowest, highest = np.log(np.array(ranges).T / means)
 
     def given(logs: Floats) -> StepConstants:
         return replace(start, **dict(zip(widths, (means * np.exp(logs)).tolist(), strict=True)))
 
     def misses(logs: Floats) -> Floats:
         off = errors(given(logs))
-        # Beyond the usual scatter an error counts by its size, not its square.
-        soft = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
+        # Beyond the usual scatter an error counts by its logarithm, not its square (Cauchy's distribution).
+        soft = np.sign(off) * np.sqrt(np.log1p(off**2))
         return np.concatenate([soft, logs / np.array(list(widths.values()))])
 
-    found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
+    inside = np.clip(np.zeros(len(widths)), lowest + NEAR, highest - NEAR)
+    found = least_squares(misses, inside, bounds=(lowest, highest), x_scale=list(widths.values()), diff_step=1e-3,
+                          xtol=1e-4, ftol=1e-4)  # fmt: skip
     deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
     return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
 
@@ -201,7 +215,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     for name in NAMES:
         arrays[name] = np.full(like.arrays[name].shape, float(getattr(constants, name)))
     # Nothing is priced by another type's units here: the block has it as fp8's, as published ones do.
-    arrays["nvfp4"] = arrays["nvfp4"] * float(start.nvfp4 / on_gpu(start, spec).nvfp4)
+    arrays["nvfp4"] = arrays["nvfp4"] * float(start.nvfp4 / on_gpu(start, spec, framework).nvfp4)
     arrays["gpus"] = np.array([spec.name])
     arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
     if len(runs) >= ENOUGH_RUNS:

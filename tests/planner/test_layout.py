@@ -109,7 +109,7 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = ParallelPlan(
             global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
-            gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
+            gradient_bytes=4, uneven_stages=True, **counts
         )  # fmt: skip
         message = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
@@ -294,10 +294,20 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
         assert (each["TP"], each["PP"], each["recompute"]) == (2, 2, "layers")
 
 
+def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> None:
+    training = Training(LLAMA, 512, 4096, framework="torchtitan")
+    fixed = {"zero_stage": 3, "tensor": 1, "pipeline": 1, "context": 1, "micro_batch": 1}
+    slow = replace(EIGHT_NODES, network=3e9)
+    whole, node = (planned(replace(training, shard_over=ranks), slow, fixed=fixed).best for ranks in (0, 8))
+    assert (whole.plan.shard_over, node.plan.shard_over) == (0, 8)
+    assert node.memory["optimizer"] == pytest.approx(8 * whole.memory["optimizer"])
+    assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
+
+
 @pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
     published = shipped_calibration(POOLED).block("step.megatron")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((3, 3), 5.0)}
+    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full(4, 5.0)}
     block = replace(published, arrays=published.arrays | doubled)
     path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
     usual, own = (
@@ -350,6 +360,7 @@ GIVEN = with_options("--gpus", "")
         (("--nvme-bandwidth", "nan"), "nan is not a finite number"),
         (("--hidden", "0"), "--hidden has to be at least 1"),
         (("--layers-first", "0"), "--layers-first has to be at least 1"),
+        (("--shard-over", "0"), "--shard-over has to be at least 1"),
         (("--layers-last", "32"), "--layers-last has to lie between 1 and 31"),
         (("--layers-first", "16", "--layers-last", "15", "--pp", "4"), "leave the others no layers"),
         (("--exactly", "dp=8,tp=4"), "are 32 GPUs, not 64"),

@@ -71,7 +71,7 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
     assert float(answer.iteration.seconds) == pytest.approx(best.seconds, rel=1e-6)
     assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
     kinds = {
-        "products": ("gemm", "grouped_gemm"),
+        "products": ("gemm",),
         "attention": ("attention", "latent_attention"),
         "memory bound": ("memory_bound",),
         "tensor": ("collective",),
@@ -87,13 +87,10 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
 @pytest.mark.parametrize("model", [MIXTRAL, LATENT], ids=["mixtral", "latent"])
 def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expert(model, made_up):
     (spent,) = spent_by([Setting(model, 2048)], made_up)
-    experts = [part for part in spent if part.law == "grouped_gemm"]
-    assert [(part.part, part.calls) for part in experts] == [
-        ("experts, forward", model.sparse_layers),
-        ("experts, backward", model.sparse_layers),
-    ]
-    assert not any(part.part.startswith("expert ") for part in spent)
-    assert sum(part.causes.get("launch", 0) for part in experts) == pytest.approx(2 * model.sparse_layers * 1e-6)
+    experts = [part for part in spent if part.part.startswith("expert ")]
+    # Into the experts and out of them, forward and both gradients, with the rows of all of a rank's experts.
+    assert [(part.law, part.calls) for part in experts] == 6 * [("gemm", model.sparse_layers)]
+    assert sum(part.causes.get("launch", 0) for part in experts) == pytest.approx(6 * model.sparse_layers * 1e-6)
 
 
 def test_a_window_is_priced_as_what_it_sees(made_up):

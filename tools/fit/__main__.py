@@ -23,7 +23,7 @@ from tools.fit.gemm import fit_gemm
 from tools.fit.grouped_gemm import fit_grouped_gemm
 from tools.fit.latent import fit_latent
 from tools.fit.memory import fit_memory
-from tools.fit.step import fit_step
+from tools.fit.step import fit_step, judged_steps, stated_constants
 from tools.validate import Validated, findings_of, validate
 
 # A calibration is downloaded with the package by everybody, for every GPU.
@@ -154,17 +154,24 @@ def read_off_others(tables: Path, gpu: str) -> list[Validated]:
 @click.argument("tables", type=click.Path(path_type=Path), required=False)
 @click.option("--law", "laws", multiple=True, type=click.Choice(list(FITS)), help="Only this one; may be repeated.")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to write to; by default the package's own.")
+@click.option("--judge-steps", is_flag=True, help="Fit nothing: print how far off steps are whose runs were left out.")
 @click.option("--left-out", metavar="GPU", help="Fit nothing: hold this GPU's tables against the laws of the others.")
-def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, left_out: str | None) -> None:
+def main(
+    tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_steps: bool, left_out: str | None
+) -> None:
     """Fit law by law and report each as soon as it is done; then write a file a GPU.
 
     Without TABLES print what the shipped laws state of their error.
     """
     if tables is None:
-        click.echo("\n".join(stated()))
+        click.echo("\n".join([*stated(), "", *stated_constants()]))
         return
     fitted: dict[str, calibration.Calibration] = {}
     try:
+        if judge_steps:
+            for line in judged_steps(tables):
+                click.echo(line)
+            return
         if left_out is not None:
             found = findings_of(read_off_others(tables, left_out))
             print_findings(console_for(everything=True), {"left out": found}, [])

@@ -1,7 +1,8 @@
 """Finds what training frameworks make of a step on published runs: the constants of laws/training/framework.py.
 
-Each framework's runs on one generation of GPUs are fitted apart, a constant by constant prior holding what few runs say
-nothing of. Errors are stated on runs whose model, and on runs whose source, the fit did not see.
+Each framework's runs on one generation of GPUs are fitted apart, within the ranges of CONSTANTS, a constant by constant
+prior holding what few runs say nothing of. Errors are stated on runs whose source, model, engine or generation of GPUs
+the fit did not see.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +22,15 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.calibration import CalibrationBlock
-from pyperf_suite.planner.laws.explained import KernelPrices
+from pyperf_suite.planner.laws.calibration import POOLED, CalibrationBlock, shipped_calibration
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
+    CONSTANTS,
+    FRAMEWORKS,
     GENERATIONS,
     KINDS,
-    LOW_PRECISION,
     NAMES,
     StepConstants,
     generation_of,
@@ -40,14 +42,15 @@ from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import (
     MEASURED_GPU,
     PricedStep,
+    kind_of,
     price_step,
     prices_of,
     step_parts,
 )
-from pyperf_suite.planner.training_runs import nearest_constants
+from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
 from tools.fit.published import read_columns, rows_of
 
-RUNS = "training_published.csv"
+RUNS = ("training_published.csv", "training_new.csv")
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -64,50 +67,38 @@ TORCHTITAN_H100 = (
     *(("fsdp2", "bf16", 8, 5762), ("torchtitan", "bf16", 8, 6667), ("torchtitan", "fp8", 8, 8532)),
     *(("fsdp2", "bf16", 128, 5605), ("torchtitan", "bf16", 128, 6514), ("torchtitan", "fp8", 128, 8380)),
 )
-# Runs of engines that are none of the frameworks: their own attention and overlap.
-ANOTHER_ENGINE = ("MegaScale (", "power-limited")
+# Runs of engines that are none of the frameworks, by words of their notes, and why.
+ANOTHER_ENGINE = {
+    "MegaScale (": "MegaScale has an attention and an overlap of its own.",
+    "power-limited": "The GPUs ran under a cap of power that is not stated.",
+}
+# Words of sources that are one.
+SAME_SOURCE = {"nemo-framework": "NVIDIA/NeMo"}
 # What a constant is before any run is seen, and by what share runs move it (the deviation of its logarithm).
 PRIORS: Mapping[str, tuple[float, float]] = {
-    "slowdown": (1.01, 0.03),
-    "host_s_per_layer": (0.8e-3, 0.3),
-    "attention": (1.0, 0.1),
-    "scores": (1.0, 0.4),
-    "memory": (1.1, 0.15),
-    "experts": (1.3, 0.2),
-    "expert_host_s": (0.15e-3, 0.4),
-    "narrow_experts": (1.0, 0.02),
-    "fused_experts": (0.7, 0.3),
-    "permute": (1.0, 0.4),
-    "fp8": (0.82, 0.06),
+    "slowdown": (1.03, 0.03),
+    "launch_s": (14e-6, 0.1),
+    "attention": (1.0, 0.05),
+    "scores": (1.1, 0.1),
+    "memory": (1.15, 0.15),
+    "experts": (1.1, 0.05),
+    "permute": (1.2, 0.1),
+    "fp8": (0.82, 0.04),
     "mxfp8": (0.85, 0.1),
     "nvfp4": (1.3, 0.2),
-    "cast": (0.9, 0.3),
-    "tensor": (1.0, 0.4),
-    "tensor_overlapped": (0.4, 0.4),
-    "exchange": (1.3, 0.5),
-    "gather": (2.5, 0.5),
-    "all_to_all": (0.3, 0.4),
-    "send": (0.1, 1.0),
-    "accumulate": (1.0, 0.3),
-    "step_s": (0.2, 0.3),
-    "micro_batch_s": (1e-3, 0.1),
+    "cast": (1.0, 0.3),
+    "tensor": (1.2, 0.3),
+    "tensor_overlapped": (0.3, 0.3),
+    "exchange": (1.15, 0.15),
+    "all_to_all": (1.15, 0.07),
+    "send": (0.3, 1.0),
+    "accumulate": (1.2, 0.2),
+    "step_s": (20e-3, 0.5),
+    "micro_batch_s": (2e-3, 0.7),
     "nodes": (0.003, 0.7),
 }
-# ZeRO copies gradients to and from buffers in each micro-batch.
-SHARDED: Mapping[str, tuple[float, float]] = {"accumulate": (2.0, 0.5), "step_s": (0.05, 0.5)}
-# Where a framework differs so much that the prior above does not hold.
-OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "fsdp1": {"attention": (2.0, 0.5), **SHARDED},
-    "torchtitan": {"attention": (1.5, 0.2), **SHARDED},
-    "fsdp2": {"attention": (1.5, 0.2), "memory": (2.5, 0.5), **SHARDED},
-    "deepspeed": {
-        "tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04), **SHARDED
-    },
-}  # fmt: skip
-# Before Blackwell no grouped product of 8 bits was much faster; there it is, and few runs are of 16 bits.
-OF_BLACKWELL: Mapping[str, tuple[float, float]] = {"narrow_experts": (0.75, 0.1)}
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
-OF_EXPERTS = ("experts", "narrow_experts", "fused_experts", "expert_host_s", "permute", "all_to_all")
+OF_EXPERTS = ("experts", "permute", "all_to_all", "launch_s")
 # Scatter that runs of one layout have.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
@@ -141,27 +132,20 @@ class PricedRun:
 
     @property
     def kind(self) -> str:
-        if self.run.model.experts > 1:
-            return KINDS[2]
-        return KINDS[1] if self.run.plan.dtype in LOW_PRECISION else KINDS[0]
+        return KINDS[kind_of(self.run.model, self.run.plan.dtype)]
+
+    @property
+    def source(self) -> str:
+        """Releases and pages of one repository are one source, as are a repository and its documentation."""
+        name = re.split("[@:,]", self.run.source)[0]
+        return next((one for part, one in SAME_SOURCE.items() if part in name), name)
 
     @property
     def weight(self) -> tuple[object, ...]:
         return self.run.source, self.run.name, self.run.plan.dtype, self.run.gpu.name
 
     def predicted(self, constants: StepConstants) -> float:
-        return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu)).values()))
-
-
-@dataclass
-class Fitted:
-    """The constants of a framework on one generation, their deviations, and errors of runs left out."""
-
-    constants: StepConstants
-    deviations: Mapping[str, float]
-    runs: Sequence[PricedRun] = ()
-    by_model: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    by_source: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+        return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu, self.framework)).values()))
 
 
 def fit_step(tables_folder: Path, prices: Callable[..., KernelPrices] | None = None) -> dict[str, CalibrationBlock]:
@@ -169,21 +153,28 @@ def fit_step(tables_folder: Path, prices: Callable[..., KernelPrices] | None = N
 
     Raises UserError where the folder has not the tables.
     """
-    priced = price_runs(training_runs(tables_folder), prices or prices_of)
-    found: dict[str, dict[str, Fitted]] = {}
-    for framework in dict.fromkeys(run.framework for run in priced):
-        own = [run for run in priced if run.framework == framework]
-        found[framework] = {generation: fit_generation(own, framework, generation) for generation in GENERATIONS}
-    return {f"{BLOCK}.{framework}": _block(each) for framework, each in found.items()}
+    priced, _ = price_runs(training_runs(tables_folder)[0], prices or prices_of)
+    errors = {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)}
+    return {
+        f"{BLOCK}.{framework}": _block(framework, priced, errors)
+        for framework in dict.fromkeys(run.framework for run in priced)
+    }
 
 
-def training_runs(tables_folder: Path) -> list[TrainingRun]:
-    """All runs with a time that a framework of ours ran: the published table, and vTrain's over many nodes.
+def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
+    """All runs with a time that a framework of ours ran, and why others are none: published tables, vTrain's runs.
 
-    Raises UserError where the folder has not both.
+    Raises UserError where the folder has not all.
     """
-    runs, _ = read_runs(tables_folder / RUNS)
-    usable = [run for run in runs if run.ran and run.seconds and not any(each in run.note for each in ANOTHER_ENGINE)]
+    usable, refused = [], []
+    for name in RUNS:
+        runs, unread = read_runs(tables_folder / name)
+        refused += [reason.partition(": ")[2] for reason in unread]
+        for run in runs:
+            other = next((why for part, why in ANOTHER_ENGINE.items() if part in run.note), "")
+            why = other or ("" if run.seconds else "The row has no time.") or ("" if run.ran else "Memory ran out.")
+            refused += [why] * bool(why)
+            usable += [run] * (not why)
     a100 = find_gpu(MEASURED_GPU)
     for each in read_iterations(tables_folder, MULTI_NODE):
         plan = replace(each.plan, framework="megatron")
@@ -196,9 +187,9 @@ def training_runs(tables_folder: Path) -> list[TrainingRun]:
             overlap_gradients=True, gradient_bytes=4, zero_stage=3, dtype=dtype, framework=framework,
         )  # fmt: skip
         seconds = plan.global_batch * plan.seq / (tokens_per_s * gpus)
-        h100 = find_gpu("H100")
-        usable.append(TrainingRun("Llama3.1-8B", "TorchTitan", h100, LLAMA_8B, plan, 50e9, seconds, None, True))
-    return usable
+        h100 = replace(find_gpu("H100"), power_w=500, memory_bytes_per_s=2.4e12)
+        usable.append(TrainingRun("Llama3.1-8B", "pytorch/torchtitan", h100, LLAMA_8B, plan, 50e9, seconds, None, True))
+    return usable, refused
 
 
 def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
@@ -227,6 +218,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
                 pipeline=row["pipeline_parallelism"],
                 recompute="layers",
                 fused_attention=False,
+                gradient_bytes=4,
             ),
             row["iteration_time_(ms)"] * 1e-3,
         )
@@ -234,40 +226,26 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
     ]
 
 
-def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., KernelPrices]) -> list[PricedRun]:
-    """Runs with their kernels priced; those that the laws refuse are left out."""
+def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., KernelPrices]) -> tuple[list[PricedRun], list[str]]:
+    """Runs with their kernels priced, and why laws refuse others."""
     requested = functools.cache(lambda gpu, dtype: Remembered(prices(gpu, dtype)))
-    priced = []
+    priced, refused = [], []
     for run in runs:
         try:
             found = price_step(run.model, run.plan, requested(run.gpu, run.plan.dtype), run.network_bytes_per_s)
-        except UserError:
-            continue
-        priced.append(PricedRun(run, found, float(run.seconds or 0.0)))
-    return priced
+        except UserError as reason:
+            refused.append(f"{run.name}: {reason}")
+        else:
+            priced.append(PricedRun(run, found, float(run.seconds or 0.0)))
+    return priced, refused
 
 
-def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -> Fitted:
-    """The constants of a framework on one generation; without runs on it those of all its runs."""
-    own = [run for run in runs if run.generation == generation]
-    if not own:
-        return Fitted(*fit_constants(runs, framework))
-    fitted = Fitted(*fit_constants(own, framework), own)
-    fitted.by_model = left_out(own, framework, lambda run: run.run.name)
-    # Releases of one repository are one source.
-    fitted.by_source = left_out(own, framework, lambda run: re.split("[@:,]", run.run.source)[0])
-    return fitted
-
-
-def fit_constants(runs: Sequence[PricedRun], framework: str) -> tuple[StepConstants, dict[str, float]]:
+def fit_constants(runs: Sequence[PricedRun]) -> tuple[StepConstants, dict[str, float]]:
     """The constants that come nearest to the runs, by relative error, and the deviation of each one's logarithm."""
-    priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
-    if runs and all(run.generation == "Blackwell" for run in runs):
-        priors |= OF_BLACKWELL
-    start = StepConstants(**{name: mean for name, (mean, _) in priors.items()})
-    widths = {name: width for name, (_, width) in priors.items()}
-    dense = [run for run in runs if run.kind != KINDS[2]]
-    sparse = [run for run in runs if run.kind == KINDS[2]]
+    start = StepConstants(**{name: mean for name, (mean, _) in PRIORS.items()})
+    widths = {name: width for name, (_, width) in PRIORS.items()}
+    dense = [run for run in runs if run.run.model.experts == 1]
+    sparse = [run for run in runs if run.run.model.experts > 1]
     found, deviations = _fit(dense, start, {name: widths[name] for name in NAMES if name not in OF_EXPERTS})
     found, of_experts = _fit(sparse, found, {name: widths[name] for name in OF_EXPERTS})
     return found, {name: (deviations | of_experts)[name] for name in NAMES}
@@ -293,17 +271,19 @@ class Stack:
 
     places: NDArray[np.intp]
     priced: PricedStep
-    nvfp4: NDArray[np.float64]
+    on_gpu: StepConstants
 
 
+# Constants that `on_gpu` changes.
+BY_GPU = ("nvfp4", "attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages", "expert_kernels"),
+    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
-    *("zero_stage", "ranks_per_node"),
+    *("zero_stage", "ranks_per_node", "shard_over", "gradient_bytes", "gathers"),
 )
 
 
@@ -323,9 +303,12 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
         seconds = (
             np.array([float(getattr(step, name)) for step in steps])
-            for name in ("sends", "whole_sends", "optimizer", "gradient_pass")
+            for name in ("sends", "whole_sends", "optimizer", "gradient_byte")
         )
-        ratios = np.array([on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu).nvfp4 for place in places])
+        own = [on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu, runs[place].framework) for place in places]
+        ratios = replace(
+            StepConstants(1.0, 0.0), **{name: np.array([getattr(c, name) for c in own]) for name in BY_GPU}
+        )
         stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
     return stacks
 
@@ -340,22 +323,105 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
     """Seconds of all runs under constants."""
     seconds = np.empty(count)
     for stack in stacks:
-        own = replace(constants, nvfp4=constants.nvfp4 * stack.nvfp4)
+        own = replace(constants, **{name: getattr(constants, name) * getattr(stack.on_gpu, name) for name in BY_GPU})
         seconds[stack.places] = sum(step_parts(stack.priced, own).values())
     return seconds
 
 
-def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedRun], str]) -> NDArray[np.float64]:
-    """log(measured / predicted) of each run, by constants that saw none of its group; NaN where that leaves no run."""
-    groups = np.array([group(run) for run in runs])
+# What a run is judged by, besides its model: constants that saw nothing of its source, engine, or generation of GPUs.
+LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
+    "source": lambda run: run.source,
+    "engine": lambda run: run.framework,
+    "generation": lambda run: run.generation,
+}
+
+
+def errors_left_out(runs: Sequence[PricedRun], how: str) -> NDArray[np.float64]:
+    """log(measured / predicted) of each run, by constants that saw nothing of its model, source, engine or generation.
+
+    Constants are of the runs of its framework on its generation; without the engine of the others' runs there, and
+    where nothing is left of the framework's other runs, or what they are before any run is seen.
+    """
+    group = LEFT_OUT.get(how, lambda run: run.run.name)
     errors = np.full(len(runs), np.nan)
-    for out in np.unique(groups):
-        places = np.flatnonzero(groups == out)
-        seen = [run for run, name in zip(runs, groups, strict=True) if name != out]
-        if seen:
-            constants, _ = fit_constants(seen, framework)
-            errors[places] = [np.log(runs[place].seconds / runs[place].predicted(constants)) for place in places]
+    for key in dict.fromkeys((run.framework, run.generation, group(run)) for run in runs):
+        framework, generation, out = key
+        others = [run for run in runs if group(run) != out and (how == "engine" or run.framework == framework)]
+        seen = [run for run in others if run.generation == generation] or others
+        constants, _ = fit_constants(seen)
+        for place, run in enumerate(runs):
+            if (run.framework, run.generation, group(run)) == key:
+                errors[place] = np.log(run.seconds / run.predicted(constants))
     return errors
+
+
+# Errors of one source, and fewer than these, say little of how wide they scatter: those of other frameworks do, wider.
+FEWEST_ERRORS, WIDER, LEAST_END = 12, 1.3, 0.05
+
+
+def ends_of(
+    runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
+) -> tuple[float, float, float]:
+    """Between what nine of ten errors lie of runs such as one, each source counting the same, and their mean in %.
+
+    The next run is of a source of its own: errors scatter by their sources, and within them (Student's t of as many
+    degrees of freedom as sources). They are of its kind and framework, or of its kind, or all where there are too few;
+    `without` leaves out those that have it in common.
+    """
+    from scipy.stats import t
+
+    out = None if without is None else without(like)
+    known = [place for place, run in enumerate(runs) if without is None or without(run) != out]
+    for names in (("kind", "framework"), ("kind",), ()):
+        places = [place for place in known if all(getattr(runs[place], n) == getattr(like, n) for n in names)]
+        count = Counter(runs[place].source for place in places)
+        if len(places) >= FEWEST_ERRORS and len(count) > 1:
+            break
+    weights = np.array([1 / count[runs[place].source] for place in places])
+    scatter = float(np.sqrt(np.average(errors[places] ** 2, weights=weights)))
+    wider = 1.0 if "framework" in names else WIDER
+    end = max(LEAST_END, wider * float(t.ppf(0.95, len(count))) * scatter)
+    return -end, end, _percent(errors[places])
+
+
+def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
+    """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
+    group = LEFT_OUT.get(how, LEFT_OUT["source"])
+    alike = {(run.kind, run.framework, group(run)): run for run in runs}
+    ends = {key: ends_of(runs, errors, run, group)[1] for key, run in alike.items()}
+    return np.abs(errors) <= [ends[run.kind, run.framework, group(run)] for run in runs]
+
+
+def judged_steps(tables_folder: Path) -> Iterator[str]:
+    """Errors of the law of a step by framework and precision, for each way to leave runs out, as a table in Markdown.
+
+    The intervals are those of errors that had seen nothing of the run either. Raises UserError where the folder has
+    not the tables.
+    """
+    runs, refused = training_runs(tables_folder)
+    priced, unpriced = price_runs(runs, prices_of)
+    yield "| left out | framework | runs | rows | MAPE, % | median, % | bias, % | in the 90 % interval, % |"
+    yield "|---" * 8 + "|"
+    orders = []
+    for how in ("model", *LEFT_OUT):
+        errors = errors_left_out(priced, how)
+        inside = covered(priced, errors, how)
+        off = 100 * np.expm1(-errors)
+        for framework, kind in sorted({(run.framework, run.kind) for run in priced}):
+            own = np.array([(run.framework, run.kind) == (framework, kind) for run in priced])
+            yield (
+                f"| {how} | {framework} | {kind} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | "
+                f"{np.median(np.abs(off[own])):.1f} | {np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"
+            )
+        as_predicted = [
+            JudgedRun(run.run, Explained(run.seconds * np.exp(-error)), "")
+            for run, error in zip(priced, errors, strict=True)
+        ]
+        right, pairs = right_orders(as_predicted)
+        orders.append(f"{how} left out: {right} of {pairs} pairs of layouts that differ by more than 5 % in order")
+    yield from orders
+    for reason, rows in Counter(refused + unpriced).most_common():
+        yield f"{rows} rows are not judged: {reason}"
 
 
 class Remembered:
@@ -381,76 +447,62 @@ class Remembered:
         return ask
 
 
+def stated_constants() -> Iterator[str]:
+    """What each constant means, its range and its value by framework and generation of GPUs, as a table in Markdown.
+
+    Values of which no run was seen are left out. `docs/layout.md` has it.
+    """
+    pooled = shipped_calibration(POOLED)
+    blocks = {} if pooled is None else {name: pooled.blocks.get(f"{BLOCK}.{name}") for name in FRAMEWORKS}
+    columns = [
+        (framework, block.arrays, place)
+        for framework, block in blocks.items()
+        if block is not None
+        for place in np.flatnonzero(block.arrays["rows"])
+    ]
+    heads = [f"{framework}, {GENERATIONS[place]}, {arrays['rows'][place]} rows" for framework, arrays, place in columns]
+    yield f"| constant | meaning | range | {' | '.join(heads)} |"
+    yield "|---" * (3 + len(heads)) + "|"
+    for name, each in CONSTANTS.items():
+        factor, unit = (1e6, " µs") if each.high < 1e-3 else (1e3, " ms") if each.unit else (1.0, "")
+        values = [f"{factor * float(arrays[name][place]):.3g}" for _, arrays, place in columns]
+        scope = f"{factor * each.low:g} to {factor * each.high:g}{unit}"
+        yield f"| {name} | {each.meaning} | {scope} | {' | '.join(values)} |"
+
+
 def _percent(errors: NDArray[np.float64]) -> float:
     """The mean of |predicted − measured| / measured, of log(measured / predicted)."""
-    known = errors[np.isfinite(errors)]
-    return round(float(np.mean(np.abs(np.expm1(-known)))) * 100, 2) if known.size else float("nan")
+    return round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2) if errors.size else float("nan")
 
 
-def _block(by_generation: Mapping[str, Fitted]) -> CalibrationBlock:
+def _block(framework: str, runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]]) -> CalibrationBlock:
     """The block of a framework: constants and their deviations by generation, and how far off runs left out were."""
-    every = [fitted for fitted in by_generation.values() if fitted.runs]
+    own = [run for run in runs if run.framework == framework]
+    places = [run.framework == framework for run in runs]
+    fitted = {
+        generation: fit_constants([run for run in own if run.generation == generation] or own)
+        for generation in GENERATIONS
+    }
     more: dict[str, NDArray[np.generic]] = {
-        f"{name}_deviation": np.array([by_generation[each].deviations[name] for each in GENERATIONS]) for name in NAMES
+        f"{name}_deviation": np.array([deviations[name] for _, deviations in fitted.values()]) for name in NAMES
     }
-    more["gpus"] = np.array(sorted({run.run.gpu.name for fitted in every for run in fitted.runs}))
-    by_model = np.concatenate([fitted.by_model for fitted in every])
+    more["gpus"] = np.array(sorted({run.run.gpu.name for run in own}))
+    more["rows"] = np.array([sum(run.generation == generation for run in own) for generation in GENERATIONS])
+    kinds = [SimpleNamespace(kind=kind, framework=framework) for kind in KINDS]
+    ends = [ends_of(runs, errors["source"], kind) for kind in kinds]
+    # Of an engine or a generation of GPUs that no run was seen of.
+    unseen = [max(ends_of(runs, errors[how], kind)[1] for how in LEFT_OUT) for kind in kinds]
+    more |= {name: np.array(ends)[:, number] for number, name in enumerate(("low", "high", "errors_percent"))}
+    more |= {"unseen_low": -np.array(unseen), "unseen_high": np.array(unseen)}
     held_out: dict[str, float | int | str] = {
-        **({"mape": _percent(by_model)} if np.isfinite(by_model).any() else {}),
-        "mape_by_source": _percent(np.concatenate([fitted.by_source for fitted in every])),
-        "rows": sum(len(fitted.runs) for fitted in every),
-        "sites": len({run.run.name for fitted in every for run in fitted.runs}),
-        "how": "all runs of one model left out together; by_source: of one source",
+        "mape": _percent(errors["source"][places]),
+        "median": round(float(np.median(np.abs(np.expm1(-errors["source"][places])))) * 100, 2),
+        "bias": round(float(np.mean(np.expm1(-errors["source"][places]))) * 100, 2),
+        **{f"mape_by_{how}": _percent(each[places]) for how, each in errors.items() if how != "source"},
+        "coverage": round(100 * float(np.mean(covered(runs, errors["source"], "source")[places])), 1),
+        "rows": len(own),
+        "sites": len({run.run.name for run in own}),
+        "how": "all runs of one source left out together; by_: of one model, engine or generation of GPUs",
     }
-    if "mape" not in held_out:
-        held_out |= {"how": "runs of one model: none could be left out, and the interval is torchtitan's"}
-        del held_out["mape_by_source"]
-    ends: dict[str, list[list[float]]] = {"low": [], "high": [], "errors_percent": []}
-    for generation, fitted in by_generation.items():
-        of_kinds = [_errors(every, fitted, kind) for kind in KINDS]
-        ends["low"].append([low for low, _, _ in of_kinds])
-        ends["high"].append([high for _, high, _ in of_kinds])
-        ends["errors_percent"].append([mape for _, _, mape in of_kinds])
-        for kind, (low, high, mape) in zip(KINDS, of_kinds, strict=True):
-            known = _of_kind(fitted, kind, fitted.by_model)
-            if known.size:
-                suffix = f"{generation} {kind}".lower().replace(" ", "_")
-                covered = 100 * float(np.mean((known >= low) & (known <= high)))
-                held_out[f"mape_{suffix}"], held_out[f"rows_{suffix}"] = mape, known.size
-                held_out[f"median_{suffix}"] = round(100 * float(np.median(np.abs(np.expm1(-known)))), 2)
-                held_out[f"bias_{suffix}"] = round(100 * float(np.mean(np.expm1(-known))), 2)
-                held_out[f"coverage_{suffix}"] = round(covered, 1)
-    constants = {generation: fitted.constants for generation, fitted in by_generation.items()}
-    return pack_constants(constants, held_out, ORIGIN, more | {name: np.array(rows) for name, rows in ends.items()})
-
-
-# Fewer errors than these say little of how wide they scatter: then those of all generations and kinds, and a margin.
-FEWEST_ERRORS, MARGIN = 12, 1.3
-# Runs of one model leave nothing out: then what torchtitan's lie within at most.
-WITHOUT_ERRORS = 0.2
-
-
-def _of_kind(fitted: Fitted, kind: str, errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array(
-        [error for run, error in zip(fitted.runs, errors, strict=True) if run.kind == kind and np.isfinite(error)]
-    )
-
-
-def _errors(every: Sequence[Fitted], own: Fitted, kind: str) -> tuple[float, float, float]:
-    """The 5th and 95th percentile of log(measured / predicted) of runs whose model was left out, and their mean, in %.
-
-    Runs whose source was left out count too: further runs may be of either kind.
-    """
-    errors = np.concatenate([_of_kind(own, kind, each) for each in (own.by_model, own.by_source)]) if own.runs else []
-    margin = 1.0
-    if len(errors) < FEWEST_ERRORS:
-        similar = [_of_kind(each, kind, each.by_model) for each in every]
-        errors = np.concatenate(similar)
-        if len(errors) < FEWEST_ERRORS:
-            errors = np.concatenate([each.by_model[np.isfinite(each.by_model)] for each in every])
-        if not len(errors):
-            return -WITHOUT_ERRORS, WITHOUT_ERRORS, float("nan")
-        margin = MARGIN
-    low, high = margin * np.quantile(errors, [0.05, 0.95])
-    known = _of_kind(own, kind, own.by_model) if own.runs else np.empty(0)
-    return float(low), float(high), _percent(known if known.size else np.asarray(errors))
+    constants = {generation: found for generation, (found, _) in fitted.items()}
+    return pack_constants(constants, held_out, ORIGIN, more)

@@ -70,6 +70,10 @@ HELD = {
     f"layers-{end}": f"Layers of a pipeline's {end} stage. Default: as the others. Example: --layers-{end} 7."
     for end in ("first", "last")
 }
+HELD["shard-over"] = (
+    "Ranks that ZeRO shares over, next to each other; the others have copies (HSDP, MiCS). Default: all of DP x CP. "
+    "Example: --shard-over 8."
+)
 HOSTS = {
     "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
     "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers. Example: "
@@ -175,20 +179,19 @@ def layout(
     if not 1 <= top <= MOST_ROWS:
         raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was requested.")
     fixed = _fixed(named)
-    ends = [named.pop(name) for name in ("layers_first", "layers_last")]
-    for name, count in zip(("first", "last"), ends, strict=True):
+    counts = {name: named.pop(name) for name in ("layers_first", "layers_last", "shard_over")}
+    for name, count in counts.items():
         if count is not None and count < 1:
-            raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
+            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {count} was requested.")
     model, length, notes = requested_model(config, seq, named)
     budget = Budget(tokens, price)
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
-    first, last = (count or 0 for count in ends)
     training = Training(
-        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype, first, last,
-        tuple(re.findall(r"[^,\s]+", offload or "")),
+        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
+        offloads=tuple(re.findall(r"[^,\s]+", offload or "")), **{name: count or 0 for name, count in counts.items()},
     )  # fmt: skip
     given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
              "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip

@@ -104,7 +104,7 @@ class Training:
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
     one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
     a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS; () none,
-    and where nothing fits the others.
+    and where nothing fits the others. ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over all.
 
     Raises UserError for numbers that no training has, and for a framework that is unknown or offloads nothing so.
     """
@@ -121,6 +121,7 @@ class Training:
     layers_first: int = 0
     layers_last: int = 0
     offloads: tuple[Offload, ...] = ()
+    shard_over: int = 0
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
@@ -206,8 +207,15 @@ def plan_of(
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
         dtype=training.dtype_on(cluster.gpu), framework=framework, uneven_stages=True,
         first_layers=training.layers_first, last_layers=training.layers_last, offload=offload, host=cluster.hosted,
+        shard_over=_shard_over(training, columns["data"] * columns["context"]),
     )  # fmt: skip
     return as_published(plan, cluster.gpu)
+
+
+def _shard_over(training: Training, shards: Any) -> Sizes:
+    """Ranks that ZeRO shares over, of so many: those requested where they divide and are fewer, 0 all."""
+    fewer = training.shard_over * (shards % max(training.shard_over, 1) == 0) * (shards > training.shard_over)
+    return fewer if np.ndim(fewer) else int(fewer)
 
 
 def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:

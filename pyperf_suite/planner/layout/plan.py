@@ -224,7 +224,7 @@ class Planned:
         for place in places:
             plan = plan_at(self.training, self.cluster, self.grid, place)
             constants = self.found[str(plan.framework)].constants
-            constants = replace(constants, host_s_per_layer=0.0, expert_host_s=0.0)
+            constants = replace(constants, launch_s=0.0)
             network = self.cluster.network
             parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
@@ -288,7 +288,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.shards,
+            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
             chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
             offload=plan.offload,

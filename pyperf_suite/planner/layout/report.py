@@ -14,9 +14,10 @@ from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.explained import counted
 from pyperf_suite.planner.laws.prices import UnseenPrices
-from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
+from pyperf_suite.planner.laws.training.framework import KINDS, LIKE, LOW_PRECISION, MEANT
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import kind_of
 from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
     DAY_S,
@@ -349,26 +350,20 @@ def _untested(shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
         )
 
 
-def kind_of(planned: Planned) -> str:
-    """What runs the law's error was taken over."""
-    model, dtype = planned.training.model, planned.training.dtype_on(planned.cluster.gpu)
-    return "with experts" if model.experts > 1 else dtype if dtype in LOW_PRECISION else "16 bits"
-
-
 def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
-    """How far off the law of a step was on runs whose model it had not seen, by framework."""
+    """How far off the law of a step was on runs whose source it had not seen, by framework."""
     for name in sorted({each.framework for each in shown}):
         found = planned.found[name]
         error = planned.error_percent(found)
         if error is None or np.isnan(error):
             continue
         yield remark(
-            "The law of a step errs by {error} on runs under {framework} ({runs}) whose model its constants were "
+            "The law of a step errs by {error} on runs under {framework} ({runs}) whose source its constants were "
             "not fitted on{elsewhere}.",
             kind="caution" if found.is_transferred else "law",
             error=Quantity(error / 100, "%"),
             framework=LIKE.get(name, name),
-            runs=f"{generation_of(planned.cluster.gpu)}, {kind_of(planned)}",
+            runs=KINDS[kind_of(planned.training.model, planned.training.dtype_on(planned.cluster.gpu))],
             elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
             if found.is_transferred
             else "",

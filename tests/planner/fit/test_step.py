@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.calibration import POOLED, shipped_calibration
-from pyperf_suite.planner.laws.training.framework import StepConstants, found_constants
-from pyperf_suite.planner.laws.training.step import prices_of
+from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstants, found_constants
+from pyperf_suite.planner.laws.training.step import prices_of, step_parts
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
     PRIORS,
     PricedRun,
+    ends_of,
+    errors_left_out,
     fit_constants,
-    left_out,
     predicted,
     price_runs,
     stacked,
+    stated_constants,
     training_runs,
 )
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[PricedRun]:
-    return price_runs(training_runs(SAMPLE), prices_of)
+    priced, refused = price_runs(training_runs(SAMPLE)[0], prices_of)
+    assert all("was published of MI" in reason for reason in refused)
+    return priced
 
 
 def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun]:
@@ -43,59 +50,108 @@ def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> 
     np.testing.assert_allclose(predicted(stacked(runs), constants, len(runs)), alone, rtol=1e-12)
 
 
-def test_constants_that_made_up_runs_were_made_of_are_found_again(runs: list[PricedRun]) -> None:
+def test_constants_that_made_up_runs_were_made_of_are_found_again_inside_of_their_ranges(
+    runs: list[PricedRun],
+) -> None:
     usual = StepConstants(**{name: mean for name, (mean, _) in PRIORS.items()})
-    truth = replace(usual, slowdown=1.08, attention=1.3, gather=4.0)
+    truth = replace(usual, slowdown=1.08, attention=1.15, memory=1.5)
     made = [replace(run, seconds=run.predicted(truth)) for run in of(runs, "fsdp1", "Ampere")]
-    found, deviations = fit_constants(made, "ddp")
+    found, deviations = fit_constants(made)
     assert found.slowdown == pytest.approx(1.08, rel=0.03)
-    assert found.attention == pytest.approx(1.3, rel=0.05)
-    assert found.gather == pytest.approx(4.0, rel=0.2)
+    assert found.attention == pytest.approx(1.15, rel=0.05)
+    assert found.memory == pytest.approx(1.5, rel=0.1)
     assert 0 < deviations["slowdown"] < PRIORS["slowdown"][1]
+    slow = [replace(run, seconds=3 * run.seconds) for run in made]
+    beyond, _ = fit_constants(slow)
+    assert all(each.low <= getattr(beyond, name) <= each.high for name, each in CONSTANTS.items())
+
+
+def test_without_runs_a_constant_is_what_physics_says() -> None:
+    found, deviations = fit_constants([])
+    assert {name: (getattr(found, name), deviations[name]) for name in PRIORS} == PRIORS
+    assert all(CONSTANTS[name].low <= mean <= CONSTANTS[name].high for name, (mean, _) in PRIORS.items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "generation", "worst"),
-    [("fsdp1", "Ampere", 0.08), ("fsdp1", "Hopper", 0.08), ("deepspeed", "Ampere", 0.08)],
+    ("framework", "generation", "how", "worst"),
+    [
+        ("fsdp1", "Ampere", "model", 0.07),
+        ("fsdp1", "Ampere", "source", 0.08),
+        ("fsdp1", "Hopper", "source", 0.07),
+        ("deepspeed", "Ampere", "source", 0.18),
+        ("megatron", "Hopper", "source", 0.14),
+    ],
 )
-def test_runs_of_models_left_out_are_predicted_within_the_target(
-    runs: list[PricedRun], framework: str, generation: str, worst: float
+def test_runs_left_out_are_predicted_as_well_as_measured(
+    runs: list[PricedRun], framework: str, generation: str, how: str, worst: float
 ) -> None:
-    own = of(runs, framework, generation)
-    errors = left_out(own, framework, lambda run: run.run.name)
+    errors = errors_left_out(of(runs, framework, generation), how)
     assert np.mean(np.abs(np.expm1(-errors))) < worst
 
 
 @pytest.mark.slow
-def test_iterations_of_vtrain_left_out_by_layout_are_predicted_within_nine_percent(runs: list[PricedRun]) -> None:
-    own = [run for run in of(runs, "megatron", "Ampere") if run.run.source == "vTrain"]
+def test_iterations_of_vtrain_are_predicted_within_nine_percent_by_what_is_shipped(runs: list[PricedRun]) -> None:
+    own = [run for run in of(runs, "megatron", "Ampere") if run.source == "vTrain"]
     assert len(own) > 70
-    layouts = {run: f"{run.run.name} {run.run.plan.tensor} {run.run.plan.pipeline}" for run in own}
-    errors = left_out(own, "megatron", lambda run: str(sorted(set(layouts.values())).index(layouts[run]) % 5))
-    assert np.mean(np.abs(np.expm1(-errors))) < 0.09
     shipped = found_constants("A100").constants
-    now = np.array([run.predicted(shipped) / run.seconds - 1 for run in own])
-    assert np.mean(np.abs(now)) < 0.08
+    now = np.array([float(sum(step_parts(run.priced, shipped).values())) / run.seconds - 1 for run in own])
+    assert np.mean(np.abs(now)) < 0.09
 
 
 @pytest.mark.slow
-def test_dense_runs_of_megatron_on_hopper_left_out_by_model_are_predicted_within_five_percent(
+def test_dense_runs_of_megatron_on_hopper_left_out_by_source_are_predicted_within_five_percent(
     runs: list[PricedRun],
 ) -> None:
     own = [run for run in of(runs, "megatron", "Hopper") if run.kind == "16 bits"]
-    errors = left_out(own, "megatron", lambda run: run.run.name)
+    errors = errors_left_out(own, "source")
     assert np.mean(np.abs(np.expm1(-errors))) < 0.055
 
 
-def test_what_is_shipped_states_its_errors_and_deviations() -> None:
+def test_an_interval_widens_by_what_sources_differ_and_leaves_out_the_runs_own() -> None:
+    def run(source: str) -> Any:
+        return SimpleNamespace(kind="16 bits", framework="megatron", source=source)
+
+    runs = [run(source) for source in "a" * 20 + "b" * 2]
+    errors = np.array([0.01] * 20 + [0.3] * 2)
+    # Each source counts the same, however many runs it has.
+    assert ends_of(runs, errors, runs[0])[1] == pytest.approx(2.92 * np.sqrt((0.01**2 + 0.3**2) / 2), rel=1e-3)
+    # Of one source alone, and of other frameworks' errors where there is none: wider.
+    assert ends_of(runs, errors, runs[-1], lambda each: each.source)[1] == pytest.approx(1.3 * 6.31 * 0.01, rel=1e-3)
+
+
+def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_physics() -> None:
     pooled = shipped_calibration(POOLED)
     assert pooled is not None
-    blocks = {name: block for name, block in pooled.blocks.items() if name.startswith("step.")}
-    assert set(blocks) == {f"step.{name}" for name in ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed")}
-    assert "mape" not in blocks["step.fsdp2"].held_out
-    for name, block in blocks.items():
-        assert name == "step.fsdp2" or 0 < block.held_out["mape"] < 15
-        assert (block.arrays["low"] < 0).all()
-        assert (block.arrays["high"] > 0).all()
-        assert (block.arrays["slowdown_deviation"] > 0).all()
+    blocks = {name.partition(".")[2]: block for name, block in pooled.blocks.items() if name.startswith("step.")}
+    stated = {
+        name: [block.held_out[each] for each in ("mape", "mape_by_model", "mape_by_engine", "mape_by_generation")]
+        for name, block in blocks.items()
+    }
+    assert stated.keys() == WORST.keys()
+    for name, worst in WORST.items():
+        assert all(error < most for error, most in zip(stated[name], worst, strict=True)), (name, stated[name])
+        arrays = blocks[name].arrays
+        assert blocks[name].held_out["coverage"] > 84, name
+        assert (arrays["unseen_high"] >= arrays["high"]).all()
+        assert (arrays["slowdown_deviation"] > 0).all()
+        for constant, meaning in CONSTANTS.items():
+            assert (arrays[constant] >= meaning.low).all(), (name, constant)
+            assert (arrays[constant] <= meaning.high).all(), (name, constant)
+
+
+def test_the_documents_table_of_constants_is_that_of_what_is_shipped() -> None:
+    written = (Path(__file__).parents[3] / "docs" / "layout.md").read_text(encoding="utf-8").splitlines()
+    lines = list(stated_constants())
+    assert len(lines) == 2 + len(CONSTANTS)
+    assert [line for line in lines if line not in written] == []
+
+
+# MAPE by source, model, engine and generation of GPUs left out: what `python -m tools.fit TABLES --judge-steps` gives.
+WORST = {
+    "megatron": (11.5, 12.0, 14.0, 12.0),
+    "fsdp1": (6.0, 5.0, 7.0, 7.5),
+    "fsdp2": (6.0, 3.0, 3.0, 3.0),
+    "torchtitan": (14.0, 13.0, 16.0, 16.0),
+    "deepspeed": (10.5, 9.5, 19.0, 19.0),
+}

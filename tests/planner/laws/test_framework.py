@@ -62,7 +62,8 @@ def test_where_no_run_was_published_the_interval_is_wider_and_no_error_is_stated
     known, unknown = (step_time(gpu, LLAMA, replace(PLAN, framework="megatron")) for gpu in ("A100", "L40S"))
     assert (known.error_percent is None, bool(known.extrapolated)) == (False, False)
     assert (unknown.error_percent is None, bool(unknown.extrapolated)) == (True, True)
-    assert np.log(unknown.high / unknown.low) == pytest.approx(2 * np.log(known.high / known.low))
+    # By the errors of runs whose engine or generation of GPUs was left out.
+    assert np.log(unknown.high / unknown.low) > 1.2 * np.log(known.high / known.low)
 
 
 def test_generations_are_known_by_the_compute_capability():
@@ -81,14 +82,18 @@ def test_constants_of_ones_own_go_before_published_ones():
     assert found_constants("H100", "ddp").is_transferred
 
 
-def test_experts_of_a_rank_are_launched_one_by_one_unless_captured_and_cost_less_fused():
+def test_experts_of_a_rank_are_one_grouped_product_without_host_time_when_captured_and_hide_tokens_when_fused():
     few, many = (replace(ALONE, data=32, expert=ranks, ranks_per_node=32) for ranks in (32, 4))
     launched, captured, fused = (
         step_time("B200", EXPERTS, replace(many, expert_kernels=how)) for how in ("launched", "captured", "fused")
     )
-    assert launched.seconds > captured.seconds > fused.seconds
-    assert float(launched.parts["host"]) > part("host", few, model=EXPERTS, gpu="B200")
+    assert launched.seconds > captured.seconds
+    assert float(captured.parts["host"]) == 0
+    assert float(fused.parts["experts"]) < 0.5 * float(captured.parts["experts"])
     assert float(captured.parts["products"]) == float(launched.parts["products"])
+    # The more experts on a rank, the narrower their share of its rows; the product stays as large.
+    each = [part("products", plan, model=EXPERTS, gpu="B200") for plan in (few, many)]
+    assert each[0] == pytest.approx(each[1], rel=0.1)
 
 
 def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
@@ -96,8 +101,8 @@ def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
     once, eightfold = (
         part("experts", plan, StepConstants(1.0, 0.0), replace(EXPERTS, top_k=chosen)) for chosen in (1, 8)
     )
-    # Of two nodes eight experts reach 2 (1 - 2^-8); large messages are sent a little faster.
-    assert 1.3 < eightfold / once < 2 * (1 - 2**-8)
+    # One expert is in the other node with 1/2, some of eight with 1 - 2^-8; within a node each copy is sent and sorted.
+    assert 1.3 < eightfold / once < 4
 
 
 def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
@@ -108,11 +113,12 @@ def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
 
 def test_each_micro_batch_adds_gradients_up():
     constants = StepConstants(1.0, 0.0, accumulate=2.0)
-    parts = [part("optimizer", replace(ALONE, global_batch=batch), constants) for batch in (1, 2, 3)]
+    wide = replace(ALONE, gradient_bytes=4)
+    parts = [part("optimizer", replace(wide, global_batch=batch), constants) for batch in (1, 2, 3)]
     assert parts[1] - parts[0] == pytest.approx(parts[2] - parts[1])
-    # Read and written in single precision: 16 bytes a parameter at some 2.7 TB/s.
-    passes = parts[0] - part("optimizer", replace(ALONE, global_batch=1), replace(constants, accumulate=0.0))
-    assert passes == pytest.approx(2 * 4 * LLAMA.parameters / 2.73e12, rel=0.15)
+    # Read and written in single precision, but for what the product writes in 16 bits: 6 bytes at some 2.7 TB/s.
+    passes = parts[0] - part("optimizer", replace(wide, global_batch=1), replace(constants, accumulate=0.0))
+    assert passes == pytest.approx(2 * 6 * LLAMA.parameters / 2.73e12, rel=0.15)
 
 
 def test_products_of_fewer_bits_are_faster_and_what_a_gpu_lacks_is_refused():

@@ -9,22 +9,24 @@ import pytest
 
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
-from pyperf_suite.planner.laws.training.layer_work import expert_block, is_deepseeks_latent
+from pyperf_suite.planner.laws.training.layer_work import is_deepseeks_latent, kernel_calls
 from pyperf_suite.planner.laws.training.memory import training_memory
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
 from tests.models import KINDS, SMALL_LLAMA, SPARSE
 
 each_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS.keys())
 
 
-def test_experts_are_one_block_of_the_flop_of_their_products() -> None:
-    block = expert_block(SPARSE, 4096, Sharding(2, expert=4))
-    assert block is not None
-    assert block.sizes == (4 * 4096, 1024, 512, 16, 2, 4, 2)
-    assert (block.gated, block.calls) == (True, 10)
+def test_experts_of_a_rank_have_the_flop_of_one_grouped_product() -> None:
     routed = sum(each.flop for each in products(SPARSE, 4096, Sharding(2, expert=4), phases=("fprop",)) if each.routed)
     assert routed == 2 * 3 * (4 * 4096 * 2 / 4) * 1024 * (512 / 2) * 10
-    assert expert_block(SMALL_LLAMA, 4096) is None
+    plan = ParallelPlan(global_batch=4, micro_batch=1, seq=4096, tensor=2, data=4, expert=4)
+    calls = [call for call in kernel_calls(SPARSE, plan) if call.kind == "experts_forward"]
+    # Gate and up together, and down: each with the rows of all four experts of the rank.
+    assert [call.sizes for call in calls] == [(8192, 512, 1024), (8192, 1024, 256)]
+    assert [float(call.calls) for call in calls] == [10, 10]
+    assert not [call for call in kernel_calls(SMALL_LLAMA, replace(plan, expert=1)) if call.kind.startswith("experts")]
 
 
 @each_kind
@@ -33,8 +35,8 @@ def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention(model
     multiplied = sum(
         each.outputs * each.inputs * each.calls for each in linears(model, 1) if "expert " not in each.part
     )
-    if block := expert_block(model, 1):
-        multiplied += 3 * block.top_k * block.hidden * block.width * block.calls
+    if model.experts > 1:
+        multiplied += 3 * model.top_k * model.hidden * model.expert_ffn * model.sparse_layers
     if model.shared_ffn:
         multiplied += 3 * model.hidden * model.shared_ffn * model.sparse_layers
     attention = sum(call.flop() for call in attention_calls(model, batch, seq))

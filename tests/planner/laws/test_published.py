@@ -127,7 +127,7 @@ def test_shipped_curves_of_collectives_lie_on_what_was_measured():
 @pytest.mark.slow
 def test_iterations_of_training_are_predicted_within_the_stated_error():
     found, prices = found_constants("A100 SXM"), Remembered(Prices("A100 SXM"))
-    for table, every, worst in ((MULTI_NODE, 1, found.error_percent), (SINGLE_NODE, 10, 12.0)):
+    for table, every, worst in ((MULTI_NODE, 1, found.error_percent), (SINGLE_NODE, 10, 14.0)):
         iterations = read_iterations(SAMPLE, table)[::every]
         seconds = [
             float(step_time("A100 SXM", each.model, each.plan, found.constants, prices).seconds) for each in iterations

@@ -14,9 +14,9 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE
+from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.laws.training.step import HOP_S, step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
@@ -24,7 +24,7 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 SEQ = 1024
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
-IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0, launch_s=0.0, network=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
 
@@ -101,7 +101,7 @@ def test_the_bubble_is_that_of_the_published_formula_where_stages_are_alike() ->
 
 
 def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> None:
-    slow_host = replace(IDLE_HOST, host_s_per_layer=1.0)
+    slow_host = replace(IDLE_HOST, launch_s=1.0 / LAUNCHES)
     found = step_time("A100", WITHOUT_LOGITS, PLAN, slow_host, MadeUpPrices())
     # Backward launches twice the kernels of forward, for each of 32 micro-batches and 24 layers.
     assert found.seconds == pytest.approx(32 * 24 * 3, rel=1e-3)
@@ -277,3 +277,42 @@ def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_ar
     assert parts(plan, sparse)["products"] == pytest.approx(parts(plan)["products"] + dense_s + router_s)
     more_s = parts(again, sparse)["products"] - parts(plan, sparse)["products"]
     assert more_s == pytest.approx(parts(again)["products"] - parts(plan)["products"] + dense_s / 3 + router_s / 3)
+
+
+def test_a_pipeline_gathers_what_zero_3_shares_once_a_step_and_not_in_each_micro_batch() -> None:
+    sharded = replace(PLAN, data=4, zero_stage=3)
+    piped = replace(sharded, pipeline=4)
+    for name in ("parameters", "gradients"):
+        each = [parts(replace(plan, global_batch=batch))[name] for plan in (sharded, piped) for batch in (64, 128)]
+        assert each[1] == pytest.approx(2 * each[0])
+        assert each[3] == pytest.approx(each[2])
+
+
+def test_zero_over_some_ranks_sums_a_share_of_gradients_over_the_copies() -> None:
+    whole = replace(PLAN, data=8, zero_stage=1)
+    within = replace(whole, shard_over=4)
+    assert (within.sharing, whole.sharing) == (4, 8)
+    # In made-up prices a collective costs its bytes: scattered whole, and a quarter of it summed with the other copy.
+    assert parts(within)["gradients"] == pytest.approx(1.25 * parts(whole)["gradients"])
+    assert parts(within)["parameters"] == pytest.approx(parts(whole)["parameters"])
+    assert parts(within)["optimizer"] > parts(whole)["optimizer"]
+    with pytest.raises(UserError, match="cannot share over 3 of 8 ranks"):
+        replace(whole, shard_over=3)
+
+
+def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:
+    few, many = (
+        parts(replace(PLAN, global_batch=2 * ranks, data=ranks, zero_stage=3))["parameters"] for ranks in (64, 1024)
+    )
+    # Both passes gather 24 layers and the logits.
+    assert many - few == pytest.approx(2 * 25 * (1024 - 64) * HOP_S, rel=1e-6)
+
+
+def test_what_is_gathered_ahead_hides_behind_all_but_its_first_layer() -> None:
+    plan = replace(PLAN, data=4, zero_stage=3, overlap_gradients=True)
+    fast = MadeUpPrices()
+    fast.collective = lambda op, nbytes, ranks, *_: Explained(nbytes / 1e13)  # type: ignore[method-assign]
+    found = step_time("A100", MODEL, plan, IDLE_HOST, fast).parts
+    alone = step_time("A100", MODEL, replace(plan, overlap_gradients=False), IDLE_HOST, fast).parts
+    for name in ("parameters", "gradients"):
+        assert float(found[name]) == pytest.approx(max(1 / 25, TAKEN_IN_NODE) * float(alone[name]))

@@ -7,14 +7,14 @@ seconds with a name; `planner/laws/training/step.py` has the terms, `tools/fit/s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, spec_of
 from pyperf_suite.planner.laws.internode import Network
 
@@ -44,45 +44,59 @@ ExpertKernels = Literal["launched", "captured", "fused"]
 CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
 # Runs whose errors have one width.
-KINDS = ("16 bits", "below 16 bits", "experts")
+KINDS = ("16 bits", "below 16 bits", "experts, 16 bits", "experts, below 16 bits")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of how a framework runs a step; nothing of it is fitted.
+
+    Attributes:
+        attention: by GENERATIONS, its kernel's time over that of the law's kernel.
+        hides_gradients, hides_parameters: whether what ZeRO 0 to 2 exchanges once a step goes next to computation.
+        reduces: whether ZeRO 1 and 2 sum all gradients on every rank, rather than scatter their sums.
+        bucket: elements that are reduced, or gathered after an update, together; 0: about a layer.
+        composite: norms, rotary embedding and gates are single operations of torch, most of them in 32 bits.
+    """
+
+    attention: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    hides_gradients: bool = True
+    hides_parameters: bool = True
+    composite: bool = False
+    reduces: bool = False
+    bucket: float = 0.0
+
+
+# FlashAttention-2 on H100 reaches 335 TFLOP/s where 3 reaches 616 (head_dim 128, causal; Shah et al. 2024,
+# FlashAttention-3); the Triton kernel of the first one takes 1.7 times as long as the second (Dao 2023, figure 4).
+ON_HOPPER = 1.8
+FLASH_2, FLASH_1 = (1.0, ON_HOPPER, ON_HOPPER), (1.7, 3.1, 3.1)
+TRAITS: Mapping[str, Traits] = {
+    "megatron": Traits(),
+    "fsdp1": Traits(FLASH_1),
+    "fsdp2": Traits(FLASH_2, composite=True),
+    "torchtitan": Traits(FLASH_2),
+    # A pipeline's engine reduces gradients when the last micro-batch is through, and gathers after the update.
+    "deepspeed": Traits(hides_parameters=False, reduces=True, bucket=5e8),
+    "ddp": Traits(FLASH_2),
+}
 
 
 @dataclass(frozen=True)
 class StepConstants:
     """What no kernel's law knows, as found on published iterations; each may be an array over the plans of a grid.
 
-    Attributes:
-        slowdown: kernels within a step take so many times as long as alone under a sustained load.
-        host_s_per_layer: in which the host launches one layer's forward pass; a GPU that is faster than that waits.
-        network: what a GPU really sends between nodes in bytes/s, one direction, or measured points of the cluster;
-            None: what its maker's servers have.
-        attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
-        memory: passes over activations and logits, over those that are counted as fused.
-        experts: grouped products of experts; `narrow_experts` the same below 16 bits in addition, `fused_experts` what
-            is left of them, of sorting and of exchange where they are fused. `expert_host_s` is what the host takes to
-            launch each of a rank's experts.
-        permute: passes over the tokens of experts, which are sorted by them.
-        fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
-        tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
-        exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
-        all_to_all: tokens to their experts and back.
-        send: of a pipeline's sends, the share that is waited for where stages hold one chunk.
-        accumulate: passes over a rank's gradients in each micro-batch, where they are added up in single precision.
-        step_s: which a step of several nodes takes once: waiting for the last rank, exchange that nothing hides.
-        micro_batch_s: of a pipeline's engine for each micro-batch.
-        nodes: what the step takes longer with each doubling of the nodes, as a share: stragglers, contended switches.
+    CONSTANTS has what each means, its unit and its range. `network` is what a GPU really sends between nodes in
+    bytes/s, one direction, or measured points of the cluster; None: what its maker's servers have.
     """
 
     slowdown: Any
-    host_s_per_layer: Any
+    launch_s: Any
     network: Network | None = None
     attention: Any = 1.0
     scores: Any = 1.0
     memory: Any = 1.0
     experts: Any = 1.0
-    narrow_experts: Any = 1.0
-    fused_experts: Any = 0.7
-    expert_host_s: Any = 0.0
     permute: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
@@ -91,7 +105,6 @@ class StepConstants:
     tensor: Any = 1.0
     tensor_overlapped: Any = 0.3
     exchange: Any = 1.0
-    gather: Any = 1.0
     all_to_all: Any = 1.0
     send: Any = 0.0
     accumulate: Any = 0.0
@@ -104,7 +117,43 @@ class StepConstants:
         return self.slowdown * (getattr(self, dtype) if dtype in LOW_PRECISION else 1.0)
 
 
-NAMES = tuple(field.name for field in fields(StepConstants) if field.name != "network")
+@dataclass(frozen=True)
+class Meaning:
+    """What a constant means, its unit ("" for a factor), and the range that physics allows."""
+
+    meaning: str
+    low: float
+    high: float
+    unit: str = ""
+
+
+CONSTANTS: Mapping[str, Meaning] = {
+    "slowdown": Meaning("kernels within a step over the same alone under a sustained load", 1.0, 1.15),
+    "launch_s": Meaning(
+        "the host's time for an operation, waited for where the GPU's queue runs dry", 2e-6, 15e-6, "s"
+    ),
+    "attention": Meaning("fused attention over its kernel as published", 0.8, 1.3),
+    "scores": Meaning("products of attention that is not fused over the law of products", 1.0, 2.0),
+    "memory": Meaning("traffic of passes over activations and logits over the counted bytes", 1.0, 2.0),
+    "experts": Meaning("grouped products of experts over their law", 1.0, 2.0),
+    "permute": Meaning("traffic of sorting tokens by expert over the counted bytes", 1.0, 2.0),
+    "fp8": Meaning("products in fp8 over the law of the library that was measured", 0.7, 1.2),
+    "mxfp8": Meaning("products in mxfp8 over the law of fp8", 0.7, 1.2),
+    "nvfp4": Meaning("products in nvfp4 over the law of fp8 at the ratio of their peaks", 0.9, 2.0),
+    "cast": Meaning("traffic of converting operands over the counted bytes", 0.5, 2.0),
+    "tensor": Meaning("traffic of TP's exchange over its law", 1.0, 1.5),
+    "tensor_overlapped": Meaning("share of TP's exchange that products do not hide, where they hide it", 0.0, 0.6),
+    "exchange": Meaning("traffic over data-parallel ranks over the law of the network", 1.0, 1.5),
+    "all_to_all": Meaning("traffic of tokens to experts and back over its law", 1.0, 1.5),
+    "send": Meaning("share of a pipeline's sends that is waited for, with one chunk a stage", 0.0, 1.0),
+    "accumulate": Meaning("traffic of adding up or copying gradients over the counted bytes", 1.0, 2.0),
+    "step_s": Meaning("fixed time of a step of several nodes", 0.0, 50e-3, "s"),
+    "micro_batch_s": Meaning("time of a pipeline's engine for a micro-batch", 0.0, 15e-3, "s"),
+    "nodes": Meaning("share by which a step grows with each doubling of the nodes", 0.0, 0.01),
+}
+
+
+NAMES = tuple(CONSTANTS)
 
 
 @dataclass(frozen=True)
@@ -112,7 +161,8 @@ class FoundConstants:
     """Constants, whether they are of another GPU, and their stated error in %.
 
     `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known,
-    `errors_percent` the mean errors by KINDS.
+    `errors_percent` the mean errors by KINDS, all of runs whose source the constants had not seen. Of another GPU the
+    ends are those where the engine or the generation of GPUs was not seen.
     """
 
     constants: StepConstants
@@ -159,14 +209,22 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
-    found = _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
-    return replace(found, is_transferred=True) if framework in LIKE else found
+    like = LIKE.get(framework, framework)
+    return _of_block(pooled.block(f"{BLOCK}.{like}"), spec_of(gpu), framework, like != framework)
 
 
-def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:
-    """The constants for one GPU: nvfp4 is priced as fp8, and how much faster its units are differs by GPU."""
-    peaks = spec.peak_flop_per_s
-    return replace(constants, nvfp4=constants.nvfp4 * peaks["fp8"] / peaks["fp4"]) if "fp4" in peaks else constants
+def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConstants:
+    """The constants for one GPU: nvfp4 is priced as fp8, attention as the law's kernel; both differ by GPU.
+
+    Below its maker's power a GPU's clock falls, for power goes with the third power of it.
+    """
+    peaks, kernel = spec.peak_flop_per_s, TRAITS[framework].attention[GENERATIONS.index(generation_of(spec))]
+    ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
+    capped = max(1.0, find_gpu(spec.name).power_w / spec.power_w) ** (1 / 3)
+    return replace(
+        constants, nvfp4=constants.nvfp4 * ratio, attention=constants.attention * kernel,
+        slowdown=constants.slowdown * capped,
+    )  # fmt: skip
 
 
 def pack_constants(
@@ -177,23 +235,27 @@ def pack_constants(
 ) -> CalibrationBlock:
     """Constants by generation as a block "step.FRAMEWORK" of a calibration.
 
-    `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by generation and
-    KINDS, and for each constant its `NAME_deviation`, the standard deviation of its logarithm.
+    `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by KINDS, the ends
+    as `unseen_low` and `unseen_high` for other GPUs, and for each constant its `NAME_deviation`, the standard deviation
+    of its logarithm.
     """
     every = [constants[generation] for generation in GENERATIONS]
     arrays = {name: np.array([getattr(each, name) for each in every], dtype=np.float64) for name in NAMES}
     return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
 
 
-def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
-    """The constants of a GPU's generation in a block."""
+def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str, is_like: bool = False) -> FoundConstants:
+    """The constants of a GPU's generation in a block, of the framework or, if `is_like`, of a similar one."""
     arrays, generation = block.arrays, GENERATIONS.index(generation_of(spec))
-    numbers = {name: float(arrays[name][generation]) for name in NAMES if name in arrays}
-    constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec)
-    another = "gpus" in arrays and spec.name not in arrays["gpus"].tolist()
+    if missing := [name for name in NAMES if name not in arrays]:
+        raise UserError(f"The calibration's step has no {missing[0]}, it is of another version: fit it anew.")
+    numbers = {name: float(arrays[name][generation]) for name in NAMES}
+    constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
+    another = is_like or ("gpus" in arrays and spec.name not in arrays["gpus"].tolist())
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
+    unseen = "unseen_" if another else ""
     low, high, errors = (
-        tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()
-        for name in ("low", "high", "errors_percent")
+        tuple(arrays[name].astype(float).tolist()) if name in arrays else ()
+        for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
     )
     return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)

@@ -31,10 +31,16 @@ from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
 WHOLE_BYTES_PER_ELEMENT = 22
+# Out of single operations, RMSNorm converts to 32 bits, squares, averages, scales and converts back (36 each), and
+# two residuals are added (12).
+COMPOSITE_BYTES_PER_ELEMENT = 84
+# Rotary embedding of queries and keys: read and written; with conversions to complex numbers of 32 bits and back.
+ROTARY_BYTES_PER_ELEMENT, COMPOSITE_ROTARY_BYTES = 4, 20
 # Over the b·s·ffn/t elements of an MLP: the activation function reads and writes.
 MLP_BYTES_PER_ELEMENT = 4
-# Over the b·(a/t)·s² scores where attention is not fused: softmax reads and writes, dropout too, with its mask.
-SCORE_BYTES_PER_ELEMENT = 9
+# Over the b·(a/t)·s² scores where attention is not fused: a causal softmax reads half and writes all, dropout reads and
+# writes, with its mask; backward they read what they wrote, and the gradient.
+SCORE_BYTES_PER_ELEMENT, SCORE_GRADIENT_BYTES = 8, 11
 # Backward of what is bound by memory reads the gradient and what the forward read, and writes as much as that.
 BACKWARD_BYTES_RATIO = 1.5
 # Of the logits, in single precision: the loss reads and writes them forward and backward.
@@ -46,6 +52,9 @@ ALL_REDUCES_PER_PASS = 2
 MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
 CAST_BYTES_PER_ELEMENT = 4
+# Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
+# those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
+LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
 PERMUTED_BYTES_PER_ELEMENT = 16
 # Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
@@ -65,47 +74,10 @@ def is_deepseeks_latent(model: ModelDimensions) -> bool:
     return all(np.all(getattr(model, name) == its) for name, its in zip(widths, DEEPSEEKS_WIDTHS, strict=True))
 
 
-@dataclass(frozen=True)
-class ExpertBlock:
-    """The routed experts of a sparse layer on one rank, which libraries compute as one grouped product; `calls` layers.
-
-    `tokens` are those of all `expert` ranks that share the experts.
-    """
-
-    tokens: Sizes
-    hidden: Sizes
-    width: Sizes
-    experts: Sizes
-    top_k: Sizes
-    expert: Sizes
-    tensor: Sizes
-    gated: bool
-    calls: Sizes
-
-    @property
-    def sizes(self) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, Sizes]:
-        """In the order in which the price of a grouped product takes them."""
-        return self.tokens, self.hidden, self.width, self.experts, self.top_k, self.expert, self.tensor
-
-
-def expert_block(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None) -> ExpertBlock | None:
-    """The routed experts of a micro-batch of so many tokens; None where there are none.
-
-    What `Product.routed` says of `products` is the same work, product by product.
-    """
-    if model.experts == 1:
-        return None
-    sharding = sharding or Sharding()
-    return ExpertBlock(
-        tokens * sharding.expert, model.hidden, model.expert_ffn, model.experts, model.top_k, sharding.expert,
-        sharding.tensor, model.gated, model.sparse_layers,
-    )  # fmt: skip
-
-
 def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
     """The MLPs whose activation function is a kernel of its own: its name, their width, and in how many layers.
 
-    That of routed experts is part of their grouped product.
+    That of routed experts is counted with the sorting of their tokens.
     """
     sparse = model.ffn if model.experts == 1 else model.shared_ffn
     kinds = (
@@ -122,7 +94,7 @@ class LayerPrices:
     `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
     in memory; `merged` what adds up pieces of ring attention; `cast` converts operands; `permuted` sorts tokens by
     experts and back. `summed` is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way
-    to the experts. `local_experts` are those of a rank in a layer, of all layers the mean.
+    to the experts. `launches` are kernels of a forward pass.
     """
 
     forward: Any
@@ -141,7 +113,7 @@ class LayerPrices:
     taken_tensor: Any
     taken_context: Any
     permuted: Any
-    local_experts: Any
+    launches: Any
 
 
 @dataclass(frozen=True)
@@ -218,18 +190,18 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
     context_s = exposed_comm_s(attended * layer.ring, forward_s, layer.taken_context)
     context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s, layer.taken_context)
+    tokens_s = of("all_to_all")
+    if plan.expert_kernels == "fused":
+        tokens_s = exposed_comm_s(tokens_s, routed_s, layer.taken_tensor)
     work = StepWork(
         products_s + routed_s,
         forward_s + backward_s,
         of("memory", "scores", "cast"),
         tensor_s,
         context_s,
-        of("permuted", "all_to_all"),
+        of("permuted") + tokens_s,
     )
-    launched = c.host_s_per_layer + (
-        layer.local_experts * c.expert_host_s if plan.expert_kernels == "launched" else 0.0
-    )
-    return replace(work, host=np.maximum(0.0, plan.passes * launched - work.seconds))
+    return replace(work, host=np.maximum(0.0, plan.passes * layer.launches * c.launch_s - work.seconds))
 
 
 def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
@@ -246,11 +218,8 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
     plain, memory = c.of_products(plan.dtype), c.slowdown * c.memory
-    # Grouped products of 8 bits have a law of their own, with the casts of their operands.
-    narrow = c.narrow_experts if plan.dtype in LOW_PRECISION else 1.0
-    fused = c.fused_experts if plan.expert_kernels == "fused" else 1.0
-    experts = fused * narrow * c.slowdown * c.experts
-    attention = c.slowdown * (c.attention if plan.fused_attention else c.scores)
+    experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
+    attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else c.scores)
     # What is left of an exchange that a gradient's product hides: what it takes from the product.
     gathers = ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node)
     return {
@@ -260,11 +229,11 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "experts_backward": (1.0, experts),
         "attention_forward": (attended, attention),
         "attention_backward": (1.0, attention),
-        "scores": (attended + BACKWARD_BYTES_RATIO, memory),
+        "scores": (attended + SCORE_GRADIENT_BYTES / SCORE_BYTES_PER_ELEMENT, memory),
         "memory": (forward + BACKWARD_BYTES_RATIO, memory),
         "cast": ((forward + 1) / 2, c.slowdown * c.cast),
-        "permuted": (forward + 1, fused * c.slowdown * c.permute),
-        "all_to_all": (4 + 2 * plan.recompute_fraction, fused * c.all_to_all),
+        "permuted": (forward + 1, sorted_apart * c.slowdown * c.permute),
+        "all_to_all": (4 + 2 * plan.recompute_fraction, c.all_to_all),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), c.tensor_overlapped if plan.overlap_tensor else c.tensor),
         "gathered": (gathers, 0.0 if plan.overlap_tensor else c.tensor),
         "ends": (1.0, c.slowdown),
@@ -342,18 +311,24 @@ def _product_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kerne
 
 
 def _expert_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
-    """Routed experts with their activation function: one grouped product forward, and one for both gradients."""
+    """Routed experts: those of a rank are one grouped product, with the rows of all of them, and so are gradients."""
     groups = plan.expert_groups
     sharding = Sharding(plan.tensor // groups, plan.sequence_parallel, plan.expert)
-    block = expert_block(model, -(-plan.tokens // groups), sharding)
-    if block is None:
+    if model.experts == 1:
         return
-    *sizes, tp = block.sizes
-    tp = np.where(np.asarray(block.width) % tp == 0, tp, 1)
-    for name, backward in PASS_NAMES:
-        kind, flags = f"experts_{name}", (block.gated, backward)
-        yield KernelCall(f"experts, {name}", "grouped_gemm", kind, (*sizes, tp), block.calls, (), flags)
-    nbytes = PERMUTED_BYTES_PER_ELEMENT * _routed_tokens(model, plan) * model.hidden
+    for product in products(model, -(-plan.tokens // groups), sharding, phases=PHASES):
+        if not product.routed:
+            continue
+        together = model.experts // np.asarray(sharding.expert)
+        sizes = tuple(np.maximum(size, 1) for size in (product.m * together, product.n, product.k))
+        kind = "experts_forward" if product.phase == "fprop" else "experts_backward"
+        yield KernelCall(
+            f"{product.part}, {product.phase}", "gemm", kind, sizes, np.asarray(product.calls) / together,
+            (product.layout,),
+        )  # fmt: skip
+    routed = _routed_tokens(model, plan)
+    gate = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * model.expert_ffn / sharding.tensor
+    nbytes = routed * (PERMUTED_BYTES_PER_ELEMENT * model.hidden + gate)
     if np.any(nbytes):
         yield KernelCall("tokens sorted by expert", "memory_bound", "permuted", (nbytes,), np.asarray(model.layers))
 
@@ -415,12 +390,18 @@ def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
 
 
 def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
-    wider, tokens = plan.element_bytes / HALF, plan.tokens
-    stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
-    yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), np.asarray(model.layers))
-    for name, width, layers in activation_widths(model):
+    wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
+    composite = plan.traits.composite and model.gated
+    each = COMPOSITE_BYTES_PER_ELEMENT if composite else WHOLE_BYTES_PER_ELEMENT
+    stream = wider * each * tokens * model.hidden / plan.sequence_ranks
+    yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
+    if model.gated:
+        each = COMPOSITE_ROTARY_BYTES if composite else ROTARY_BYTES_PER_ELEMENT
+        rotated = wider * each * tokens * (model.heads + model.kv_heads) * model.head_dim / plan.tensor
+        yield KernelCall("rotary embedding", "memory_bound", "memory", (rotated,), layers)
+    for name, width, those in activation_widths(model):
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
-        yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(layers))
+        yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(those))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / plan.tensor
     yield KernelCall("loss", "memory_bound", "loss", (logits,), np.asarray(1))
 
@@ -433,7 +414,9 @@ def price_layer(
     for call in kernel_calls(model, plan, network):
         if call.kind in found:
             found[call.kind] = found[call.kind] + call.seconds(prices) / model.layers
-    routed = model.sparse_layers / model.layers * model.experts if model.experts > 1 else 0.0
+    sparse = model.sparse_layers / model.layers if model.experts > 1 else 0.0
+    launches = LAUNCHES + CAST_LAUNCHES * (plan.dtype in LOW_PRECISION) + EXPERT_LAUNCHES * sparse
+    launches = launches * (plan.expert_kernels != "captured")
     return LayerPrices(
         **found
         | {
@@ -441,7 +424,7 @@ def price_layer(
             "all_to_all": _all_to_all_s(model, plan, prices, network),
             "taken_tensor": taken_share(plan.tensor, plan.ranks_per_node),
             "taken_context": taken_share(plan.context, plan.per_node_next_to_tensor),
-            "local_experts": routed / plan.expert + np.zeros(np.shape(found["memory"])),
+            "launches": launches + np.zeros(np.shape(found["memory"])),
         }
     )
 
@@ -474,15 +457,20 @@ def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, ne
 
 
 def _all_to_all_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
-    """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
+    """Tokens to their experts, or back, in a layer: once to each node that has some of them, meanwhile within nodes."""
     if not np.any(np.asarray(plan.expert) > 1):
         return 0.0
     per_node = np.where(np.asarray(plan.expert_groups) > 1, plan.ranks_per_node, plan.per_node_next_to_tensor)
-    # A token is sent to a node once, however many of its experts are there.
+    inside = np.minimum(plan.expert, per_node)
     nodes = np.maximum(1, np.asarray(plan.expert) // per_node)
-    copies = np.where(nodes > 1, nodes * (1 - (1 - 1 / nodes) ** model.top_k), model.top_k)
-    size = plan.element_bytes * plan.tokens * model.hidden * copies / plan.sequence_ranks
-    once_s = prices.collective("all_to_all", as_plain(size), plan.expert, _size(per_node), network).seconds
+    size = plan.element_bytes * plan.tokens * model.hidden / plan.sequence_ranks
+    once_s = prices.collective(
+        "all_to_all", as_plain(size * model.top_k), _size(inside), _size(inside), network
+    ).seconds
+    if np.any(nodes > 1):
+        visited = (nodes - 1) * (1 - (1 - 1 / nodes) ** model.top_k)
+        between_s = prices.collective("send_receive", as_plain(size * visited), 2, 1, network).seconds
+        once_s = np.maximum(once_s, np.where(nodes > 1, between_s, 0.0))
     return once_s * model.sparse_layers / model.layers
 
 

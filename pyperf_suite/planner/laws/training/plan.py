@@ -12,7 +12,14 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
-from pyperf_suite.planner.laws.training.framework import DTYPES, ExpertKernels, check_framework
+from pyperf_suite.planner.laws.training.framework import (
+    DTYPES,
+    TRAITS,
+    ExpertKernels,
+    Traits,
+    check_framework,
+    usual_framework,
+)
 from pyperf_suite.planner.laws.training.memory import Offload
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
@@ -56,6 +63,10 @@ class ParallelPlan(Sharding):
         first_layers, last_layers: of the first and the last stage, the others sharing the rest; 0: as all.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
         expert_kernels: how the kernels of experts run.
+        shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
+            0: all.
+        slower_attention: the time of its fused kernel over that of its framework's usual one.
+        gathers: collectives for one of a layer's parameters where ZeRO gathers them; 1: they are sent together.
 
     Raises UserError for numbers below 1, a stage of ZeRO that there is not, or a batch, a sequence or experts that do
     not divide.
@@ -86,6 +97,9 @@ class ParallelPlan(Sharding):
     last_layers: int = 0
     whole_experts: bool | NDArray[np.bool_] = False
     expert_kernels: ExpertKernels = "launched"
+    shard_over: Sizes = 0
+    gathers: Sizes = 1
+    slower_attention: float = 1.0
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
@@ -107,6 +121,8 @@ class ParallelPlan(Sharding):
             )
         if np.any(self.seq % np.asarray(self.context)):
             raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
+        if np.any(self.shards % self.sharing):
+            raise UserError(f"ZeRO cannot share over {self.shard_over} of {self.shards} ranks of DP and CP evenly.")
         if np.any((self.shards * self.expert_groups) % self.expert):
             raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
         if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
@@ -123,6 +139,17 @@ class ParallelPlan(Sharding):
     def shards(self) -> Any:
         """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
         return self.data * self.context
+
+    @property
+    def sharing(self) -> Any:
+        """How many of them share a copy of what ZeRO shares."""
+        sharing = np.where(np.asarray(self.shard_over) > 0, self.shard_over, self.shards)
+        return sharing if sharing.ndim else int(sharing)
+
+    @property
+    def traits(self) -> Traits:
+        """Of the framework that runs it; of a grid that names none, of the usual one of its first plan."""
+        return TRAITS[self.framework or usual_framework(int(np.ravel(self.zero_stage)[0]))]
 
     @property
     def expert_groups(self) -> Any:
@@ -184,7 +211,7 @@ class ParallelPlan(Sharding):
         micro_batch, tensor, context, expert, whole = np.ascontiguousarray(distinct.T)
         plan = replace(
             self, global_batch=micro_batch * expert, micro_batch=micro_batch, tensor=tensor, data=expert,
-            context=context, expert=expert, pipeline=1, chunks=1, zero_stage=0, gradient_bytes=HALF,
+            context=context, expert=expert, pipeline=1, chunks=1, zero_stage=0, gradient_bytes=HALF, shard_over=0,
             whole_experts=whole > 0,
         )  # fmt: skip
         return plan, np.asarray(back, dtype=np.intp).ravel()
@@ -193,10 +220,14 @@ class ParallelPlan(Sharding):
 def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     """The plan on a GPU, in what nobody states as in the published runs that the constants were found on.
 
-    Gradients that ZeRO scatters are of 32 bits but in DeepSpeed; Megatron hides TP's exchange behind products from
-    Hopper on, where anything is sent during computation.
+    Gradients are of 32 bits where Megatron adds them up, but in fp16, or FSDP scatters them; Megatron hides TP's
+    exchange behind products from Hopper on, where anything is sent during computation.
     """
-    sent = np.where(np.asarray(plan.zero_stage) > 0, HALF if plan.framework == "deepspeed" else 2 * HALF, HALF)
+    stage, framework = np.asarray(plan.zero_stage), plan.framework
+    wide = (framework == "megatron") & (plan.dtype != "fp16") | (stage > 0) & (
+        framework not in ("deepspeed", "megatron")
+    )
+    sent = np.where(wide, 2 * HALF, HALF)
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)

@@ -15,7 +15,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
-from pyperf_suite.planner.laws.training.framework import SHARDED_FROM_STAGE, ExpertKernels, Framework
+from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, ExpertKernels, Framework
 from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
@@ -47,6 +47,12 @@ DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
 NOT_FUSED = "no flash"
 # Megatron-Bridge's recipes do not cut experts over TP (expert_tensor_parallel_size of its WorkloadBaseConfig).
 # From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
+# NeMo of March 2024 has FlashAttention-2 on Hopper too.
+OLD_NEMO = "NeMo 24.03"
+# DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
+PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
+# torchtitan compiles only where that is said; Automodel has the fused kernels of Transformer Engine instead.
+NOT_COMPILED, FUSED_MODULES = "compile not stated", "Transformer Engine"
 BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 
@@ -94,7 +100,7 @@ class TrainingRun:
     def _need(self, recompute: Recompute) -> MemoryNeed:
         plan = self.plan
         return training_memory(
-            self.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.shards * plan.expert_groups,
+            self.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
             micro_batches=plan.micro_batches, context=plan.context,
         )  # fmt: skip
@@ -160,13 +166,15 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
     plan = ParallelPlan(
         global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
         pipeline=pipeline, recompute=recompute, fused_attention=not old,
-        overlap_gradients=zero_stage > 0 or "dp" in overlaps,
-        gradient_bytes=4 if zero_stage and framework != "deepspeed" and "PURE" not in note else 2,
+        overlap_gradients=(zero_stage > 0 and framework != "deepspeed") or "dp" in overlaps,
+        gradient_bytes=_gradient_bytes(framework, given.get("engine", ""), dtype, note),
         ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
-        zero_stage=zero_stage, sequence_parallel=framework == "megatron" and tensor > 1 and recompute != "layers",
+        zero_stage=zero_stage, shard_over=_shard_over(note), gathers=TENSORS if PER_TENSOR in note else 1,
+        sequence_parallel=tensor > 1 and _cuts_sequence(framework, recompute),
         dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
         recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
         expert_kernels=_expert_kernels(note, dtype),
+        slower_attention=ON_HOPPER if OLD_NEMO in note and modern else 1.0,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)
@@ -181,11 +189,32 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
     engine = given.get("framework") or given.get("engine", "")
     if engine == "fsdp" and "FSDP1" in note:
         return "fsdp1"
+    if engine == "torchtitan" and NOT_COMPILED in note:
+        return "fsdp2"
+    if engine == "fsdp" and FUSED_MODULES in note:
+        return "torchtitan"
     if not engine:
         return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE else "megatron"
     if engine in ENGINES:
         return ENGINES[engine]
     raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
+
+
+def _gradient_bytes(framework: Framework, engine: str, dtype: str, note: str) -> int:
+    """Of an element as it is sent: NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True."""
+    narrow = framework == "deepspeed" or engine == "nemo" or dtype == "fp16"
+    return 2 if narrow or any(each in note for each in ("PURE", BRIDGE, "InternEvo")) else 4
+
+
+def _shard_over(note: str) -> int:
+    """Ranks that ZeRO shares over where these are not all."""
+    found = re.search(r"zero1=(\d+)", note)
+    return int(found[1]) if found else 0
+
+
+def _cuts_sequence(framework: Framework, recompute: Recompute) -> bool:
+    """TP of torchtitan always does (its parallelize_llama), Megatron's since it recomputes attention alone."""
+    return framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
 
 
 def _expert_kernels(note: str, dtype: str) -> ExpertKernels:

@@ -42,7 +42,7 @@ from pyperf_suite.planner.laws.training.layer_work import (
     taken_share,
 )
 from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,15 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParamet
 class ExchangePrices:
     """Seconds of a stage's parameters, or their gradients, over the ranks that have the same; `taken` as of layers.
 
-    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own.
+    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own, DeepSpeed by larger
+    buckets; `edge` is the share of the first or the last of these, next to which nothing is computed.
     """
 
     reduced: Any
     scattered: Any
     gathered: Any
     taken: Any
+    edge: Any = 0.0
 
 
 def price_exchange(
@@ -83,21 +85,35 @@ def price_exchange(
     ends = model.hidden * model.vocab / plan.tensor
     layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
     shards = np.asarray(plan.zero_stage) > 0
+    # DeepSpeed's stages 1 and 2 reduce whole buckets, of which each rank keeps its share.
+    reduced = shards & (np.asarray(plan.zero_stage) < LAST_STAGE) & plan.traits.reduces
 
-    def seconds(operation: str, element_bytes: Sizes, is_sent: Any) -> Any:
+    buckets = np.maximum(1, ours.shared / plan.traits.bucket) if plan.traits.bucket else layers + 1
+
+    def seconds(operation: str, element_bytes: Sizes, is_sent: Any, pieces: Any = 1) -> Any:
         if not np.any(is_sent):
             return 0.0
-        each, once = (
-            _over_data(operation, element_bytes, parameters, model, plan, prices, network)
-            for parameters in (layer, StageParameters(ends, None))
-        )
-        return layers * each + once
+
+        def over_s(parameters: StageParameters, pieces: Any = 1) -> Any:
+            return _over_data(operation, element_bytes, parameters, model, plan, prices, network, pieces)
+
+        by_layer = layers * over_s(layer, pieces) + over_s(StageParameters(ends, None))
+        if not plan.traits.bucket:
+            return by_layer
+        by_bucket = buckets * over_s(StageParameters(ours.shared / buckets, ours.experts / buckets))
+        gathers = (operation == "all_gather") & (np.asarray(plan.zero_stage) == LAST_STAGE)
+        return np.where(gathers | (np.asarray(plan.gathers) > 1), by_layer, by_bucket)
 
     return ExchangePrices(
         seconds("all_reduce", plan.gradient_bytes, ~shards),
-        seconds("reduce_scatter", plan.gradient_bytes, shards),
-        seconds("all_gather", plan.element_bytes, shards),
-        taken_share(plan.shards, plan.per_node_next_to_tensor),
+        np.where(
+            reduced,
+            seconds("all_reduce", plan.gradient_bytes, reduced),
+            seconds("reduce_scatter", plan.gradient_bytes, shards & ~reduced, plan.gathers),
+        ),
+        seconds("all_gather", plan.element_bytes, shards, plan.gathers),
+        taken_share(plan.sharing, plan.per_node_next_to_tensor),
+        1 / buckets,
     )
 
 
@@ -106,25 +122,29 @@ def exposed(
 ) -> dict[tuple[Kind, bool], Any]:
     """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch (`exposed_exchange_s`).
 
-    For what is sent in each micro-batch the pipeline waits too.
+    For what is sent in each micro-batch the pipeline waits too. FSDP in a pipeline keeps what it gathered, and the
+    gradients, until the last micro-batch is through.
     """
-    hides = 1 if plan.overlap_gradients else 0
-    during: dict[Phase, Any] = {
-        "forward": hides * (1 - BACKWARD_SHARE) * stage_s,
-        "backward": hides * BACKWARD_SHARE * stage_s,
-    }
-    stage = np.asarray(plan.zero_stage)
+    hides, traits = 1 if plan.overlap_gradients else 0, plan.traits
+    # What is computed again is so in backward.
+    forward_s = hides * stage_s / plan.passes
+    during: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
+    piped = np.asarray(plan.pipeline) > 1
+    stage = np.where(piped, np.minimum(plan.zero_stage, 1), plan.zero_stage)
     found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
     for number in range(LAST_STAGE + 1):
         if not np.any(stage == number):
             continue
-        longer = constants.gather if number == LAST_STAGE else constants.exchange
+        behind = dict(during)
+        if number < LAST_STAGE:
+            behind["forward"] = behind["forward"] * traits.hides_parameters
+            behind["backward"] = behind["backward"] * (traits.hides_parameters | ~piped)
         sent = {
-            "all_reduce": longer * exchange.reduced,
-            "reduce_scatter": longer * exchange.scattered,
-            "all_gather": longer * exchange.gathered,
+            "all_reduce": constants.exchange * exchange.reduced,
+            "reduce_scatter": constants.exchange * exchange.scattered,
+            "all_gather": constants.exchange * exchange.gathered,
         }
-        for key, seconds in exposed_exchange_s(number, sent, during, exchange.taken).items():
+        for key, seconds in exposed_exchange_s(number, sent, behind, exchange.taken, exchange.edge).items():
             found[key] = found[key] + np.where(stage == number, seconds, 0.0)
     return found
 
@@ -155,9 +175,10 @@ def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
     return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
 
 
-# The law of collectives was fitted to so many nodes. Beyond, the time of a large message hardly grows, and steps of
-# large jobs show no ring's latency; what they do take longer is `StepConstants.nodes`.
+# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
+# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
 MOST_NODES = 8
+HOP_S = 4.7e-6
 
 
 def _over_data(
@@ -168,20 +189,35 @@ def _over_data(
     plan: ParallelPlan,
     prices: KernelPrices,
     network: Network | None,
+    pieces: Any,
 ) -> Any:
-    """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+    """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node.
 
-    def over_s(parameters: Any, ranks: Any, cut: Any) -> Any:
+    They are sent in `pieces`. Where ZeRO shares over some ranks alone, copies add up their shares of gradients.
+    """
+
+    def over_s(operation: str, parameters: Any, ranks: Any, cut: Any) -> Any:
         per_node = np.maximum(1, plan.ranks_per_node // cut)
         counted = np.minimum(ranks, MOST_NODES * per_node)
+        hops = (ranks - counted) * (1 if operation != "all_reduce" else 0)
         if np.ndim(counted) == np.ndim(per_node) == 0:
             counted, per_node = int(counted), int(per_node)
-        return prices.collective(operation, element_bytes * parameters, counted, per_node, network).seconds
+        size = element_bytes * parameters / pieces
+        return pieces * (prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops)
 
-    seconds = over_s(ours.shared, plan.shards, plan.tensor)
+    def shared_s(parameters: Any, ranks: Any, cut: Any) -> Any:
+        sharing = np.where(np.asarray(plan.shard_over) > 0, np.minimum(plan.shard_over, ranks), ranks)
+        if np.all(sharing == ranks):
+            return over_s(operation, parameters, ranks, cut)
+        within_s, copies = over_s(operation, parameters, sharing, cut), ranks // sharing
+        if operation != "reduce_scatter":
+            return within_s
+        return within_s + over_s("all_reduce", parameters / sharing, copies, cut * sharing)
+
+    seconds = shared_s(ours.shared, plan.shards, plan.tensor)
     if model.experts > 1 and ours.experts is not None:
         cut = plan.tensor * plan.expert // plan.expert_groups
-        seconds = seconds + over_s(ours.experts, plan.tensor * plan.shards // cut, cut)
+        seconds = seconds + shared_s(ours.experts, plan.tensor * plan.shards // cut, cut)
     return seconds
 
 
@@ -190,12 +226,10 @@ MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-# A pass over a rank's gradients in single precision. Once a step of several ranks they are scaled and copied: read and
-# written twice.
-GRADIENT_PASS_BYTES = 4
-GRADIENT_PASSES = 4
-# By what the interval is wider, as a power of its ends, where no run of the framework on that GPU was published.
-WIDER_ELSEWHERE = 2.0
+# Where parameters are sharded each is copied out of what was gathered twice a micro-batch: read and written in 16 bits.
+COPIED_BYTES = 8
+# Once a step of several ranks gradients are scaled and copied: read and written twice, in single precision.
+SCALED_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -210,7 +244,7 @@ class PricedStep:
     sends: Any
     whole_sends: Any
     optimizer: Any
-    gradient_pass: Any
+    gradient_byte: Any
 
 
 def price_step(
@@ -244,7 +278,7 @@ def price_step(
         send_s(model, plan, prices, network),
         send_s(model, plan, prices, network, whole=True),
         prices.memory_bound(_updated_bytes(ours, plan)).seconds,
-        prices.memory_bound(as_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
+        prices.memory_bound(as_plain(ours.shared + ours.experts)).seconds,
     )
 
 
@@ -276,24 +310,30 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
 
 
 def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
-    """Gradients added up in each micro-batch, and gone over once more where there are several ranks."""
-    passes = priced.plan.micro_batches * constants.accumulate + GRADIENT_PASSES * (np.asarray(priced.plan.ranks) > 1)
-    return constants.slowdown * passes * priced.gradient_pass
+    """Gradients added up, or copied, in each micro-batch, and gone over once more where there are several ranks."""
+    plan, stage = priced.plan, np.asarray(priced.plan.zero_stage)
+    # A gradient that is scattered is copied to where that is done from; else a product adds it to the ones before, of
+    # whose reading and writing its law counts one result in 16 bits.
+    sent = np.asarray(plan.gradient_bytes)
+    each = np.where(stage > 1, HALF + sent, 2 * sent - HALF) + COPIED_BYTES * (stage == LAST_STAGE)
+    once = SCALED_BYTES * ((np.asarray(plan.ranks) > 1) & (stage < LAST_STAGE))
+    return constants.slowdown * (plan.micro_batches * constants.accumulate * each + once) * priced.gradient_byte
 
 
 def exposed_exchange_s(
-    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0
+    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0, edge: Any = 0.0
 ) -> dict[tuple[Kind, bool], Any]:
     """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
 
     `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
-    all may be arrays.
+    the share `edge` of each, its first piece or its last one, goes next to nothing. All may be arrays.
     """
     left = dict(during_s)
     exposed: dict[tuple[Kind, bool], Any] = {}
     for each in SENT_BY_STAGE[stage]:
         seconds, key = sent_s[each.operation], (each.what, each.each)
-        exposed[key] = exposed.get(key, 0.0) + exposed_comm_s(seconds, left[each.behind], taken)
+        waited = np.maximum(edge * seconds, exposed_comm_s(seconds, left[each.behind], taken))
+        exposed[key] = exposed.get(key, 0.0) + waited
         left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
     return exposed
 
@@ -384,19 +424,19 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
     """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
     if not found.low:
         return None, None
-    wider, place = WIDER_ELSEWHERE if found.is_transferred else 1.0, _kind(model, dtype)
-    return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
+    place = kind_of(model, dtype)
+    return float(np.exp(found.low[place])), float(np.exp(found.high[place]))
 
 
 def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
-    """The law's error in % on runs of that kind whose model the constants had not seen."""
-    error = found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+    """The law's error in % on runs of that kind whose source the constants had not seen."""
+    error = found.errors_percent[kind_of(model, dtype)] if found.errors_percent else found.error_percent
     return None if error is None or np.isnan(error) else error
 
 
-def _kind(model: ModelDimensions, dtype: str) -> int:
+def kind_of(model: ModelDimensions, dtype: str) -> int:
     """The place among KINDS of runs that err as much."""
-    return 2 if model.experts > 1 else 1 if dtype in LOW_PRECISION else 0
+    return 2 * (model.experts > 1) + (dtype in LOW_PRECISION)
 
 
 # Whose units compute the blocked types.
@@ -431,5 +471,7 @@ def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
     """Of the parameters of a rank, those that it updates: ZeRO shares them among all who have the same."""
     shares = np.asarray(plan.zero_stage) > 0
     like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
-    updated = ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
+    updated = ours.shared / np.where(shares, plan.sharing, 1) + ours.experts / np.where(
+        shares, np.minimum(like, plan.sharing), 1
+    )
     return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
