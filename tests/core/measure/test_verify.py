@@ -306,6 +306,7 @@ def test_lines_are_taken_in_runs_that_fit_and_the_first_and_last_are_always_samp
     cut = [(part.start, part.stop) for part in verify._runs(10, 3, 9)]
     assert cut == [(0, 3), (3, 6), (6, 9), (9, 10)]
     assert [(part.start, part.stop) for part in verify._runs(2, 100, 9)] == [(0, 1), (1, 2)]
+    assert [(part.start, part.stop) for part in verify._runs(10, 1, 9)] == [(0, 9), (9, 10)]
     lines = verify._sampled_lines(10_000, np.random.default_rng(0))
     assert (lines[0], lines[-1], len(lines)) == (0, 9999, 18)
     assert sorted(set(lines)) == lines.tolist()
@@ -321,11 +322,17 @@ def test_a_reference_is_the_same_in_blocks_of_any_size_with_limits_that_its_type
     assert str(whole["limits"].dtype) == dtype
 
 
-def test_what_is_large_for_its_row_is_looked_at_and_not_what_is_large(monkeypatch):
+@pytest.mark.parametrize("cancels", [False, True])
+def test_what_is_large_for_its_row_is_looked_at_and_not_what_is_large(monkeypatch, cancels):
     monkeypatch.setattr(verify, "_SAMPLED_LINES", 0)
     monkeypatch.setattr(verify, "_NOMINATIONS", 1)
     a, b, _ = operands(32, 64, 16)
-    a[7] *= 1e6  # whose rounding is larger than the fault, and within its limit
+    # One row's rounding is larger than the fault, and within its limit, which the sizes of its terms make.
+    if cancels:
+        b[1] = 1.1 * b[0]
+        a[7, :2] = 1.1e5, -1e5
+    else:
+        a[7] *= 1e6
     out = a @ b
     out[5, 40] += 1e-3
     found = verify_product(out, a, b, "float32", "float32", 1.0)
