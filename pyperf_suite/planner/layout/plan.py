@@ -164,6 +164,12 @@ class Planned:
     def best(self) -> PredictedLayout:
         return self.at(int(self.ranked[0]))
 
+    @property
+    def surest(self) -> PredictedLayout | None:
+        """The fastest of those that fit surely."""
+        places = self.ranked[self.verdicts[self.ranked] == 0]
+        return self.at(int(places[0])) if places.size else None
+
     def fastest(self, among: NDArray[np.bool_]) -> NDArray[np.intp]:
         """Places of those layouts, the fastest first; of equals the one that shares less, then the smaller one."""
         places = np.flatnonzero(among)

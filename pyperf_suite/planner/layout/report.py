@@ -78,10 +78,13 @@ def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> Lay
 
 
 def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Findings:
-    """The fastest layout, how sure that is, what it stands on, and tables."""
+    """The fastest layout that fits surely, a faster one that may not, what that stands on, and tables."""
+    best, surest = answer.planned.best, answer.planned.surest
+    what = "Faster, if it fits, is " if surest else "Fastest is "
     return findings(
-        _fastest(answer.planned, answer.planned.best),
-        budgeted(answer.planned, answer.planned.best, budget),
+        _fastest(answer.planned, surest, "Fastest that fits surely is ") if surest else None,
+        _fastest(answer.planned, best, what) if best != surest else None,
+        budgeted(answer.planned, surest or best, budget),
         _training(answer.planned, answer.planned.best),
         _counted_layouts(answer.planned),
         _choice(answer.planned),
@@ -101,7 +104,7 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
     )
 
 
-def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ") -> Iterator[Remark]:
+def _fastest(planned: Planned, best: PredictedLayout, what: str) -> Iterator[Remark]:
     cluster = planned.cluster
     yield remark(
         "{what}{layout} under {framework}: {time} an iteration{interval}, {tokens} tokens a second, {mfu} of the peak "
