@@ -5,14 +5,16 @@ What a kernel process wrote is read as data, whatever it is.
 
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +27,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import refused
+from pyperf_suite.measure.verify_result import Pool, Tolerance, refused
 from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
 from pyperf_suite.user_kernels.guards import recognises
@@ -463,3 +465,24 @@ def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
 def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
     """Part of a file."""
     return np.fromfile(path, np.uint8, size_bytes, offset=offset)
+
+
+def are_equal(slot: str, other: str) -> bool:
+    """Whether two slots hold the same inputs."""
+    files = (slot, other), (f"{slot}.plain", f"{other}.plain")
+    return all(filecmp.cmp(*pair, shallow=False) for pair in files)
+
+
+def with_rounding(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Tolerance:
+    """With what sensitivity.py measured of a reference: K, and S of all elements together."""
+    pools = {name: Pool(*each) for name, each in rounding["pools"].items()}
+    return replace(tolerance, terms=rounding["terms"], pools=pools)
+
+
+def read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
+    """What sensitivity.py measured of each array, by name."""
+    values, end, found = np.fromfile(path, np.float32), 0, {}
+    for name, shape in shapes:
+        begin, end = end, end + math.prod(shape)
+        found[name] = values[begin:end].reshape(shape)
+    return found

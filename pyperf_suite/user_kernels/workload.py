@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import filecmp
 import functools
 import math
 import os
@@ -30,19 +29,22 @@ from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
+from pyperf_suite.measure.verify_result import Tolerance, compare, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.checks import (
     UNSUITED,
     PartChecks,
     PartStopwatch,
+    are_equal,
     float_bytes,
     holds_poison,
     read_array,
     read_bytes,
+    read_sizes,
     read_tree,
     shares_elements,
+    with_rounding,
 )
 from pyperf_suite.user_kernels.processes import (
     ReferenceProcess,
@@ -228,7 +230,7 @@ class UserLaunches(Prepared):
         self._tolerance = Tolerance(self._built["tolerance"], terms=longest)
         self.rounding = place.earlier.get("rounding")
         if self.rounding:
-            self._tolerance = _measured(self._tolerance, self.rounding)
+            self._tolerance = with_rounding(self._tolerance, self.rounding)
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
         self.is_paired, self.is_random = place.inputs is not None, bool(self._built["random"])
@@ -397,7 +399,7 @@ class UserLaunches(Prepared):
         if equal < launches and found["slot"] == slots[0]:
             # The reference holds those of the other slot; without a seed they cannot be made again.
             self._made = self._make(self._unseen, self._seeds[-2])
-            if not _are_equal(self._unseen, slots[0]):
+            if not are_equal(self._unseen, slots[0]):
                 return equal, None
             self._seeds.append(self._made["seed"])
             self._slots[-2:] = slots[::-1]
@@ -405,7 +407,7 @@ class UserLaunches(Prepared):
 
     def fresh(self) -> bool:
         """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
-        return not _are_equal(self._slots[0], self._slots[-1])
+        return not are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
         """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
@@ -467,7 +469,7 @@ class UserLaunches(Prepared):
         answer = self._reference.expect(expected, self._end_s, path, budget_s, terms)
         if "terms" not in answer:
             return answer, known
-        found = _measured(replace(known, sizes=_read_sizes(path, answer["sizes"])), answer)
+        found = with_rounding(replace(known, sizes=read_sizes(path, answer["sizes"])), answer)
         if is_usual:
             self.rounding = {name: answer[name] for name in ("terms", "pools")}
             self._tolerance = replace(found, sizes={})
@@ -629,27 +631,6 @@ def _split(name: str) -> tuple[str, str]:
 def _source(top: str, file: str) -> dict[str, Any]:
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
-
-
-def _are_equal(slot: str, other: str) -> bool:
-    """Whether two slots hold the same inputs."""
-    files = (slot, other), (f"{slot}.plain", f"{other}.plain")
-    return all(filecmp.cmp(*pair, shallow=False) for pair in files)
-
-
-def _measured(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Tolerance:
-    """With what sensitivity.py measured of a reference: K, and S of all elements together."""
-    pools = {name: Pool(*each) for name, each in rounding["pools"].items()}
-    return replace(tolerance, terms=rounding["terms"], pools=pools)
-
-
-def _read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
-    """What sensitivity.py measured of each array, by name."""
-    values, end, found = np.fromfile(path, np.float32), 0, {}
-    for name, shape in shapes:
-        begin, end = end, end + math.prod(shape)
-        found[name] = values[begin:end].reshape(shape)
-    return found
 
 
 def _is_time(value: Any) -> bool:

@@ -169,8 +169,6 @@ BASES = {
     "tokens/s": ("/s", 1),
     "W": ("W", 1),
     "joules": ("J", 1),
-    "TFLOP/J": ("FLOP/J", 1e12),
-    "J/TFLOP": ("J/FLOP", 1e-12),
     "billion": ("count", 1e9),
     "count": ("count", 1),
     "x": ("ratio", 1),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import MedianInterval, another_runs
 from pyperf_suite.measure.sampling import Measurement, SteadyRule, StopRule, to_the_end
 from pyperf_suite.runner import timing
@@ -31,7 +31,7 @@ SIX = Measurement(
     converged=True,
     stopped_by="interval",
 )
-COUNTED = Effort(SteadyRule(launches=3), StopRule.exactly(8, 1.0), energy=False)
+COUNTED = Effort(SteadyRule(launches=3), StopRule.exactly(8, 1.0))
 
 
 def test_times_are_a_metric_in_seconds_with_the_bounds_of_the_median_or_of_another_run():
@@ -97,7 +97,6 @@ def test_an_answer_has_times_work_state_how_it_was_sampled_and_what_was_checked(
     assert (found["outcome"], found["work"], found["state"]) == ("ok", {"flop": 7, "bytes": 5}, {"commit": "abc"})
     assert (found["kernel"]["name"], found["metrics"]["moved"]["value"]) == ("made up", 8.0)
     assert len(found["metrics"]["time"]["samples"]) == 8
-    assert "energy" not in found["metrics"].keys() | found["quality"].keys()
     sampling = found["sampling"]
     assert (sampling["cache"], sampling["quantile"], sampling["stopped_by"]) == ("none", 0.5, "max_samples")
     assert (sampling["warmup_launches"], sum(sampling["slices"]), sampling["launches_per_sample"]) == (3, 8, 1)
@@ -172,29 +171,3 @@ def test_what_sees_more_is_looked_at_as_a_whole_before_and_after():
     count = len(launches.launched)
     late = answer(Launches(lambda launched: launched < count, sees_more=True, unchecked="each builds on the last"))
     assert late["reason"].startswith("Wrong result after timing")
-
-
-def test_joules_and_watts_are_of_a_stretch_of_more_launches_and_their_bounds_of_its_error(monkeypatch):
-    spent = type("Spent", (), {"joules": 12.0, "seconds": 3.0, "launches": 6, "error": 0.25, "busy": 0.5})
-    asked = []
-
-    class Meter:
-        counter, step_s = type("Counter", (), {"name": "a counter"}), 0.1
-
-        def of_launches(self, launch, stopwatch, first, batch, sample_s):
-            asked.append((first, batch, sample_s))
-            return spent
-
-    monkeypatch.setattr(timing, "energy_meter", lambda device: Meter())
-    launches = Launches()
-    result: dict[str, Any] = {"quality": {}, "metrics": {}}
-    timing._add_energy(launches, replace(SIX, launches_per_sample=4), CPU, result)
-    assert asked == [(2 + 6 * 4, 4, 3.5 * 4)]
-    assert result["metrics"]["energy"] == vars(Metric("J", 2.0, 1.5, 2.5, 1.5, 2.5, [2.0]))
-    assert result["metrics"]["power"] == vars(Metric("W", 4.0, 3.0, 5.0, 3.0, 5.0, [4.0]))
-    how = {"counter": "a counter", "step_s": 0.1, "stretch_s": 3.0, "busy": 0.5, "launches": 6}
-    assert result["quality"]["energy"] == how
-    monkeypatch.setattr(timing, "energy_meter", lambda device: Unavailable("nobody counts"))
-    found = answer(Launches(), replace(COUNTED, energy=True))
-    assert found["quality"]["energy"] == {"unavailable": "nobody counts"}
-    assert "energy" not in answer(Launches(), replace(COUNTED, energy=True), finish=lambda *_: None)["quality"]
