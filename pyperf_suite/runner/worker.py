@@ -109,7 +109,7 @@ def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[di
         if group is not None and device.kind == "cuda":
             device = Device("cuda", group.environment.local_rank)
         cases = [Case.from_json(each) for each in request["cases"]]
-        how = effort, device, group, request["deadline_s"], turns.begin, request["earlier"]
+        how = effort, device, group, request["deadline_s"], turns.begin, request.get("earlier", ())
         for number, answer in measure_by_turns(cases, *how):
             yield {"case": number, **answer}
     except RanksMissing as missing:
