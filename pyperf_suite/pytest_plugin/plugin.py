@@ -308,7 +308,7 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
     """Leave our items out of pytest-benchmark's tables unless those were requested: the run's own ones say more."""
     groups = yield
     requested = (*config.invocation_params.args, *config.getini("addopts"))
-    if _RUN not in config.stash or config.option.verbose > 0 or any(map(str(requested).__contains__, _TABLE_OPTIONS)):
+    if _RUN not in config.stash or config.option.verbose > 0 or any(each in str(requested) for each in _TABLE_OPTIONS):
         return groups
     ours = config.stash[_RUN].replayed
     kept = [(name, [each for each in held if each["fullname"] not in ours]) for name, held in groups]

@@ -56,7 +56,7 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
 
     Raises UserError where the results folder cannot be written, or a name is no folder's.
     """
-    if name is not None and (Path(name).name != name or not name.isprintable()):
+    if name is not None and (Path(name).name != name or name == ".." or not name.isprintable()):
         raise UserError(f"{name!r} cannot name a run: give a plain name, without slashes.")
     now = datetime.datetime.now(datetime.timezone.utc)
     path = results / identity.slug / (name or f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}")

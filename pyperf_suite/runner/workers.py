@@ -316,7 +316,8 @@ class WorkerPool(Workers):
                 cases, effort, self._deadline_s, patience_s, earlier
             ):
                 waiting.discard(number)
-                self._checked[cases[number].case_id] = joined(earlier[number], answer.get("verification", {}))
+                if "inputs_tried" in (found := answer.get("verification", {})):
+                    self._checked[cases[number].case_id] = joined(earlier[number], found)
                 if answer.pop("fatal", False) or workload.fresh_ranks:
                     self._workers.pop(key).close()
                 yield number, answer

@@ -265,12 +265,14 @@ class Auditor:
             for index, result in zip(burst, results):
                 process._last.append(result)
                 process._last_set = index
-                if not _equal(process._result(), self._right[slot_of[index]]):
+                found = process._result()
+                if not _equal(found, self._right[slot_of[index]]):
                     process._keep_result()
                     return {"equal": done, "slot": slot_of[index]}
                 done += 1
-            for each in arrays_in(results):
-                poison(each, every=POISONED_ONE_OF)
+                # Memory that was returned, or an argument that was written: a launch that leaves it is seen.
+                for each in arrays_in(found):
+                    poison(each, every=POISONED_ONE_OF)
         return {"equal": done, "slot": ""}
 
 

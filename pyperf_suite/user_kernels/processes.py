@@ -47,6 +47,9 @@ LARGEST_ANSWER_BYTES = 64 << 20
 # The reason in a record where the process ended during a request.
 ENDED = "process ended"
 
+# A template imports its modules before it answers; a process that waited so long is started by itself.
+TEMPLATE_S = 30.0
+
 # After this much of silence a process that was to end is killed.
 POLITE_S = 0.3
 
@@ -95,19 +98,17 @@ class UserProcess:
         self._from, answers = os.pipe()
         output, printed = os.pipe()
         self._process: subprocess.Popen[bytes] | _Copy
+        copied = _copy_of_a_template(python, preload, self._stack, (requests, answers, printed)) if preload else None
         try:
-            if preload:
-                self._process = _template(python, *preload).copy(self._stack, (requests, answers, printed))
-            else:
-                self._process = subprocess.Popen(
-                    [python, SCRIPT, str(requests), str(answers), str(self._stack)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=printed,
-                    stderr=printed,
-                    pass_fds=(requests, answers),
-                    start_new_session=True,
-                    env={**os.environ, **(environment or {})},
-                )
+            self._process = copied or subprocess.Popen(
+                [python, SCRIPT, str(requests), str(answers), str(self._stack)],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(requests, answers),
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
         except OSError as error:
             for each in (self._to, self._from, output):
                 os.close(each)
@@ -324,6 +325,7 @@ class _Template:
     def __init__(self, python: str, modules: Sequence[str]) -> None:
         self._environment = dict(os.environ)
         self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(TEMPLATE_S)
         with theirs:
             self._process = subprocess.Popen(
                 [python, SCRIPT, "serve", str(theirs.fileno()), *modules],
@@ -355,12 +357,17 @@ class _Template:
 _templates: dict[tuple[str, ...], _Template] = {}
 
 
-def _template(*key: str) -> _Template:
-    """That of an interpreter and modules, as long as it lives and the environment is the same."""
-    if key not in _templates or not _templates[key].is_usable:
+def _copy_of_a_template(python: str, modules: Sequence[str], stack: Path, descriptors: Sequence[int]) -> _Copy | None:
+    """Of that of an interpreter and modules, as long as it lives and the environment is the same; None without one."""
+    key = (python, *modules)
+    try:
+        if key not in _templates or not _templates[key].is_usable:
+            forget_templates()
+            _templates[key] = _Template(python, modules)
+        return _templates[key].copy(stack, descriptors)
+    except OSError:
         forget_templates()
-        _templates[key] = _Template(key[0], key[1:])
-    return _templates[key]
+        return None
 
 
 @atexit.register
