@@ -415,6 +415,13 @@ def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does
     assert measured()["outcome"] == "ok"
 
 
+def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(bench):
+    double = "def double(x, out):\n    if next(calls) % 300:\n        np.multiply(x, 2, out=out)\n"
+    before = f"import itertools\ncalls = itertools.count(1)\n{double}"
+    bench(kernel_of("double, suite.rand(64), suite.empty(64), reference=lambda x, out: x * 2.0", before))
+    assert measured(implementation="double")["outcome"] == "failed"
+
+
 def test_a_file_that_sets_variables_before_it_imports_has_processes_that_do_so(bench):
     bench("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\n" + kernel_of("lambda x: x + 1, suite.rand(8)"))
     assert measured()["outcome"] == "ok"
