@@ -24,6 +24,7 @@ from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
 from pyperf_suite.render.terminal import (
     ALL,
+    SCREEN_LINES,
     print_answer,
     print_cautions,
     print_findings,
@@ -74,7 +75,8 @@ def report_run(
     if len(printed) == 1 and not everything:
         (found,) = printed.values()
         print_summary(console, failures_of(records))
-        print_answer(console, Findings((*of_the_run, *found.remarks)), more)
+        # The place of the records takes the others.
+        print_answer(console, Findings((*of_the_run, *found.remarks)), more, SCREEN_LINES - 3)
     else:
         print_summary(console, [*failures_of(records), *summary_of(printed)])
         print_cautions(console, [*of_the_run, *(each for found in printed.values() for each in found.cautions)], more)

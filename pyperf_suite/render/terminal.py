@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
 # No line is broken and no column left out: for `--all`, and if output goes into a file.
 WIDE = 100_000
 _GAP = "  "
-# What a command ends with, unless all is requested; of it a table's rows, and lines of findings, of a summary with its
-# heading.
+# What a command ends with, unless all is requested; of it a table's rows, and lines of a summary with its heading.
 SCREEN_LINES = 25
-_MOST_ROWS, _MOST_FINDINGS, MOST_LINES = 8, 10, 7
+_MOST_ROWS, MOST_LINES = 8, 7
 # Of a run, so many probes' tables come before that.
 _MOST_PROBES = 2
 # How all of it is printed.
@@ -54,7 +54,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         say(console, _CAUTION, text.sentence(caution))
     for name, found in findings.items():
         console.print(f"\n[bold]{escape(name)}[/bold]")
-        print_remarks_and_tables(console, Findings(tuple(of_probes[name])) + found)
+        print_remarks_and_tables(console, Findings(tuple(of_probes[name])) + found, most_verdicts=None)
 
 
 def print_first_tables(console: Console, findings: Mapping[str, Findings], more: str = ALL) -> None:
@@ -65,24 +65,38 @@ def print_first_tables(console: Console, findings: Mapping[str, Findings], more:
             print_table(console, table, more, most_rows=2 * _MOST_ROWS)
 
 
-def print_answer(console: Console, found: Findings, more: str = ALL) -> None:
+def print_answer(console: Console, found: Findings, more: str = ALL, most_lines: int = SCREEN_LINES) -> None:
     """What was found, on one screen: the first findings, the first table, and how much more there is."""
+
+    def one(each: Remark | tuple[Claim, list[ClaimVerdict]]) -> None:
+        print_remarks_and_tables(console, Findings((each,) if isinstance(each, Remark) else tuple(each[1])), more)
+
+    def first_table() -> None:
+        for table in found.tables[:1]:
+            print_table(console, table, more, most_rows=_MOST_ROWS)
+
     print_cautions(console, found.cautions, more)
     others = [each for each in text.by_claim(found.remarks) if each not in found.cautions]
-    lines, shown = 0, 0
+    room = most_lines - 1 - _height(console, lambda: print_cautions(console, found.cautions, more))
+    room, shown = room - _height(console, first_table), 0
     for each in others:
-        said = text.sentence(each) if isinstance(each, Remark) else text.in_words(each[0])
-        lines += len(_wrapped(console, "  •", said)) + (0 if isinstance(each, Remark) else len(each[1]))
-        if lines > _MOST_FINDINGS and shown:
+        room -= _height(console, functools.partial(one, each))
+        if room < 0 and shown:
             break
-        print_remarks_and_tables(console, Findings((each,) if isinstance(each, Remark) else tuple(each[1])), more)
+        one(each)
         shown += 1
-    for table in found.tables[:1]:
-        print_table(console, table, more, most_rows=_MOST_ROWS)
+    first_table()
     left = [(len(others) - shown, "finding"), (len(found.tables[1:]), "table")]
     if any(count for count, _ in left):
         counted = " and ".join(f"{count} more {name}{'s' * (count > 1)}" for count, name in left if count)
         say(console, "  [dim]…[/dim]", f"{counted}: {more} shows all")
+
+
+def _height(console: Console, draw: Callable[[], None]) -> int:
+    """How many lines that is."""
+    with console.capture() as captured:
+        draw()
+    return len(captured.get().splitlines())
 
 
 def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL) -> None:
@@ -112,22 +126,26 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 
-def print_remarks_and_tables(console: Console, found: Findings, more: str = ALL) -> None:
-    """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says what shows all columns."""
+def print_remarks_and_tables(
+    console: Console, found: Findings, more: str = ALL, most_verdicts: int | None = _MOST_VERDICTS
+) -> None:
+    """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says what shows all of them."""
     for each in text.by_claim(found.remarks):
         if isinstance(each, Remark):
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
-            _print_claim(console, *each, more)
+            _print_claim(console, *each, more, most_verdicts)
     for table in found.tables:
         print_table(console, table, more)
 
 
-def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict], more: str) -> None:
+def _print_claim(
+    console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict], more: str, most_verdicts: int | None
+) -> None:
     say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
     for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
-        most = len(held) if console.width == WIDE or len(held) == _MOST_VERDICTS + 1 else _MOST_VERDICTS
+        most = len(held) if most_verdicts is None or len(held) == most_verdicts + 1 else most_verdicts
         for verdict in held[:most]:
             say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
         if held[most:]:

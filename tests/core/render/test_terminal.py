@@ -23,6 +23,7 @@ from pyperf_suite.render.terminal import (
     print_findings,
     print_first_tables,
     print_places,
+    print_remarks_and_tables,
     print_summary,
     print_table,
 )
@@ -100,7 +101,9 @@ def test_noise_is_not_told_and_cautions_come_first() -> None:
 def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> None:
     verdicts = [CLAIM.judge(f"case {n} takes {{measured}}", 2.0) for n in range(9)]
     found = Findings((*verdicts, CLAIM.judge("another takes {measured}", 3.0)))
-    text = printed(found)
+    console = Console(file=io.StringIO(), width=60)
+    print_remarks_and_tables(console, found)
+    text = console.file.getvalue()
     assert text.count("A Guide") == 1
     assert "holds in 6 more cases" in text
     assert "does not hold here: another takes 3.00 ×" in text
