@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import os
 import secrets
 import selectors
@@ -97,10 +96,10 @@ class UserProcess:
         requests, self._to = os.pipe()
         self._from, answers = os.pipe()
         output, printed = os.pipe()
-        self._process: subprocess.Popen[bytes] | _Copy
+        self._process: psutil.Process
         copied = _copy_of_a_template(python, preload, self._stack, (requests, answers, printed)) if preload else None
         try:
-            self._process = copied or subprocess.Popen(
+            self._process = copied or psutil.Popen(
                 [python, SCRIPT, str(requests), str(answers), str(self._stack)],
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
@@ -166,8 +165,9 @@ class UserProcess:
 
     def pause(self, paused: bool) -> None:
         """Stop the process, threads that wait busily too, or let it go on."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+        if not self.is_closed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its living children have used, by Linux's own clock of each."""
@@ -191,8 +191,8 @@ class UserProcess:
         family = self._family()
         os.close(self._to)
         self._to = -1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=POLITE_S)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self._process.wait(POLITE_S)
         self._kill(family)
         os.close(self._from)
         self._reader.join(timeout=1.0)
@@ -229,15 +229,14 @@ class UserProcess:
 
     def _family(self) -> list[psutil.Process]:
         try:
-            own = psutil.Process(self._process.pid)
-            return [own, *own.children(recursive=True)]
+            return [self._process, *self._process.children(recursive=True)]
         except psutil.Error:
             return []
 
     def _hung(self, what: str) -> Failed:
         place = ""
         with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGUSR2)
+            os.kill(self.pid, signal.SIGUSR2)
             for _ in range(20):
                 time.sleep(0.05)
                 place = self._place_in_stack()
@@ -255,9 +254,9 @@ class UserProcess:
             return ""
 
     def _ended(self, what: str) -> Failed:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        code = self._process.returncode
+        code = None
+        with contextlib.suppress(psutil.TimeoutExpired):
+            code = self._process.wait(1.0)
         if code is None:
             return self._lost("closed its channel of requests", reason=ENDED)
         if code == -signal.SIGKILL:
@@ -295,30 +294,6 @@ class UserProcess:
                     kept -= len(self._log.popleft())
 
 
-class _Copy:
-    """A process that was copied from a template, as far as it is used like a subprocess.Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        end_s = math.inf if timeout is None else time.monotonic() + timeout
-        while self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > end_s:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            else:
-                time.sleep(1e-3)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-
 class _Template:
     """A process that has imported modules, and runs nobody's code: copies of it start in no time."""
 
@@ -340,13 +315,10 @@ class _Template:
     def is_usable(self) -> bool:
         return self._process.poll() is None and self._environment == os.environ
 
-    def copy(self, stack: Path, descriptors: Sequence[int]) -> _Copy:
+    def copy(self, stack: Path, descriptors: Sequence[int]) -> psutil.Process:
         """A process that writes stacks there and has these descriptors. Raises OSError where there is none."""
         socket.send_fds(self._channel, [str(stack).encode()], descriptors)
-        return _Copy(int(self._channel.recv(32) or self._lost()))
-
-    def _lost(self) -> int:
-        raise OSError(0, "its template ended")
+        return psutil.Process(int(self._channel.recv(32)))
 
     def close(self) -> None:
         self._channel.close()
@@ -357,7 +329,9 @@ class _Template:
 _templates: dict[tuple[str, ...], _Template] = {}
 
 
-def _copy_of_a_template(python: str, modules: Sequence[str], stack: Path, descriptors: Sequence[int]) -> _Copy | None:
+def _copy_of_a_template(
+    python: str, modules: Sequence[str], stack: Path, descriptors: Sequence[int]
+) -> psutil.Process | None:
     """Of that of an interpreter and modules, as long as it lives and the environment is the same; None without one."""
     key = (python, *modules)
     try:
@@ -365,7 +339,7 @@ def _copy_of_a_template(python: str, modules: Sequence[str], stack: Path, descri
             forget_templates()
             _templates[key] = _Template(python, modules)
         return _templates[key].copy(stack, descriptors)
-    except OSError:
+    except (OSError, ValueError, psutil.Error):
         forget_templates()
         return None
 

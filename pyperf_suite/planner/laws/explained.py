@@ -119,12 +119,6 @@ class KernelPrices(Protocol):
     def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
         """Attention with the widths of DeepSeek's latent one, between its projections."""
 
-    def grouped_gemm(
-        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
-        gated: bool, backward: bool,
-    ) -> Explained:  # fmt: skip
-        """The routed experts of one layer on one rank; `tokens` are those of all `ep` ranks that share them."""
-
     def memory_bound(self, nbytes: Bytes) -> Explained:
         """A kernel that moves so many bytes and computes next to nothing."""
 

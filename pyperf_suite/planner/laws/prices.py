@@ -32,7 +32,6 @@ from pyperf_suite.planner.laws.calibration import (
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
@@ -114,15 +113,6 @@ class Prices:
         errors = [np.asarray(end) / way.seconds for end in (way.low, way.high)] if way.low is not None else [1.0, 1.0]
         return _scaled(forward, way.seconds / once.seconds, *errors)
 
-    def grouped_gemm(
-        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
-        gated: bool, backward: bool,
-    ) -> Explained:  # fmt: skip
-        return grouped_gemm_time(
-            self.gpu, tokens, hidden, expert_ffn, experts, top_k, self.dtype, ep, tp, gated=gated, backward=backward,
-            library=self.library,
-        )  # fmt: skip
-
     def memory_bound(self, nbytes: Bytes) -> Explained:
         return memory_bound_time(self.gpu, nbytes)
 
@@ -184,7 +174,6 @@ class NotedPrices:
     gemm = _noted("products", "gemm")
     attention = _noted("attention", "attention")
     latent_attention = _noted("latent attention", "latent_attention")
-    grouped_gemm = _noted("experts", "grouped_gemm")
     memory_bound = _noted("memory bound", "memory_bound")
     collective = _noted("collectives", "collective")
 

@@ -45,10 +45,6 @@ class MadeUpPrices:
     def latent_attention(self, backward, batch, seq, heads):
         return self.attention(True, backward, batch, seq, heads, heads, 160)
 
-    def grouped_gemm(self, tokens, hidden, width, experts, top_k, ep, tp, gated, backward):
-        flop = 2.0 * tokens * top_k / ep * hidden * width / tp * (3 if gated else 2) * (2 if backward else 1)
-        return Explained(flop / 1e14)
-
     def memory_bound(self, nbytes):
         return Explained(nbytes / 1e12)
 
