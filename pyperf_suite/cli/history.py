@@ -215,7 +215,7 @@ def _column(values: list[Any]) -> Any:
 
 
 # What a person reads in one go; --all shows more.
-_LISTED = 40
+_LISTED = 20
 
 
 def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:

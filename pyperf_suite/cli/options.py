@@ -237,10 +237,11 @@ def finish(
 
         click.echo(comparisons_as_json(heading, findings, notes, code, extra))
     else:
-        from pyperf_suite.render.comparisons import print_comparisons
+        from pyperf_suite.render.comparisons import MOST_SHOWN, print_comparisons
         from pyperf_suite.render.terminal import console_for
 
-        print_comparisons(console_for(requested.everything), heading, findings, notes, code, fail_on)
+        most = None if requested.everything else MOST_SHOWN
+        print_comparisons(console_for(requested.everything), heading, findings, notes, code, fail_on, most)
     _write_files(findings, requested, heading, notes, fail_on)
     raise SystemExit(code)
 

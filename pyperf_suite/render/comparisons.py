@@ -17,12 +17,14 @@ from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
 from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
-from pyperf_suite.render.terminal import note, print_table, say
+from pyperf_suite.render.terminal import ALL, note, print_table, say
 
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400
+# Of a comparison in a terminal, unless all is requested.
+MOST_SHOWN = 5
 _MARKS = {"slower": "🔴", "failed": "⚫", "undecided": "🟡", "faster": "🟢", "equivalent": "⚪"}
 
 
@@ -53,18 +55,29 @@ def counted(findings: Sequence[Judgement]) -> str:
 
 
 def print_comparisons(
-    console: Console, heading: str, findings: Sequence[Judgement], notes: Sequence[str], code: int, fail_on: str
+    console: Console,
+    heading: str,
+    findings: Sequence[Judgement],
+    notes: Sequence[str],
+    code: int,
+    fail_on: str,
+    most: int | None = MOST_SHOWN,
 ) -> None:
-    """The table, a sentence for each finding but the equivalent, the notes, and the exit code with its meaning."""
+    """The table, a sentence for each finding but the equivalent, the notes, and the exit code with its meaning.
+
+    Of both the `most` urgent; None: all.
+    """
     ordered = by_urgency(findings)
     console.print()
     say(console, "", heading, style="bold")
-    print_table(console, _table(ordered))
-    for finding in ordered:
-        if finding.verdict != "equivalent":
-            named = finding.benchmark in finding.sentence
-            said = finding.sentence if named else f"{finding.benchmark}: {finding.sentence}"
-            say(console, "  [cyan]•[/cyan]", said)
+    print_table(console, _table(ordered), most_rows=most)
+    moved = [finding for finding in ordered if finding.verdict != "equivalent"]
+    for finding in moved[:most]:
+        named = finding.benchmark in finding.sentence
+        said = finding.sentence if named else f"{finding.benchmark}: {finding.sentence}"
+        say(console, "  [cyan]•[/cyan]", said)
+    if most is not None and moved[most:]:
+        say(console, "  [dim]…[/dim]", f"{len(moved) - most} more that are not equivalent: {ALL} shows all")
     for each in notes:
         note(console, each)
     meaning = {0: "fine", 1: "regression", 3: "undecided or failed"}[code]

@@ -168,9 +168,8 @@ def topology_of(text: str) -> None:
 
 
 def log_of(text: str) -> None:
-    log = nccl_log.parse(text)
-    log.choice("all_reduce", 1024, 2)
-    [str(choice) for choice in log.choices]
+    nccl_log.choice_for(text, "all_reduce", 1024, 2)
+    [str(choice) for choice in nccl_log.choices(text)]
 
 
 LOG = """\

@@ -20,6 +20,8 @@ SUMMARIES = {
     "failed": "Correct what failed first: numbers from this machine would mislead, or could not be measured.",
 }
 SCHEMA = 2
+# Of what is ok, unless all is requested.
+MOST_OK = 8
 
 
 @click.command()
@@ -90,12 +92,13 @@ def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:
     """Sentences on what is not ok, the commands for it, a table of the rest, and a count."""
     from pyperf_suite.findings.data import findings
     from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, check_table, sentences
-    from pyperf_suite.render.terminal import console_for, escape, print_remarks_and_tables, say
+    from pyperf_suite.render.terminal import console_for, escape, print_remarks_and_tables, print_table, say
 
     console = console_for()
     bad = [each for each in checks if each.needs_attention]
     rest = [each for each in checks if each.verdict == OK or (show_all and each.verdict == UNKNOWN)]
-    print_remarks_and_tables(console, findings(sentences(bad), check_table("What is ok", rest)), more="--json")
+    print_remarks_and_tables(console, findings(sentences(bad)))
+    print_table(console, check_table("What is ok", rest), most_rows=None if show_all else MOST_OK)
     commands = [each for each in bad if each.command]
     if commands:
         console.print("\n  [italic]Commands for it, which only you run[/italic]")

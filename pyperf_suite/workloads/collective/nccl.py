@@ -228,7 +228,8 @@ class NcclTransfers(Exchange):
     def _keep_choice(self) -> None:
         parameters, path = self.data.parameters, nccl_log.own_file()
         text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
-        found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
+        operation = parameters.operation.counted_as
+        found = nccl_log.choice_for(text, operation, parameters.message_bytes, parameters.ranks)
         if found is not None:
             reported = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
             self.kernel = replace(self.kernel, details={**self.kernel.details, **reported})

@@ -1,4 +1,4 @@
-"""NCCL's log read across its versions: choices by size, transports, channels, and any text at all without a fault."""
+"""NCCL's log read across its versions: choices by size, and any text at all without a fault."""
 
 import os
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.hardware import nccl_log
-from pyperf_suite.hardware.nccl_log import ALGORITHMS, OPERATIONS, PROTOCOLS, Choice, NcclLog, parse
+from pyperf_suite.hardware.nccl_log import ALGORITHMS, OPERATIONS, PROTOCOLS, Choice, choice_for, choices
 
 # Lines in the forms of public issue reports and of NCCL's own format strings, hosts and addresses shortened.
 LOG_2_27 = """\
@@ -40,49 +40,40 @@ proto 1 time 25.259054
 """
 
 
-def test_version_transports_channels_ranks_warnings_and_the_choice_for_each_size_are_found():
-    log = parse(LOG_2_27)
-    assert log.choice("all_reduce", 4096, 8) == Choice("all_reduce", 4096, "RING", "LL", 1)
-    assert log.choice("all_reduce", 1 << 20, 8) == Choice("all_reduce", 1 << 20, "RING", "LL", 24)
-    assert str(log.choice("all_reduce", 1 << 21, 8)) == "NVLS/SIMPLE, 16 channels"
-    assert log.choice("broadcast", 1 << 15, 8) is not None  # sizes may be set flush right
-    assert log.choice("all_reduce", 8192, 8) is None
-    assert log.choice("reduce", 4096, 8) is None
-    log = parse(LOG_2_27)
-    assert log.choice("all_gather", 8 * 515_200, 8) == Choice("all_gather", 515_200, "RING", "LL", 24)
-    assert log.choice("all_gather", 515_200, 8) is None
-    log = parse(LOG_2_27)
-    assert log.version == "2.27.3+cuda12.9"
-    assert log.transports == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 2, "SHM/direct/direct": 1}
-    assert log.channels == {"coll": 16, "collnet": 16, "nvls": 0, "p2p": 32}
-    assert (log.ranks, log.nodes) == (16, 2)
-    assert log.warnings == ("NET/IB : Got completion from peer with status=12",)
+def test_the_choice_for_each_size_is_found():
+    assert choice_for(LOG_2_27, "all_reduce", 4096, 8) == Choice("all_reduce", 4096, "RING", "LL", 1)
+    assert choice_for(LOG_2_27, "all_reduce", 1 << 20, 8) == Choice("all_reduce", 1 << 20, "RING", "LL", 24)
+    assert choice_for(LOG_2_27, "all_reduce", 1 << 21, 8) == Choice("all_reduce", 1 << 21, "NVLS", "SIMPLE", 16)
+    assert choice_for(LOG_2_27, "broadcast", 1 << 15, 8) is not None  # sizes may be set flush right
+    assert choice_for(LOG_2_27, "all_reduce", 8192, 8) is None
+    assert choice_for(LOG_2_27, "reduce", 4096, 8) is None
+    assert choice_for(LOG_2_27, "all_gather", 8 * 515_200, 8) == Choice("all_gather", 515_200, "RING", "LL", 24)
+    assert choice_for(LOG_2_27, "all_gather", 515_200, 8) is None
 
 
 def test_older_versions_are_read_by_number_and_fit_any_operation():
-    log = parse(LOG_2_21)
-    assert log.version == "2.21.5+cuda12.4"
-    assert [str(choice) for choice in log.choices] == ["TREE/LL", "TREE/LL128", "RING/SIMPLE"]
-    assert log.choice("all_reduce", 805306368, 8) == Choice(None, 805306368, "RING", "SIMPLE")
-    assert log.choice("all_gather", 512, 8) == Choice(None, 512, "TREE", "LL128")
+    found = [(one.algorithm, one.protocol) for one in choices(LOG_2_21)]
+    assert found == [("TREE", "LL"), ("TREE", "LL128"), ("RING", "SIMPLE")]
+    assert choice_for(LOG_2_21, "all_reduce", 805306368, 8) == Choice(None, 805306368, "RING", "SIMPLE")
+    assert choice_for(LOG_2_21, "all_gather", 512, 8) == Choice(None, 512, "TREE", "LL128")
 
 
 def test_the_last_choice_stands_lines_that_ran_together_are_both_read_and_unknown_names_are_kept():
     line = "NCCL INFO AllReduce: 64 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..0}}\n"
-    log = parse(line.format("TREE") + line.format("RING"))
-    assert log.choice("all_reduce", 64, 2) == Choice("all_reduce", 64, "RING", "LL", 1)
+    both = line.format("TREE") + line.format("RING")
+    assert choice_for(both, "all_reduce", 64, 2) == Choice("all_reduce", 64, "RING", "LL", 1)
     half = "AllReduce: 8 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}"
-    assert len(parse(f"a:1:1 [0] NCCL INFO {half}b:2:2 [0] NCCL INFO {half}").choices) == 2
-    [choice] = parse("NCCL INFO AllGatherV: 8 Bytes -> Algo 9 proto 7 time 1.0").choices
+    assert len(choices(f"a:1:1 [0] NCCL INFO {half}b:2:2 [0] NCCL INFO {half}")) == 2
+    [choice] = choices("NCCL INFO AllGatherV: 8 Bytes -> Algo 9 proto 7 time 1.0")
     assert (choice.operation, choice.algorithm, choice.protocol) == ("AllGatherV", "9", "7")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "nothing of NCCL", "# nThread 1 nGpus 8 minBytes 8\n"])
-def test_a_text_without_nccls_lines_gives_an_empty_log(text):
-    assert parse(text) == NcclLog()
+def test_a_text_without_nccls_lines_has_no_choice(text):
+    assert not choices(text)
 
 
-choices = st.builds(
+ANY = st.builds(
     Choice,
     st.sampled_from(sorted(OPERATIONS.values())),
     st.integers(0, 10**18 - 1),
@@ -92,7 +83,7 @@ choices = st.builds(
 )
 
 
-@given(st.lists(choices, max_size=20), st.sampled_from(["", "host:1:2 [0] ", "[3]: [default0]:", "2026-01-01 12:00 "]))
+@given(st.lists(ANY, max_size=20), st.sampled_from(["", "host:1:2 [0] ", "[3]: [default0]:", "2026-01-01 12:00 "]))
 def test_every_choice_that_nccl_formats_is_read_back(logged, prefix):
     spelled = {ours: theirs for theirs, ours in OPERATIONS.items()}
     lines = [
@@ -100,7 +91,7 @@ def test_every_choice_that_nccl_formats_is_read_back(logged, prefix):
         f"{one.protocol} channel{{Lo..Hi}}={{0..{one.channels - 1}}}"
         for one in logged
     ]
-    assert parse("\n".join(lines)).choices == tuple(logged)
+    assert choices("\n".join(lines)) == logged
 
 
 def test_a_process_finds_the_log_that_it_was_started_to_write():
