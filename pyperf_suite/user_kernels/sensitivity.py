@@ -70,6 +70,7 @@ def _sizes(
     numpy = sys.modules["numpy"]
     # In float64: squares of what float32 holds overflow it, and an infinite S would allow anything.
     squares = {name: numpy.zeros(each.shape, numpy.float64) for name, each in right.items()}
+    overflowed = {name: numpy.zeros(each.shape, bool) for name, each in right.items()}
     moves = 0
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
         moved = dict(float_parts(evaluate(partial(_changed, partial(_either_way, draw, share)))))
@@ -77,14 +78,18 @@ def _sizes(
         for name, each in right.items():
             other = moved.get(name)
             if other is not None and other.shape == each.shape:
-                squares[name] += numpy.nan_to_num(numpy.abs(other - each) / share, posinf=1e18) ** 2
+                move = numpy.abs(other - each) / share
+                overflowed[name] |= ~numpy.isfinite(move) & numpy.isfinite(each)
+                squares[name] += numpy.where(numpy.isfinite(move), move, 0.0) ** 2
     pooled_moves = POOLED_MOVES if moves < ENOUGH_MOVES else 0
     largest = numpy.finfo("f4").max
-    for each in squares.values():
+    for name, each in squares.items():
         pooled = float(each.mean()) / moves if each.size else 0.0
         each += min(pooled_moves * pooled, 1e300)
         each /= moves + pooled_moves
         numpy.minimum(numpy.sqrt(each, out=each), largest, out=each)
+        # What a move takes out of range says nothing of this element, and nothing of the others.
+        each[overflowed[name]] = largest
     return {name: each.astype("f4") for name, each in squares.items()}
 
 
@@ -141,9 +146,10 @@ def _moved(right: Any, other: Any) -> tuple[float, int]:
 
 
 def _pool(numpy: Any, size: Any, right: Any) -> list[float]:
-    """[size, rms, spread]: √mean S², √mean r², and the largest S/(size·(1 + |r|/rms))."""
-    finite = numpy.abs(right[numpy.isfinite(right)])
-    rms = float(numpy.sqrt((finite**2).mean())) if finite.size else 0.0
+    """[size, rms, spread]: √mean S², √mean r², and the largest S/(size·(1 + |r|/rms)), where both are known."""
+    known = numpy.isfinite(right) & (size < numpy.finfo("f4").max)
+    size, right = size[known], right[known]
+    rms = float(numpy.sqrt((numpy.abs(right) ** 2).mean())) if size.size else 0.0
     mean = float(numpy.sqrt((size.astype(numpy.float64) ** 2).mean())) if size.size else 0.0
     if not mean or not math.isfinite(rms):
         return [mean, 1.0, 1.0]

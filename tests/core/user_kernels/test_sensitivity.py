@@ -110,3 +110,12 @@ def test_results_whose_squares_float32_cannot_hold_have_a_size():
     evaluate = lambda change: np.exp(change(x).astype("float64"))  # noqa: E731
     sizes, _ = sensitivity.measure(evaluate, evaluate(lambda each: each), [x], seed=1)
     assert sizes["out"] == pytest.approx(np.abs(x) * np.exp(x.astype("float64")), rel=0.05)
+
+
+def test_an_element_that_a_move_takes_out_of_range_says_nothing_of_the_others():
+    """Of exp, x·eˣ is the size; e^709.7827 is the largest that float64 holds."""
+    x = np.concatenate([np.full(63, 2.0), [709.782]]).astype(np.float32)
+    sizes, known = measured(np.exp, x, budget_s=0.0)
+    assert sizes["out"][:63] == pytest.approx(2 * np.exp(2.0), rel=0.01)
+    assert sizes["out"][63] == np.finfo(np.float32).max
+    assert known["pools"]["out"][0] == pytest.approx(2 * np.exp(2.0), rel=0.01)
