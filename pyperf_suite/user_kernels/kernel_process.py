@@ -20,8 +20,10 @@ import gc
 import importlib
 import importlib.util
 import json
+import mmap
 import os
 import pickle
+import random
 import signal
 import socket
 import time
@@ -118,11 +120,19 @@ def serve(channel: int, modules: Sequence[str]) -> None:
                 os.dup2(printed, each)
             for each in (number, written, printed):
                 os.close(each)
+            elsewhere = _some_memory()
             work(requests, answers, stack.decode())
+            del elsewhere
         os.waitpid(between, 0)
         connection.send(os.read(number, 32))
         for each in (requests, answers, printed, number, written):
             os.close(each)
+
+
+def _some_memory() -> tuple[bytearray, mmap.mmap]:
+    """Held by a copy of a process, so that arrays lie elsewhere in each, as the system has it for fresh ones."""
+    draw = random.SystemRandom().randrange
+    return bytearray(16 * draw(1, 4096)), mmap.mmap(-1, mmap.PAGESIZE * draw(1, 512))
 
 
 def work(requests: int, answers: int, stack_path: str) -> None:
