@@ -188,12 +188,16 @@ def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tup
 
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, judge that model."""
+    from pyperf_suite.extensions import service
     from pyperf_suite.findings.discovery import replace_probe
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, TrainingSizes, analyse
+    from pyperf_suite.probes.collectives import PROBE, analyse
 
-    training = TrainingSizes.parse(model, FLOP_PER_S[resolve(device).kind])
-    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, training)))
+    judge_of = service("network_judge")
+    if judge_of is None:
+        raise UserError("--model is judged by the planner, which is not installed: leave it out.")
+    judge = judge_of(resolve(device).kind, model)
+    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, judge)))
 
 
 def _run(

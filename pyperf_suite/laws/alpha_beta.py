@@ -1,15 +1,12 @@
-"""Seconds of a message over its bytes: straight lines, joined, each with its alpha and beta; and over ranks."""
+"""Seconds of a message over its bytes: straight lines, joined, each with its alpha and beta."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from pyperf_suite.errors import UserError
-from pyperf_suite.laws.traffic import bus_factor
 
 MOST_SEGMENTS = 8
 FOLDS = 5
@@ -71,53 +68,6 @@ class PiecewiseAlphaBeta:
         errors = held_out_errors(size, time, most_segments)
         stated = float(np.median(errors)) if errors.size else None
         return cls(*_fit_segments(size, time, _choose_segments(size, time, most_segments)), stated)
-
-
-@dataclass(frozen=True)
-class AlphaBetaOverRanks:
-    """One operation's law at several numbers of ranks, and between them.
-
-    Between two measured numbers of ranks the time at a size is drawn straight over log n. Beyond them the nearest
-    curve is read at the size with as many bytes on the bus, which scales bandwidth and not latency.
-
-    On the published tables of ai-dynamo/aiconfigurator (095f58a5), all GPUs and libraries, the median error is 9 % for
-    4 ranks from 2 and 8, and 16 % for 8 from 2 and 4: beyond what was measured this is a first guess.
-    """
-
-    operation: str
-    curves: Mapping[int, PiecewiseAlphaBeta]
-
-    def seconds(self, size_bytes: ArrayLike, ranks: int) -> NDArray[np.float64]:
-        """Predicted seconds of messages of `size_bytes` among that many ranks; 1 rank moves nothing in no time."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        if ranks == 1:
-            return np.zeros(size.shape)
-        known = np.array(sorted(self.curves))
-        if not known[0] <= ranks <= known[-1]:
-            nearest = int(known[0] if ranks < known[0] else known[-1])
-            scale = bus_factor(self.operation, ranks) / bus_factor(self.operation, nearest)
-            return self.curves[nearest].seconds(size * scale)
-        above = int(known[np.searchsorted(known, ranks)])
-        if above == ranks:
-            return self.curves[above].seconds(size)
-        below = int(known[np.searchsorted(known, ranks) - 1])
-        share = np.log(ranks / below) / np.log(above / below)
-        return (1 - share) * self.curves[below].seconds(size) + share * self.curves[above].seconds(size)
-
-
-def seconds_of(laws: Mapping[str, AlphaBetaOverRanks]) -> Callable[[str, float, int], float]:
-    """The laws of several operations as the one function that `traffic` asks: operation, S in bytes, ranks -> seconds.
-
-    It raises UserError for an operation that has no law.
-    """
-
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
-        if operation not in laws:
-            known = ", ".join(sorted(laws)) or "nothing"
-            raise UserError(f"{operation} was not measured, only {known}: measure it for a verdict that needs it.")
-        return float(laws[operation].seconds(size_bytes, ranks))
-
-    return seconds
 
 
 def held_out_errors(

@@ -36,9 +36,9 @@ from pyperf_suite.planner.laws.internode import network_of
 from pyperf_suite.planner.laws.prices import check_form
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.planner.model_config import _object_in, model_config, read_model_config
+from pyperf_suite.planner.network_verdict import TrainingSizes
 from pyperf_suite.planner.probes.calibration import AttentionSizes
 from pyperf_suite.probes.alignment import Base
-from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck

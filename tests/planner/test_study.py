@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.planner.calibrate import CpuLaws, calibrated_cpu, laws_of, predicted_step
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration, shipped_calibration
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer

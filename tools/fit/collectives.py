@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import collectives, internode
 from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import BLOCK
 from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.transfers import Interval
 from tools.fit.fitting import in_words, limits_of
 from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers

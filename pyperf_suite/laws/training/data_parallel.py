@@ -1,16 +1,14 @@
 """Steps in which something runs next to computation: the exchange of gradients, and the loading of batches.
 
-`exposed_exchange_s` is the law of what each stage of ZeRO sends, for any curve of the network. `DataParallelLaw` is
-that of DDP bucket by bucket, with two constants that are fitted to measured steps: gradients are exchanged while
-backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2), and a bucket starts when it is full and
-the one before it is through.
+`DataParallelLaw` is that of DDP bucket by bucket, with two constants that are fitted to measured steps: gradients are
+exchanged while backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2), and a bucket starts when
+it is full and the one before it is through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,39 +23,6 @@ MOST_SLOWDOWN = 20.0
 STARTS = ((1.0, 0.9), (1.0, 0.1), (2.0, 0.5), (0.5, 0.5))
 
 AllReduceSeconds = Callable[[float], float]
-Phase = Literal["forward", "backward"]
-Kind = Literal["gradients", "parameters"]
-
-
-@dataclass(frozen=True)
-class Sending:
-    """What data-parallel ranks send during a pass: in `each` micro-batch, or once in its last or first one."""
-
-    what: Kind
-    operation: str
-    behind: Phase
-    each: bool = False
-
-
-# By the stage of ZeRO (Rajbhandari et al. 2020, section 7; 0 is DDP), in the order in which they share a pass: without
-# parameters nothing is computed, so gradients have what is left of it. From stage 2 on no rank has room to add whole
-# gradients up, so each micro-batch scatters its own; stage 3 gathers parameters for every pass (as FSDP does).
-SENT_BY_STAGE = (
-    (Sending("gradients", "all_reduce", "backward"),),
-    (Sending("gradients", "reduce_scatter", "backward"), Sending("parameters", "all_gather", "forward")),
-    (Sending("gradients", "reduce_scatter", "backward", True), Sending("parameters", "all_gather", "forward")),
-    (
-        Sending("parameters", "all_gather", "forward", True),
-        Sending("parameters", "all_gather", "backward", True),
-        Sending("gradients", "reduce_scatter", "backward", True),
-    ),
-)
-
-
-def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any = 0.0) -> Any:
-    """What sending during a computation of `during_s` costs: what is longer, and the share it takes of the rest."""
-    longer = np.maximum(0.0, sent_s - during_s)
-    return longer + taken * (sent_s - longer)
 
 
 @dataclass(frozen=True)

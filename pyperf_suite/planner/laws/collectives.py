@@ -17,12 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import pcie_of
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 from pyperf_suite.planner.laws import internode, transfers
 from pyperf_suite.planner.laws.calibration import Band, Calibration, CalibrationBlock, Gpu, shipped_calibration, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
 from pyperf_suite.planner.laws.internode import Network, Point
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.transfers import Interval
 
 Floats = NDArray[np.float64]

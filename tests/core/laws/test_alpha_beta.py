@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta, held_out_errors
 
 BENT = PiecewiseAlphaBeta(10e-6, (1000.0, 5000.0), (1e-9, 2e-9, 4e-9))
 POWERS = 2.0 ** np.arange(21)
@@ -89,34 +88,6 @@ def test_sizes_are_left_out_in_five_turns_and_fewer_than_five_are_not():
     # A size is left out as a whole: the repeated one is predicted by a line through the others, 1.1 to 1.
     sizes, seconds = [1, 2, 3, 4, 5, 5], [1.0, 1.0, 1.0, 1.0, 1.1, 1.1]
     assert held_out_errors(sizes, seconds)[-2:] == pytest.approx([1 - 1 / 1.1] * 2)
-
-
-LAW = AlphaBetaOverRanks("all_reduce", {2: line(10e-6, 1), 8: line(30e-6, 3)})
-
-
-@pytest.mark.parametrize(
-    ("ranks", "seconds"),
-    [
-        (1, 0.0),
-        (2, 11e-6),
-        (8, 30e-6 + 1e-6 / 3),
-        (4, (11e-6 + 30e-6 + 1e-6 / 3) / 2),  # halfway over log n
-        (16, 30e-6 + (2 * 15 / 16) / (2 * 7 / 8) * 1e-6 / 3),  # the bytes on the bus, 1.875 to 1.75
-    ],
-)
-def test_between_ranks_times_are_straight_over_log_n_and_beyond_them_bytes_on_the_bus_count(ranks, seconds):
-    assert LAW.seconds(1000, ranks) == pytest.approx(seconds)
-    below = AlphaBetaOverRanks("all_gather", {4: line(10e-6, 1)})
-    assert below.seconds(1000, 2) == pytest.approx(10e-6 + 1e-6 * (1 / 2) / (3 / 4))
-
-
-def test_an_operation_that_was_not_measured_is_refused_with_those_that_were():
-    asked = seconds_of({"all_reduce": LAW})
-    assert asked("all_reduce", 1000, 2) == pytest.approx(11e-6)
-    with pytest.raises(UserError, match="broadcast was not measured, only all_reduce"):
-        asked("broadcast", 1000, 2)
-    with pytest.raises(UserError, match="only nothing"):
-        seconds_of({})("broadcast", 1000, 2)
 
 
 @pytest.mark.parametrize(

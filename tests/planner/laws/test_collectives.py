@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta, held_out_errors
 from pyperf_suite.laws.traffic import GIGA, OPERATIONS, bus_factor
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.collectives import (
@@ -30,6 +30,7 @@ from pyperf_suite.planner.laws.collectives import (
     unpack_laws,
 )
 from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, network_of
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks, seconds_of
 from tools.fit import collectives as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,

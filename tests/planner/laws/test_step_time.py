@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.traffic import exposed_comm_s
 from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
@@ -24,6 +23,7 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import CalibrationBlock
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.held_by_rank import Action, interleaved, rank_weights, round_robin
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer

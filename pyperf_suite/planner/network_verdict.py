@@ -1,0 +1,185 @@
+"""Whether a measured network is enough to train over, as the findings of the probe `collectives`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Quantity, Remark, Table, remark
+from pyperf_suite.findings.rows import Column, table
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.laws.traffic import (
+    PARALLELISMS,
+    AlphaBetaOverRanks,
+    NetworkVerdict,
+    Traffic,
+    TrainingWorkload,
+    bound_below_s,
+    seconds_of,
+    verdict,
+)
+from pyperf_suite.probes.collectives.curves import Curve, plain
+
+# Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
+DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
+# For expert parallelism the same model with Mixtral's routing (Jiang et al. 2024).
+TOP_K, FEWEST_EXPERTS = 2, 8
+# What a rank is taken to compute: 40 % of an H100's dense bfloat16 peak, and what some ten CPU cores do.
+FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
+
+
+@dataclass(frozen=True)
+class TrainingSizes:
+    """The step that is judged: `compute_s` is what a rank computes in it, forward and backward."""
+
+    compute_s: float = 0.0
+    model: ModelDimensions = DEFAULT_MODEL
+    work: TrainingWorkload = field(default_factory=lambda: TrainingWorkload(seq=4096))
+
+    @property
+    def tokens(self) -> int:
+        return self.work.seq * self.work.micro_batch * self.work.micro_batches
+
+    def at(self, flop_per_s: float) -> TrainingSizes:
+        """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
+        return replace(self, compute_s=6 * self.model.active_parameters * self.tokens / flop_per_s)
+
+    @classmethod
+    def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> TrainingSizes:
+        """Read `layers=32,hidden=4096,ffn=11008,heads=32,vocab=32000,seq=4096,compute_ms=400`.
+
+        The names are the fields of ModelDimensions and Workload; without compute_ms a step computes at `flop_per_s`.
+        Raises UserError for a name there is not, a value that is no number, and dimensions that no model can have.
+        """
+        values = dict(_assignment(part) for part in text.split(","))
+        model_names, work_names = ([each.name for each in fields(kind)] for kind in (ModelDimensions, TrainingWorkload))
+        names = (*model_names, *work_names, "compute_ms")
+        unknown = values.keys() - {*names}
+        needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
+        if unknown or needed:
+            wrong = f"knows no {min(unknown)}" if unknown else f"lacks {', '.join(sorted(needed))}"
+            raise UserError(f"The model {text[:200]!r} {wrong}: give {', '.join(names)}.")
+        compute_ms = values.pop("compute_ms", None)
+        for name, value in values.items():
+            if not value.is_integer():
+                raise UserError(f"{name}={value:g} was requested, but a model has whole numbers throughout.")
+        if compute_ms is not None and not 0 < compute_ms < math.inf:
+            raise UserError(f"compute_ms={compute_ms:g} was requested, but computing takes some time.")
+        whole = {"seq": 4096} | {name: int(value) for name, value in values.items()}
+        model = ModelDimensions(**{name: whole[name] for name in model_names if name in whole})  # type: ignore[arg-type]
+        work = TrainingWorkload(**{name: whole[name] for name in work_names if name in whole})
+        return cls(model=model, work=work).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, work)
+
+
+def _assignment(part: str) -> tuple[str, float]:
+    name, _, value = part.partition("=")
+    try:
+        return name.strip(), float({"true": "1", "false": "0"}.get(value.strip().lower(), value))
+    except ValueError:
+        raise UserError(f"{part.strip()!r} is no dimension of a model: write NAME=NUMBER, as in hidden=4096.") from None
+
+
+@dataclass(frozen=True)
+class ParallelismTraffic:
+    """A way to train in parallel over `ranks`, what it sends in a step, and whether the network is enough for it.
+
+    It waits for the network where a step computes for less than `bound_s`: inf where it always does, 0 where never.
+    """
+
+    name: str
+    ranks: int
+    sent: Traffic
+    judged: NetworkVerdict
+    bound_s: float
+
+    @property
+    def bound(self) -> Quantity | str:
+        bound = Quantity(self.bound_s, "duration", predicted=True)
+        return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
+
+    def remark(self) -> Remark:
+        sentence = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
+        bound = "; enough from {bound}" if self.judged.network_bound else "; too slow below {bound}"
+        return remark(
+            sentence + (bound if isinstance(self.bound, Quantity) else ""),
+            kind="predicted",
+            way=self.name,
+            ranks=self.ranks,
+            rate=Quantity(self.sent.bus_bytes / self.judged.communication_s, "GB/s", predicted=True),
+            judged="too slow" if self.judged.network_bound else "enough",
+            compute=Quantity(self.judged.compute_s, "duration"),
+            bound=self.bound,
+        )
+
+
+WAYS_TO_TRAIN = (
+    Column("parallelism", "name", priority=2),
+    Column("ranks", priority=0),
+    Column("calls a step", lambda way: sum(transfer.calls for transfer in way.sent.transfers), priority=0),
+    Column("on the bus a step", lambda way: way.sent.bus_bytes, "GB"),
+    Column("communication", lambda way: way.judged.communication_s, "duration", predicted=True),
+    Column("exposed", lambda way: way.judged.exposed_s, "duration", predicted=True),
+    Column("of the step", lambda way: way.judged.exposed_share, "%", 2, predicted=True),
+    Column("network", lambda way: "network-bound" if way.judged.network_bound else "enough", priority=2),
+    Column("too slow below compute of", "bound", "duration", 2),
+)
+
+
+def network_judge(kind: str, model: str | None = None) -> Callable[[Sequence[Curve]], Iterator[Remark | Table]]:
+    """The service of that name: `judged` for a device of that kind, and the model of `--model` or a usual one."""
+    training = TrainingSizes().at(FLOP_PER_S[kind]) if model is None else TrainingSizes.parse(model, FLOP_PER_S[kind])
+    return partial(judged, training)
+
+
+def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark | Table]:
+    """Whether the network is enough for each way to train at the most ranks measured; nothing without a law."""
+    laws = measured_laws(curves)
+    if not laws:
+        return
+    ranks = max(count for law in laws.values() for count in law.curves)
+    seconds, model = seconds_of(laws), training.model
+    experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
+    ways: list[ParallelismTraffic] = []
+    unjudged: dict[str, list[str]] = {}
+    for way, traffic in PARALLELISMS.items():
+        name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
+        try:
+            sent = traffic(of, training.work, ranks)
+        except UserError as error:
+            unjudged.setdefault(str(error).rstrip("."), []).append(name)
+            continue
+        missing = sorted({transfer.operation for transfer in sent.transfers} - laws.keys())
+        if missing:
+            unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
+        else:
+            found = verdict(sent, training.compute_s, seconds)
+            ways.append(ParallelismTraffic(name, ranks, sent, found, bound_below_s(sent, seconds)))
+    if ways:
+        # The first, and what needs most of the network; the others are in the table.
+        yield from (way.remark() for way in dict.fromkeys((ways[0], max(ways, key=lambda way: way.bound_s))))
+        yield remark(
+            "Judged for a model of {parameters} parameters ({layers} layers, hidden {hidden}) and {tokens} tokens a "
+            "rank; messages above {largest} are extrapolated",
+            kind="predicted",
+            parameters=Quantity(model.parameters, "billion"),
+            layers=model.layers,
+            hidden=model.hidden,
+            tokens=training.tokens,
+            largest=max((curve.largest.size for curve in plain(curves)), key=lambda size: size.value),
+        )
+    for why, names in unjudged.items():
+        yield remark("Not judged: {ways} ({why})", kind="caution", ways=", ".join(names), why=why)
+    yield table("Ways to train in parallel (predicted)", WAYS_TO_TRAIN, ways)
+
+
+def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
+    """A law for each operation from its plain curves; those with too few sizes are left out."""
+    laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
+    for curve in plain(curves):
+        if curve.law is not None and curve.ranks > 1 and not curve.pairs:
+            laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
+    return {operation: AlphaBetaOverRanks(operation, by_ranks) for operation, by_ranks in laws.items()}

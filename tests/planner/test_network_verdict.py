@@ -1,0 +1,104 @@
+"""Whether a network is enough to train over, by what the collectives probe measured of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Findings, Quantity
+from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner import network_verdict
+from pyperf_suite.planner.laws.traffic import TrainingWorkload
+from pyperf_suite.planner.network_verdict import TrainingSizes
+from pyperf_suite.probes.collectives import PROBE, analyse
+from pyperf_suite.runner.record import Record
+from tests.core.probes.conftest import Network
+from tests.core.probes.test_collectives import HOPPERS, cases, column, remarks, said, table
+
+
+def judged(records: list[Record], training: TrainingSizes) -> Findings:
+    return analyse(rows_of(records), partial(network_verdict.judged, training))
+
+
+TRAINED = ("all_reduce", "all_gather", "reduce_scatter", "send_receive", "all_to_all")
+
+
+WAYS = "Ways to train in parallel (predicted)"
+
+
+def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
+    findings = judged(Network().records(cases(op=TRAINED)), TrainingSizes(compute_s=1.0))
+    found = {row["parallelism"]: row for row in table(findings, WAYS)}
+    assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
+    assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
+    message = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
+    highest = max(found, key=lambda way: found[way]["too slow below compute of"])
+    assert set(message) == {"DDP", highest}
+    assert message["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
+    rate = found["DDP"]["on the bus a step"] / found["DDP"]["communication"]
+    assert message["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
+    assert message["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
+    assert not remarks(findings, "Not judged")
+
+
+def test_a_faster_network_turns_the_verdict() -> None:
+    words = []
+    for gb_per_s in (1.0, 1000.0):
+        findings = judged(Network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(compute_s=1.0))
+        first = remarks(findings, "for a step that computes")[0].values
+        words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
+    assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
+
+
+def test_what_was_not_measured_or_cannot_be_spread_is_not_judged() -> None:
+    odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
+    findings = judged(Network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, TrainingWorkload(seq=8)))
+    why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
+    assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
+    assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
+    assert column(findings, WAYS, "parallelism") == ["DDP"]
+
+
+def test_the_default_step_is_of_a_7b_model_and_says_so() -> None:
+    findings = PROBE.findings(Network(identity=HOPPERS).records(cases()))
+    model = said(findings, "Judged for a model")
+    assert model["parameters"] == pytest.approx(6.7e9, rel=0.01)
+    assert [model[name] for name in ("layers", "hidden", "tokens", "largest")] == [32, 4096, 4096, 64 * 2**20]
+    compute_s = remarks(findings, "for a step that computes")[0].values["compute"]
+    assert compute_s.value == pytest.approx(0.414, rel=0.01)  # type: ignore[union-attr]
+
+
+def test_a_model_is_given_by_its_dimensions() -> None:
+    training = TrainingSizes.parse(
+        "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
+    )
+    assert training == TrainingSizes(
+        0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), TrainingWorkload(seq=1024)
+    )
+    model = said(judged(Network().records(cases()), training), "Judged for a model")
+    assert [model[name] for name in ("layers", "hidden", "tokens")] == [12, 768, 1024]
+    untold = TrainingSizes.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
+    assert untold.compute_s == pytest.approx(6 * untold.model.parameters * 4096 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write NAME=NUMBER"),
+        ("layers=many", "write NAME=NUMBER, as in hidden=4096"),
+        ("layers=2,depth=3", "knows no depth: give .*layers"),
+        ("layers=2,hidden=64", "lacks ffn, heads, vocab"),
+        ("layers=2,hidden=65,ffn=64,heads=2,vocab=9", "65 cannot be divided into 2 heads"),
+        ("layers=inf,hidden=64,ffn=64,heads=2,vocab=9", "layers=inf .* whole numbers"),
+        ("layers=1.5,hidden=64,ffn=64,heads=2,vocab=9", "layers=1.5 .* whole numbers"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=nan", "compute_ms=nan .* takes some time"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=-1", "compute_ms=-1 .* takes some time"),
+        ("depth=3", "give layers, hidden, ffn, heads, vocab"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainingSizes.parse(text)
