@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
 from pyperf_suite.findings.discovery import all_probes
-from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
+from pyperf_suite.hardware import cpu, links, memory, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
 from pyperf_suite.hardware.cpu import read_cpu, read_layout
 from pyperf_suite.hardware.devices import Device
@@ -167,21 +167,6 @@ def topology_of(text: str) -> None:
         graph.nearest_nics(gpu)
 
 
-def log_of(text: str) -> None:
-    nccl_log.choice_for(text, "all_reduce", 1024, 2)
-    [str(choice) for choice in nccl_log.choices(text)]
-
-
-LOG = """\
-node:1:2 [0] NCCL INFO NCCL version 2.28.3+cuda13.0
-node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-node:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/3/GDRDMA
-node:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0
-node:1:2 [0] NCCL INFO 24 coll channels, 16 collnet channels, 0 nvls channels, 32 p2p channels, 4 p2p channels per peer
-node:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
-node:1:2 [0] NCCL INFO 1024 Bytes -> Algo 1 proto 0 time 9.6
-node:1:2 [0] NCCL WARN Cuda failure 'peer access is not supported'
-"""
 LISTING = """\
 Resource usage:
  Function kernel:
@@ -355,7 +340,6 @@ def use_array(content: bytes) -> None:
 
 READERS = (
     Reader("topology", topology_of, tuple(path.read_text() for path in TOPOLOGIES)),
-    Reader("nccl_log", log_of, (LOG,), ()),
     Reader("matmul_kernel_name", lambda text: kernel_names.product_kernel([text]), NAMES, ()),
     Reader("attention_kernel_name", lambda text: flash_kernel([text]), (TRAITS,), ()),
     Reader("disassembly", lambda text: disassembly.parse(text, "kernel"), (LISTING,), (ValueError,)),

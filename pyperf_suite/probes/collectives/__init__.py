@@ -19,14 +19,14 @@ from pyperf_suite.extensions import service
 from pyperf_suite.findings.axes import NO, YES, AxisTable, Flag, Sizes, a_rank_a_gpu, by, every_size, ranks_of, sizes
 from pyperf_suite.findings.data import Document, Findings, Remark, Table, findings
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Rows, grouped, rows_of
+from pyperf_suite.findings.rows import Rows, grouped
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.traffic import GIGA
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of
-from pyperf_suite.ranks.launch import rank_environment, require_launched
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.ranks.launch import require_launched
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
@@ -201,14 +201,6 @@ def tournament(ranks: int) -> list[tuple[tuple[int, int], ...]]:
     return rounds
 
 
-def cases_to_log(records: Sequence[Record]) -> list[Case]:
-    """The plain cases that our path over NCCL ran, now logged; none under a launcher, where no log is on."""
-    if rank_environment().launched:
-        return []
-    ours = rows_of(records).where(implementation="nccl", in_place=False, registered=False, logged=False)
-    return [replace(row.case, parameters=replace(row.parameters, logged=True)) for row in ours if row.ranks > 1]
-
-
 Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 
 
@@ -250,7 +242,6 @@ PROBE = Probe(
     axes=CollectivesAxes.of,
     sweep=sweep,
     analyse=analyse,
-    follow_up=cases_to_log,
     # The paths of an operation stand together.
     group=lambda case: f"collectives {case.parameters.op} {case.parameters.dtype} {case.parameters.ranks} ranks",
 )

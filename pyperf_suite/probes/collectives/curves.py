@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -40,8 +40,6 @@ IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
 VARIANTS = ("in place", "registered", "no peer-to-peer")
 # With fewer sizes a law would only repeat them.
 FEWEST_SIZES = 3
-# What NCCL's log says; only cases of their own are logged, as it costs time in every call.
-LOGGED = ("algorithm", "protocol", "channels")
 # From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
 SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
@@ -55,7 +53,6 @@ class CurvePoint:
 
     row: Row
     trials: tuple[Record, ...]
-    details: Mapping[str, Any]
     wrong: int = 0
 
     @property
@@ -131,10 +128,8 @@ class CurvePoint:
 
     @property
     def wire_rate(self) -> float | None:
-        """On each GPU's links where the switch reduces (NVLS), by the algorithm if that is known, else by the links."""
+        """On each GPU's links, if the switch reduces (NVLS), as it can where they are new enough."""
         reduces = self.peak is not None and self.peak.name.endswith(SWITCH_REDUCES)
-        if "algorithm" in self.details:
-            reduces = str(self.details["algorithm"]).startswith("NVLS")
         return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
 
 
@@ -211,10 +206,7 @@ class Curve:
 
 
 def curves_of(rows: Rows) -> list[Curve]:
-    """A curve for each setting that was measured or found wrong, in the order in which tables show them.
-
-    What NCCL chose in a logged case is among the details of the same case without a log; its time counts for nothing.
-    """
+    """A curve for each setting that was measured or found wrong, in the order in which tables show them."""
     curves: dict[Any, Curve] = {}
 
     def curve_of(case: Case) -> Curve:
@@ -227,16 +219,12 @@ def curves_of(rows: Rows) -> list[Curve]:
     for similar in trials.values():
         elements = sum(int(trial.verification.get("wrong", 0)) for trial in similar)
         case = similar[0].parsed_case()
-        if elements and not case.parameters.logged:
+        if elements:
             curve_of(case).wrong[case.parameters.message_bytes] = elements
-    for row in sorted(rows.where(logged=False), key=lambda row: row.message_bytes):
-        # In place or out of place, by a call or by a graph, NCCL's choice is made from the size.
-        logged = row.like(implementation="nccl", in_place=False, registered=False, logged=True)
-        message = logged.details if logged and "nccl" in row.implementation else {}
-        details = row.details | {name: message[name] for name in LOGGED if name in message}
+    for row in sorted(rows, key=lambda row: row.message_bytes):
         curve, size = curve_of(row.case), row.message_bytes
         well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
-        curve.points[size] = CurvePoint(row, well, details, curve.wrong.get(size, 0))
+        curve.points[size] = CurvePoint(row, well, curve.wrong.get(size, 0))
     return sorted(curves.values(), key=lambda curve: curve.order)
 
 
@@ -343,7 +331,7 @@ LAWS = (
     Column("from", lambda curve: (0.0, *curve.law.bends_bytes)[-1], "size"),
     Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
     Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
-    Column("calls a graph", lambda curve: curve.largest.details.get("calls_per_graph"), priority=0),
+    Column("calls a graph", lambda curve: curve.largest.row.details.get("calls_per_graph"), priority=0),
 )
 
 
@@ -383,7 +371,6 @@ POINTS = (
     Column("of the link's peak", "share_of_peak", "%"),
     Column("NVLS wire", "wire_rate", "GB/s", 0),
     Column("NVLink counters", "counted_rate", "GB/s", 0),
-    Column("algorithm", lambda point: point.details.get("algorithm")),
 )
 
 

@@ -84,8 +84,7 @@ class CollectiveParameters:
     send_receive is a ring: each rank sends to the next and receives from the one before. In bisection rank i and rank
     i + ranks // 2 exchange. `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back, or
     of pairs which sends to which; all other ranks are there and idle. `peer_to_peer` False has NCCL go without direct
-    copies between GPUs (NVLink or PCIe), and `registered` registers buffers with it. `logged` has NCCL write down which
-    algorithm and protocol it takes; it writes at every call, so the time of such a case is of no use.
+    copies between GPUs (NVLink or PCIe), and `registered` registers buffers with it.
     """
 
     op: Annotated[str, OneOf(OPERATIONS)]
@@ -98,7 +97,6 @@ class CollectiveParameters:
     pattern: str = ""
     peer_to_peer: bool = True
     registered: bool = False
-    logged: bool = False
 
     @property
     def operation(self) -> Operation:

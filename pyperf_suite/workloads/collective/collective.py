@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import nccl_log
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
@@ -70,14 +69,6 @@ def over_nccl(parameters: CollectiveParameters, place: ExecutionContext, joined:
         return TorchTransfers(parameters, place, joined, "c10d nccl")
     except torch.cuda.OutOfMemoryError as error:
         raise Unsupported(str(error).split(". ", 1)[0] + ": ask for a smaller size.") from None
-
-
-def refuse(parameters: CollectiveParameters, name: str) -> None:
-    """Raise UserError for what torch.distributed has no log of."""
-    if parameters.logged:
-        raise UserError(
-            f"The log of algorithms is of our own calls of NCCL, but {name} was requested: leave logged out."
-        )
 
 
 class TorchTransfers(Exchange):
@@ -266,12 +257,7 @@ class Collective(OnRanks[CollectiveParameters]):
 
     name = "collective"
     parameters_type = CollectiveParameters
-    implementations = by_name(
-        OverGloo(over_gloo, refuse), Nccl(), NcclGraph(), OverNccl(over_nccl, refuse, "c10d_nccl")
-    )
-
-    def environment(self, parameters: CollectiveParameters) -> dict[str, str]:
-        return super().environment(parameters) | (nccl_log.environment() if parameters.logged else {})
+    implementations = by_name(OverGloo(over_gloo), Nccl(), NcclGraph(), OverNccl(over_nccl, name="c10d_nccl"))
 
     def work(self, parameters: CollectiveParameters) -> Work:
         return Work(bytes=parameters.message_bytes)

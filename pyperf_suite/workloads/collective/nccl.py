@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from types import ModuleType
 from typing import Any, ClassVar
@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
@@ -25,7 +24,7 @@ from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, RankTimes, Transfers
+from pyperf_suite.workloads.workload import ExecutionContext, Implementation, Kernel, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
@@ -144,10 +143,6 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
             f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "
             "registered out."
         )
-    if parameters.logged and nccl_log.own_file() is None:
-        raise Unsupported(
-            "NCCL's log was requested, but these ranks were started without it: let pyperf-suite start them."
-        )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)
         if "float8_sums" not in architecture(capability).features:
@@ -216,23 +211,9 @@ class NcclTransfers(Exchange):
         # Of the calls of one replay each counts an equal share.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
-    def verify_last(self, index: int = 0) -> Checked:
-        if self.data.parameters.logged:
-            self._keep_choice()
-        return super().verify_last(index)
-
     def close(self) -> None:
         self._collective = None
         super().close()
-
-    def _keep_choice(self) -> None:
-        parameters, path = self.data.parameters, nccl_log.own_file()
-        text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
-        operation = parameters.operation.counted_as
-        found = nccl_log.choice_for(text, operation, parameters.message_bytes, parameters.ranks)
-        if found is not None:
-            reported = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
-            self.kernel = replace(self.kernel, details={**self.kernel.details, **reported})
 
     def _details(self, library: Any) -> dict[str, Any]:
         """The copy in use and what was set for it: a user's own settings explain many a figure."""

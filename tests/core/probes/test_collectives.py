@@ -221,30 +221,6 @@ def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
     assert reduced["NVLS wire"] == pytest.approx(reduced["algbw"] * 9 / 8)
     gathered = table(PROBE.findings(machine.records(requested)), "all_gather float32, 8 ranks, nccl")[-1]
     assert "NVLS wire" not in gathered
-    ring = PROBE.findings(replace(machine, details={"algorithm": "RING"}).records(requested))
-    rows = table(ring, "all_reduce float32, 8 ranks, nccl")
-    assert not any("NVLS wire" in row for row in rows)
-    assert [row["algorithm"] for row in rows] == ["RING"] * 6
-
-
-def test_nccls_choices_are_read_in_trials_of_their_own_and_put_beside_the_times(network: Any) -> None:
-    requested = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
-    usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(requested)
-    follow_up = PROBE.follow_up
-    assert follow_up is not None
-    further = follow_up(usual)
-    assert {case.implementation for case in further} == {"nccl"}
-    assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in requested}
-    assert all(case.parameters.logged for case in further)
-    message = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
-    logged = replace(network(gb_per_s=1.0, details=message), identity=HOPPERS).records(further)
-    assert follow_up([*usual, *logged]) == further
-    with_log, without = (PROBE.findings(records) for records in ([*usual, *logged], usual))
-    for path in ("nccl", "nccl_graph"):
-        title = f"all_reduce float32, 8 ranks, {path}"
-        assert column(with_log, title, "algorithm") == ["TREE"] * 6
-        # The slow times of the logged trials count for nothing.
-        assert column(with_log, title, "algbw") == column(without, title, "algbw")
 
 
 def test_the_start_time_of_a_graph_of_many_calls_stands_beside_that_of_single_calls(network: Any) -> None:
