@@ -139,7 +139,8 @@ def ab(
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
     _keep(folder, findings)
     measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
-    heading = f"{new_arm.name} against {old_arm.name} on {where}"
+    repository = new_arm.repository or old_arm.repository
+    heading = f"{new_arm.name} against {old_arm.name}{repository and f' of {repository}'} on {where}"
     finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
 
 

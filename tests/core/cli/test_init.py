@@ -115,5 +115,6 @@ def test_the_six_commands_lead_from_nothing_to_a_comparison_of_two_revisions(tmp
     assert "softmax" in said["run"].stdout
     message = json.loads(said["ab"].stdout)
     assert [each["verdict"] for each in message["findings"]] == ["slower"]
+    assert re.fullmatch(r"\. \(\w+ and changes\) against HEAD \(\w+\) of mine on cpu", message["heading"])
     tracked = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True).stdout.split()
     assert set(tracked) == {WORKFLOW.as_posix(), ".gitignore", "bench_kernels.py"}
