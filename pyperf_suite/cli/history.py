@@ -99,22 +99,31 @@ def export(run: str, results: Path, output: Path) -> None:
 @click.command()
 @click.argument("run", metavar="RUN")
 @results_option()
-def findings(run: str, results: Path) -> None:
+@click.option(
+    "--bmf",
+    is_flag=True,
+    help="Print what was measured in the Bencher Metric Format instead, as in findings latest --bmf > bmf.json.",
+)
+def findings(run: str, results: Path, bmf: bool) -> None:
     """Write findings.json of RUN anew and print it: the id of a run or a watched job, its folder's path, or latest.
 
     \b
     Examples:
       pyperf-suite findings latest
+      pyperf-suite findings latest --bmf
       pyperf-suite findings 20261121T221320Z-9125 | jq '.probes[].verdicts[] | {outcome, text}'
     """  # noqa: D301 - click keeps the lines below \b as they are
     import warnings
 
     from pyperf_suite.render.results import read_results
-    from pyperf_suite.render.run_report import FILE, as_document, findings_of
+    from pyperf_suite.render.run_report import FILE, as_document, bencher_metrics, findings_of
     from pyperf_suite.render.text import answer, as_text
     from pyperf_suite.runner.results import RunFolder
 
     read = read_results(_run_folder(run, results))
+    if bmf:
+        click.echo(as_text(bencher_metrics([each for found in read.runs for each in found.records()])), nl=False)
+        return
     if read.runs:
         [found] = read.runs
         records, path = found.records(), found.path.parent
