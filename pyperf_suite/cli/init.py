@@ -74,7 +74,7 @@ def _ignored(path: Path, line: str) -> str:
 
 def _filled(template: str, **values: str) -> str:
     """A template, with values in place of their names."""
-    text = resources.files("pyperf_suite.cli").joinpath("templates", template).read_text("utf-8")
+    text = (resources.files("pyperf_suite.cli") / "templates" / template).read_text("utf-8")
     for name, value in values.items():
         text = text.replace(name, value)
     return text
