@@ -87,10 +87,10 @@ class Quantity:
 
     @property
     def span(self) -> float:
-        """How many times the lower bound the upper one is, of a change as factors; 1 where there is none."""
+        """How many times the lower bound the upper one is, of a change as factors; 1 where one of them is none."""
         added = 1.0 if self.unit == "+%" else 0.0
         low, high = self.low + added, self.high + added
-        return high / low if 0 < low < high and self.unit != "%" else 1.0
+        return high / low if 0 < low < high < math.inf and self.unit != "%" else 1.0
 
     def excludes(self, value: float) -> bool:
         """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
