@@ -200,7 +200,7 @@ class _Watching:
         self.steps: dict[int, EndedSteps] = {}
         self._said: set[tuple[str, int | None]] = set()
         self._own_share = self._elapsed_s = self._energy_j = 0.0
-        self._is_over = self.has_log = self._is_torn = False
+        self._is_over = self.has_log = self._is_torn = self._has_started = False
         self._job: Job | None = None
 
     def copy(self, source: Any, target: Any, step_pattern: str) -> None:
@@ -278,9 +278,13 @@ class _Watching:
                 self._is_torn = True
 
     def _judge(self) -> None:
-        """Say what is new in the last samples, each name of a rank once."""
+        """Say what is new in the last samples after the start, each name of a rank once."""
         from pyperf_suite.render.text import sentence
 
+        if not self._has_started and self.recent:
+            stepped = any(each.first_s is not None for each in list(self.steps.values()))
+            self._has_started = self._patterns.has_started(self.kept[0], self.recent[-1], stepped)
+            self.recent.clear()
         for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
             if (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))
