@@ -155,19 +155,22 @@ def findings(run: str, results: Path, bmf: bool) -> None:
 def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
+    It opens on this machine, and has others behind links. The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
 
     \b
     Examples:
       pyperf-suite report
       pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.hardware.devices import Device, resolve
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
     read = read_results(results, machine)
     words = [word.strip() for word in runs.split(",") if word.strip()]
-    page = draw_page(read, choose(read, words), choose_others(read, words))
+    here = {identity(device).slug for device in (resolve("auto"), Device("cpu"))}
+    page = draw_page(read, choose(read, words), choose_others(read, words), here)
     path = results / REPORT_NAME if output is None else output
     (write_in_results if output is None else write_for_user)(path, page)
     click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")

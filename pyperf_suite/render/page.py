@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -63,14 +63,20 @@ class Section:
 
 
 def draw_page(
-    results: Results, chosen: Mapping[str, Sequence[ChosenRun]], others: Sequence[tuple[str, OtherRecord]] = ()
+    results: Results,
+    chosen: Mapping[str, Sequence[ChosenRun]],
+    others: Sequence[tuple[str, OtherRecord]] = (),
+    here: Collection[str] = (),
 ) -> str:
-    """One HTML document. The same results make the same text: it names no time at which it was made."""
+    """One HTML document. The same results make the same text: it names no time at which it was made.
+
+    Machines `here` come first; where there is one of them, the others are folded behind a link each.
+    """
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
         plotly = submit(packed_plotly)
         recorded = grouped(others, lambda each: each[1].machine)
-        names = dict.fromkeys([*chosen, *recorded])
+        names = sorted(dict.fromkeys([*chosen, *recorded]), key=lambda machine: machine not in here)
         histories = {machine: submit(_history, results, machine) for machine in names}
         read = {machine: _sections(chosen.get(machine, ()), submit) for machine in names}
         machines = [
@@ -80,6 +86,7 @@ def draw_page(
     content = {
         "title": f"{' · '.join(names)} - pyperf-suite report",
         "machines": machines,
+        "elsewhere": [each for each in machines if each["name"] not in here and names[0] in here],
         "passed_over": results.notes,
         "policy": POLICY,
         "version": __version__,
