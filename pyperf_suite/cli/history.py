@@ -155,7 +155,8 @@ def findings(run: str, results: Path, bmf: bool) -> None:
 def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    It opens on this machine, and has others behind links. The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
+    It opens on this machine, and has others behind links; of each job that `watch` watched it has the newest record.
+    The page needs no network and no other file.
 
     \b
     Examples:

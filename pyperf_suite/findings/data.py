@@ -61,7 +61,8 @@ class Quantity:
 
     `low` and `high` bound it with a confidence of 95 %, a time of one process with 90 %; NaN where that is not known.
     `processes` is over how many processes the interval was taken, 0 for what was counted and not timed. `predicted` is
-    what a law says; `noisy` that every slice of the measurement was disturbed.
+    what a law says; `noisy` that every slice of the measurement was disturbed, `converged` whether its interval
+    is as narrow as the profile requires.
     """
 
     value: float
@@ -71,6 +72,7 @@ class Quantity:
     processes: int = 0
     predicted: bool = False
     noisy: bool = False
+    converged: bool = True
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
