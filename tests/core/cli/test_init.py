@@ -8,12 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from pyperf_suite import __version__
 from pyperf_suite.cli.init import WORKFLOW, init
 from pyperf_suite.cli.main import CommandLine, main
 
@@ -78,6 +81,21 @@ def test_a_bench_file_in_a_folder_has_the_workflow_at_the_top(repository, monkey
     assert parameters["probes"] == ("some benches/bench_mine.py",)
     assert (parameters["old"], parameters["new"]) == ("HEAD^1", "HEAD")
     assert parameters["markdown"] == Path("ab.md")
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        (None, f"pyperf_suite=={__version__}"),
+        ({"url": "file:///w.whl", "archive_info": {}}, f"pyperf_suite=={__version__}"),
+        ({"url": "https://a.b/c.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}, "git+https://a.b/c.git@abc"),
+    ],
+)
+def test_the_workflow_installs_this_version_from_where_it_came(repository, monkeypatch, origin, requirement):
+    came_from = SimpleNamespace(read_text=lambda name: {"direct_url.json": origin and json.dumps(origin)}[name])
+    monkeypatch.setattr(metadata, "distribution", lambda _: came_from)
+    initialised()
+    assert f"pip install '{requirement}'" in (repository / WORKFLOW).read_text()
 
 
 @pytest.mark.parametrize("name", ["bench_kernels.txt", "absent/bench_kernels.py", "taken/bench_kernels.py"])
