@@ -47,13 +47,13 @@ def history(results, add_run) -> Path:
     return results
 
 
-def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_trend(history):
+def test_without_a_name_each_benchmark_is_a_line_with_its_runs_and_newest_time(history):
     message = invoke("history", "--results", history)
     assert message.exit_code == 0, message.output
     (small,) = [line for line in message.output.splitlines() if "m=8 n=8" in line]
-    assert small.split()[:5] == ["▁▁▁▁▁▁▁▁▁▁██████████", "20", "2", "ms", "2026-01-20"]
+    assert small.split()[:4] == ["20", "2", "ms", "2026-01-20"]
     (large,) = [line for line in message.output.splitlines() if "m=512" in line]
-    assert large.split()[1:4] == ["1", "5", "us"]
+    assert large.split()[:3] == ["1", "5", "us"]
 
 
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
