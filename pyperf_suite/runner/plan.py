@@ -195,7 +195,7 @@ BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 AROUND_A_WORKLOAD_S = 0.4
 
 # Of computing, by which it is seen how busy the cores are: long compared with what a scheduler gives at once.
-LOOKED_FOR_S = 0.05
+LOOKED_FOR_S = 0.1
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
