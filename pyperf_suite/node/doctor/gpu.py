@@ -38,10 +38,7 @@ def gpu_checks(
     cuda: CudaDriver | Unavailable | None = None,
     manager: Nvml | Unavailable | None = None,
 ) -> tuple[list[Check], int, str | None]:
-    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports.
-
-    This machine's libraries are used unless others are given.
-    """
+    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports."""
     cuda = driver() if cuda is None else cuda
     manager = nvml() if manager is None else manager
     gpus, version, refusal = _devices(cuda)

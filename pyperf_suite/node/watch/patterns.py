@@ -74,11 +74,6 @@ def after_start(samples: Sequence[Sample]) -> list[Sample]:
     return [each for each in samples[:-1] if each.at_s - each.seconds >= start_s and len(each.ranks) == ranks]
 
 
-def has_started(first: Sample, last: Sample, stepped: bool) -> bool:
-    """Whether a running job is beyond its start, in which it imports: a step ended, or its first processes are old."""
-    return stepped or last.at_s - first.started_s >= LONGEST_START_S
-
-
 def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """A row of means for each rank, as `RankSample` and NVML name them; what is not known is absent."""
     job = _Job(samples, least=1)
