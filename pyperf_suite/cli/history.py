@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import (
-    all_option,
-    json_option,
-    machine_option,
-    path_option,
-    results_option,
-)
+from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
@@ -33,15 +27,8 @@ REPORT_NAME = "report.html"
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
-@json_option("Print the series as JSON instead of tables, as in --json > series.json.")
 @all_option
-def history(
-    benchmark: str | None,
-    results: Path,
-    machine: str | None,
-    as_json: bool,
-    everything: bool,
-) -> None:
+def history(benchmark: str | None, results: Path, machine: str | None, everything: bool) -> None:
     """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
 
     In a part * stands for any text.
@@ -58,11 +45,7 @@ def history(
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
-    series, left_out = (found, []) if everything or as_json else _most_recent(found, benchmark is None)
-    warned = [*store.notes, *store.damage]
-    if as_json:
-        click.echo(_as_json(series, warned))
-        return
+    series, left_out = (found, []) if everything else _most_recent(found, benchmark is None)
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
 
@@ -71,7 +54,8 @@ def history(
         print_series(console, series[0], changes_of(series[0]), everything)
     else:
         print_list(console, series, left_out)
-    _warn(warned)
+    for sentence in (*store.notes, *store.damage):
+        click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
 @click.command()
@@ -240,23 +224,3 @@ def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Se
     left = len(found) - len(listed)
     why = "exact figures of static kernels, or measured no later"
     return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []
-
-
-def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:
-    import dataclasses
-    import json
-
-    listed = [
-        {
-            **vars(each),
-            "points": [point._asdict() | {"value": point.value, "commit": point.commit} for point in each.points],
-            "breaks": [dataclasses.asdict(found) for found in each.breaks],
-        }
-        for each in series
-    ]
-    return json.dumps({"series": listed, "warnings": list(warned)}, indent=2)
-
-
-def _warn(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        click.echo(f"Warning: {printable(sentence)}", err=True)

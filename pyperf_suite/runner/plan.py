@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import math
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -171,7 +172,7 @@ LINE_EVERY_S = 10.0
 
 # A worker imports torch where there is one, on an H200 with CUDA in 7 to 8 s; a group of ranks is started by torchrun
 # and finds itself.
-START_S = {"cpu": 2.5, "cuda": 7.0}
+START_S = {"cpu": 2.0, "cuda": 7.0}
 START_WITHOUT_TORCH_S = 0.7
 START_OF_A_GROUP_S = 4.0
 # The findings at the end: pictures and files.
@@ -182,6 +183,10 @@ START_OF_FRESH_RANKS_S = 6.5
 # Inputs, operand sets and telemetry of one trial, whatever its size.
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
+
+# Importing a user's file, by what its arrays are of, and the processes and checks of each of its cases.
+START_OF_A_FILE_S = {"": 0.0, "numpy": 0.5, "torch": 2.5}
+AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 0.4, "torch": 1.0}
 
 # The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is required.
 SHARE_OF_CAPS = 0.8
@@ -194,8 +199,8 @@ BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
 
-# Of computing, by which it is seen how busy the cores are: long compared with what a scheduler gives at once.
-LOOKED_FOR_S = 0.1
+# Of computing, by which it is seen how busy the cores are, and how often.
+LOOKED_FOR_S, LOOKS = 0.02, 7
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
@@ -247,8 +252,10 @@ class Outlook:
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
         # Kernels of one file share their processes.
         operators = {planned.case.operator for planned in plan.cases}
-        files_s = {operator.partition(":")[0]: find_workload(operator).start_s for operator in operators}
-        start_s = self._start_s + sum(files_s.values()) + len(groups) * START_OF_A_GROUP_S
+        files = {operator.partition(":")[0]: find_workload(operator).library for operator in operators}
+        start_s = (
+            self._start_s + sum(START_OF_A_FILE_S[each] for each in files.values()) + len(groups) * START_OF_A_GROUP_S
+        )
         return trials_s + plan.processes * start_s * slowed() + self.closing_s
 
     @property
@@ -269,7 +276,7 @@ class Outlook:
             return AROUND_WHAT_IS_READ_S * slowed()
         effort = self._plan.profile.effort
         effort = effort.sustained() if case.mode == "sustained" else effort
-        seconds = AROUND_A_CASE_S + workload.around_a_case_s
+        seconds = AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
         float64_s = workload.work(case.parameters).flop / host_flop_per_s()
         launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
         # The other processes of a run share what the first computed.
@@ -318,10 +325,14 @@ class ProgressLines:
 @functools.cache
 def slowed() -> float:
     """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile."""
-    began_s, computed_s = time.perf_counter(), time.thread_time()
-    while time.thread_time() - computed_s < LOOKED_FOR_S:
-        pass
-    return max(1.0, (time.perf_counter() - began_s) / (time.thread_time() - computed_s))
+
+    def look() -> float:
+        began_s, computed_s = time.perf_counter(), time.thread_time()
+        while time.thread_time() - computed_s < LOOKED_FOR_S:
+            pass
+        return (time.perf_counter() - began_s) / (time.thread_time() - computed_s)
+
+    return max(1.0, statistics.median(look() for _ in range(LOOKS)))
 
 
 @functools.cache

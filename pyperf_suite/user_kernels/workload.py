@@ -93,6 +93,8 @@ DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str
+# Of each file or module that was described, what its arrays are of.
+_libraries: dict[str, str] = {}
 
 
 def root() -> Path:
@@ -125,12 +127,6 @@ class Described:
     name: str
     axes: Mapping[str, Mapping[str, Sequence[Scalar]]]
     implementations: Sequence[str]
-
-
-# By file or module what its arrays are of.
-_libraries: dict[str, str] = {}
-# Seconds of an idle core that importing such a file takes, and the processes and checks of each of its cases.
-_START_S, _AROUND_A_CASE_S = {"numpy": 0.5, "torch": 2.5}, {"numpy": 0.4, "torch": 1.0}
 
 
 @functools.cache
@@ -174,8 +170,7 @@ class UserKernel(Workload[Any]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        library = _libraries.get(_split(name)[0], "numpy")
-        self.start_s, self.around_a_case_s = _START_S[library], _AROUND_A_CASE_S[library]
+        self.library = _libraries.get(_split(name)[0], "numpy")
 
     def type_for(self, data: Mapping[str, Any]) -> type:
         return parameters_of(tuple(data))
