@@ -77,12 +77,7 @@ def cell(value: Cell) -> str:
     """The text of one cell of a table."""
     if value is None:
         return NOT_KNOWN
-    return bare(value) + LOOSE * is_loose(value) if isinstance(value, Quantity) else printable(str(value))
-
-
-def is_loose(value: Cell) -> bool:
-    """Whether it was measured, and its interval is not as narrow as required."""
-    return isinstance(value, Quantity) and not value.converged
+    return bare(value) + LOOSE * (not value.converged) if isinstance(value, Quantity) else printable(str(value))
 
 
 def heading(column: Heading) -> str:
@@ -113,7 +108,7 @@ class WrittenTable:
     @property
     def legend(self) -> str:
         """What the mark of cells means; empty where none has it."""
-        marked = any(is_loose(each) for row in self.cells for each in row)
+        marked = any(isinstance(each, Quantity) and not each.converged for row in self.cells for each in row)
         return f"{LOOSE} measuring ended at its time limit, before the interval was as narrow as required" * marked
 
 

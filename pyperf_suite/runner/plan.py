@@ -253,9 +253,8 @@ class Outlook:
         # Kernels of one file share their processes.
         operators = {planned.case.operator for planned in plan.cases}
         files = {operator.partition(":")[0]: find_workload(operator).library for operator in operators}
-        start_s = (
-            self._start_s + sum(START_OF_A_FILE_S[each] for each in files.values()) + len(groups) * START_OF_A_GROUP_S
-        )
+        start_s = self._start_s + len(groups) * START_OF_A_GROUP_S
+        start_s += sum(START_OF_A_FILE_S[each] for each in files.values())
         return trials_s + plan.processes * start_s * slowed() + self.closing_s
 
     @property
