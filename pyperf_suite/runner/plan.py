@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import math
+import os
 import random
 import statistics
 import time
@@ -323,7 +324,10 @@ class ProgressLines:
 
 @functools.cache
 def slowed() -> float:
-    """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile."""
+    """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile.
+
+    What a moment shows, but no more than by how many have wanted each core in the last minute.
+    """
 
     def look() -> float:
         began_s, computed_s = time.perf_counter(), time.thread_time()
@@ -331,7 +335,8 @@ def slowed() -> float:
             pass
         return (time.perf_counter() - began_s) / (time.thread_time() - computed_s)
 
-    return max(1.0, statistics.median(look() for _ in range(LOOKS)))
+    now, queue = statistics.median(look() for _ in range(LOOKS)), (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
+    return max(1.0, min(now, queue) if queue > 1 else now)
 
 
 @functools.cache

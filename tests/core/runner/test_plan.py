@@ -124,13 +124,18 @@ def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measu
     assert run_s(product(1), profile=QUICK) == pytest.approx(3 * (0.06 + 2 * 2.0 + 1.3) + 1.5 * 0.3, abs=1e-3)
 
 
-def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them(monkeypatch):
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [(0.0, 4.0), (1.0, 4.0), (3.0, 2.0), (11.0, 4.0)],  # a queue shorter than the cores says nothing
+)
+def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_no_more_than_the_queue(monkeypatch, load, seconds):
     SLOWED.cache_clear()
     now = itertools.count()
     passed = {"perf_counter": 4.0, "thread_time": 1.0}
-    clocks = {name: lambda step=step: step * 0.001 * next(now) for name, step in passed.items()}
+    clocks = {name: lambda step=step: step * 0.0001 * next(now) for name, step in passed.items()}
     monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
-    assert SLOWED() == pytest.approx(4.0, rel=0.1)
+    monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
+    assert SLOWED() == pytest.approx(seconds, rel=0.1)
     SLOWED.cache_clear()
 
 
