@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,16 +120,17 @@ def ab(
         identity(where).slug,
         _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
     )
-    console, seen = Console(stderr=True, emoji=False), set[str]()
+    console, began_s = Console(stderr=True, emoji=False), dict[str, float]()
     benchmarks = f"{len(cases)} benchmark{'s' if len(cases) > 1 else ''}"
     minutes = len(cases) * budget_s / 60
     console.print(f"{benchmarks}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
     with PairJournal(folder / "pairs.jsonl") as journal, progress_on(console, len(cases)) as show:
 
         def progress(case: PairedCase, pairs: Sequence[Pair]) -> None:
-            seen.add(f"{case.probe} {case.case_id}")
-            done = len(seen) - 1
-            show(done, len(cases), f"{case.probe}: {len(pairs)} pairs", lambda: (len(cases) - done) * budget_s)
+            since_s = began_s.setdefault(f"{case.probe} {case.case_id}", time.monotonic())
+            done, now_s = len(began_s) - 1, max(0.0, budget_s - (time.monotonic() - since_s))
+            left_s = (len(cases) - done - 1) * budget_s + now_s
+            show(done, len(cases), f"{case.probe}: {len(pairs)} pairs", lambda: left_s)
 
         how = {"budget_s": budget_s, "journal": journal, "progress": progress}
         try:
@@ -137,7 +139,8 @@ def ab(
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
     _keep(folder, findings)
     measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
-    heading = f"{new_arm.name} against {old_arm.name} on {where}"
+    repository = new_arm.repository or old_arm.repository
+    heading = f"{new_arm.name} against {old_arm.name}{repository and f' of {repository}'} on {where}"
     finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
 
 

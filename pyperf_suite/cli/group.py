@@ -17,6 +17,7 @@ MODULES = {
     "export": "history",
     "findings": "history",
     "history": "history",
+    "init": "init",
     "report": "history",
     "track": "compare",
 }
@@ -41,7 +42,7 @@ You accept a cluster
   pyperf-suite accept                                              is every part of this node as fast as its kind?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts
 You own kernels
-  pyperf-suite run bench_softmax.py                                kernels of your own: docs/your_kernel.md
+  pyperf-suite init                                                a bench file of your own: docs/your_kernel.md
   pyperf-suite ab --old main --new . baseline                      is the new version slower? live pairs decide
   pyperf-suite track --confirm                                     each night: what got slower since when
 

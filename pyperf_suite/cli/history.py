@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import (
-    all_option,
-    json_option,
-    machine_option,
-    path_option,
-    results_option,
-)
+from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
@@ -33,15 +27,8 @@ REPORT_NAME = "report.html"
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
-@json_option("Print the series as JSON instead of tables, as in --json > series.json.")
 @all_option
-def history(
-    benchmark: str | None,
-    results: Path,
-    machine: str | None,
-    as_json: bool,
-    everything: bool,
-) -> None:
+def history(benchmark: str | None, results: Path, machine: str | None, everything: bool) -> None:
     """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
 
     In a part * stands for any text.
@@ -58,11 +45,7 @@ def history(
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
-    series, left_out = (found, []) if everything or as_json else _most_recent(found, benchmark is None)
-    warned = [*store.notes, *store.damage]
-    if as_json:
-        click.echo(_as_json(series, warned))
-        return
+    series, left_out = (found, []) if everything else _most_recent(found, benchmark is None)
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
 
@@ -71,7 +54,8 @@ def history(
         print_series(console, series[0], changes_of(series[0]), everything)
     else:
         print_list(console, series, left_out)
-    _warn(warned)
+    for sentence in (*store.notes, *store.damage):
+        click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
 @click.command()
@@ -99,22 +83,31 @@ def export(run: str, results: Path, output: Path) -> None:
 @click.command()
 @click.argument("run", metavar="RUN")
 @results_option()
-def findings(run: str, results: Path) -> None:
+@click.option(
+    "--bmf",
+    is_flag=True,
+    help="Print what was measured in the Bencher Metric Format instead, as in findings latest --bmf > bmf.json.",
+)
+def findings(run: str, results: Path, bmf: bool) -> None:
     """Write findings.json of RUN anew and print it: the id of a run or a watched job, its folder's path, or latest.
 
     \b
     Examples:
       pyperf-suite findings latest
+      pyperf-suite findings latest --bmf
       pyperf-suite findings 20261121T221320Z-9125 | jq '.probes[].verdicts[] | {outcome, text}'
     """  # noqa: D301 - click keeps the lines below \b as they are
     import warnings
 
     from pyperf_suite.render.results import read_results
-    from pyperf_suite.render.run_report import FILE, as_document, findings_of
+    from pyperf_suite.render.run_report import FILE, as_document, bencher_metrics, findings_of
     from pyperf_suite.render.text import answer, as_text
     from pyperf_suite.runner.results import RunFolder
 
     read = read_results(_run_folder(run, results))
+    if bmf:
+        click.echo(as_text(bencher_metrics([each for found in read.runs for each in found.records()])), nl=False)
+        return
     if read.runs:
         [found] = read.runs
         records, path = found.records(), found.path.parent
@@ -146,19 +139,23 @@ def findings(run: str, results: Path) -> None:
 def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
+    It opens on this machine, and has others behind links; of each job that `watch` watched it has the newest record.
+    The page needs no network and no other file.
 
     \b
     Examples:
       pyperf-suite report
       pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.hardware.devices import Device, resolve
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
     read = read_results(results, machine)
     words = [word.strip() for word in runs.split(",") if word.strip()]
-    page = draw_page(read, choose(read, words), choose_others(read, words))
+    here = {identity(device).slug for device in (resolve("auto"), Device("cpu"))}
+    page = draw_page(read, choose(read, words), choose_others(read, words), here)
     path = results / REPORT_NAME if output is None else output
     (write_in_results if output is None else write_for_user)(path, page)
     click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
@@ -227,23 +224,3 @@ def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Se
     left = len(found) - len(listed)
     why = "exact figures of static kernels, or measured no later"
     return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []
-
-
-def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:
-    import dataclasses
-    import json
-
-    listed = [
-        {
-            **vars(each),
-            "points": [point._asdict() | {"value": point.value, "commit": point.commit} for point in each.points],
-            "breaks": [dataclasses.asdict(found) for found in each.breaks],
-        }
-        for each in series
-    ]
-    return json.dumps({"series": listed, "warnings": list(warned)}, indent=2)
-
-
-def _warn(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        click.echo(f"Warning: {printable(sentence)}", err=True)

@@ -94,10 +94,22 @@ def measure_all(
 ESTIMATE_EVERY_S = 1.0
 
 
+class _Left:
+    """An estimate that counts down, each time that it is drawn."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end_s = time.monotonic() + seconds
+
+    def __str__(self) -> str:
+        from pyperf_suite.runner.plan import in_words
+
+        return f"about {in_words(max(0.0, self._end_s - time.monotonic()))} left"
+
+
 @contextmanager
 def progress_on(console: Any, total: int) -> Iterator[Progress]:
     """A bar where there is a terminal; elsewhere a line of text every ten seconds, for a log."""
-    from pyperf_suite.runner.plan import ProgressLines, in_words
+    from pyperf_suite.runner.plan import ProgressLines
 
     if not console.is_terminal:
         yield ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
@@ -119,7 +131,7 @@ def progress_on(console: Any, total: int) -> Iterator[Progress]:
             nonlocal estimated_s
             bar.update(task, completed=done, total=total, description=last)
             if time.monotonic() - estimated_s >= ESTIMATE_EVERY_S:
-                bar.update(task, left=f"about {in_words(left_s())} left")
+                bar.update(task, left=_Left(left_s()))
                 estimated_s = time.monotonic()
 
         yield show

@@ -61,7 +61,8 @@ class Quantity:
 
     `low` and `high` bound it with a confidence of 95 %, a time of one process with 90 %; NaN where that is not known.
     `processes` is over how many processes the interval was taken, 0 for what was counted and not timed. `predicted` is
-    what a law says; `noisy` that every slice of the measurement was disturbed.
+    what a law says; `noisy` that every slice of the measurement was disturbed, `converged` whether its interval
+    is as narrow as the profile requires.
     """
 
     value: float
@@ -71,6 +72,7 @@ class Quantity:
     processes: int = 0
     predicted: bool = False
     noisy: bool = False
+    converged: bool = True
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -87,10 +89,10 @@ class Quantity:
 
     @property
     def span(self) -> float:
-        """How many times the lower bound the upper one is, of a change as factors; 1 where there is none."""
+        """How many times the lower bound the upper one is, of a change as factors; 1 where one of them is none."""
         added = 1.0 if self.unit == "+%" else 0.0
         low, high = self.low + added, self.high + added
-        return high / low if 0 < low < high and self.unit != "%" else 1.0
+        return high / low if 0 < low < high < math.inf and self.unit != "%" else 1.0
 
     def excludes(self, value: float) -> bool:
         """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""

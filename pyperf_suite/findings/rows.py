@@ -82,7 +82,7 @@ class Reading:
 
     @property
     def time(self) -> Quantity:
-        return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process), noisy=self.is_noisy)
+        return self._quantity(self.seconds, "ms", self.low, self.high)
 
     @property
     def throughput(self) -> Quantity:
@@ -91,8 +91,11 @@ class Reading:
 
     def per_second(self, amount: float, unit: str) -> Quantity:
         """So much a launch, bytes or FLOP, as a rate with its bounds."""
-        ends = (amount / self.high, amount / self.low)
-        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process), noisy=self.is_noisy)
+        return self._quantity(amount / self.seconds, unit, amount / self.high, amount / self.low)
+
+    def _quantity(self, value: float, unit: str, low: float, high: float) -> Quantity:
+        known = {"noisy": self.is_noisy, "converged": self.converged}
+        return Quantity(value, unit, low, high, len(self.by_process), **known)
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:
@@ -471,7 +474,9 @@ class Column:
         # Those of numpy are numbers too.
         is_whole = isinstance(value, Integral)
         if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
-            return quantity(value, self.unit, self.predicted)
+            found = quantity(value, self.unit, self.predicted)
+            is_own = isinstance(item, Row) and (self.value or self.name) in ("seconds", "flop_per_s")
+            return replace(found, converged=item.converged) if is_own else found
         return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 

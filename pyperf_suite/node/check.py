@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,14 @@ class Check:
         return found.value / expected.low - 1 if self.verdict == CAUTION and expected.low > 0 else None
 
     @property
+    def least(self) -> Quantity | None:
+        """The threshold: what it has to reach; None where no bound is known."""
+        of = self.expected
+        if not isinstance(of, Quantity) or math.isnan(of.low):
+            return None
+        return dataclasses.replace(of, value=of.low, low=math.nan, high=math.nan)
+
+    @property
     def rate_unit(self) -> str:
         return self.found.unit if isinstance(self.found, Quantity) and self.found.base.endswith("/s") else ""
 
@@ -122,9 +131,12 @@ def _sentence(check: Check, who: str) -> Remark:
     if check.expected is not None:
         values["expected"] = check.expected
         known.append("expected {expected}")
+        if check.least is not None:
+            values["least"] = check.least
+            known.append("at least {least}")
         if check.off is not None and check.off < 0:
             values["below"] = Quantity(-check.off, "%")
-            known[-1:] = ["{below} low", "expected {expected}"]
+            known.insert(1, "{below} low")
     words = ", ".join(known)
     if check.why:
         values["why"] = check.why
@@ -141,6 +153,7 @@ _COLUMNS = (
     Column("check", "what", priority=2),
     Column("found", priority=2),
     Column("expected"),
+    Column("at least", "least"),
     Column("unit", "rate_unit"),
     Column("off", unit="+%", priority=2),
     Column("verdict", priority=2),

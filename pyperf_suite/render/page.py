@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -26,7 +26,7 @@ from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_t
 from pyperf_suite.regressions.stored.series import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
-from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
+from pyperf_suite.render.results import ChosenRun, ReadRun, Results
 from pyperf_suite.render.run_report import command_of
 from pyperf_suite.render.text import plain
 from pyperf_suite.runner.record import Record
@@ -63,27 +63,31 @@ class Section:
 
 
 def draw_page(
-    results: Results, chosen: Mapping[str, Sequence[ChosenRun]], others: Sequence[tuple[str, OtherRecord]] = ()
+    results: Results,
+    chosen: Mapping[str, Sequence[ChosenRun]],
+    others: Sequence[tuple[str, OtherRecord]] = (),
+    here: Collection[str] = (),
 ) -> str:
-    """One HTML document. The same results make the same text: it names no time at which it was made."""
-    shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
-    with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
-        plotly = submit(packed_plotly)
-        recorded = grouped(others, lambda each: each[1].machine)
-        names = dict.fromkeys([*chosen, *recorded])
-        histories = {machine: submit(_history, results, machine) for machine in names}
-        read = {machine: _sections(chosen.get(machine, ()), submit) for machine in names}
-        machines = [
-            _machine(results.of_machine(machine), *held, histories[machine].result(), recorded.get(machine, []))
-            for machine, held in read.items()
-        ]
+    """One HTML document. The same results make the same text: it names no time at which it was made.
+
+    Machines `here` come first; where there is one of them, the others are folded behind a link each.
+    """
+    recorded = grouped(others, lambda each: each[1].machine)
+    names = sorted(dict.fromkeys([*chosen, *recorded]), key=lambda machine: machine not in here)
+    machines = [
+        _machine(
+            results.of_machine(name), *_sections(chosen.get(name, ())), _history(results, name), recorded.get(name, [])
+        )
+        for name in names
+    ]
     content = {
         "title": f"{' · '.join(names)} - pyperf-suite report",
         "machines": machines,
+        "elsewhere": [each for each in machines if each["name"] not in here and names[0] in here],
         "passed_over": results.notes,
         "policy": POLICY,
         "version": __version__,
-        "plotly": plotly.result(),
+        "plotly": packed_plotly(),
     }
     page: str = environment().get_template("page.html.j2").render(content)
     return page
@@ -141,12 +145,11 @@ OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
 """Sections, cautions about the machine with the run that has them, and what failed."""
 
 
-def _sections(choices: Sequence[ChosenRun], submit: Submit) -> OfRuns:
-    by_run = grouped(choices, lambda choice: choice.run.place).values()
-    answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
-    sections = [section for answer in answers for section in answer.result()[0]]
-    cautions = [caution for answer in answers for caution in answer.result()[1]]
-    failed = [point for answer in answers for point in answer.result()[2]]
+def _sections(choices: Sequence[ChosenRun]) -> OfRuns:
+    answers = [_of_run(of_run) for of_run in grouped(choices, lambda choice: choice.run.place).values()]
+    sections = [each for held, _, _ in answers for each in held]
+    cautions = [each for _, held, _ in answers for each in held]
+    failed = [each for _, _, held in answers for each in held]
     order = {topic: place for place, topic in enumerate(TOPICS)}
     names = {name: place for place, name in enumerate(probe_names())}
 

@@ -5,14 +5,10 @@ What is no record is named and passed over, as in the history: the records after
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
-import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,32 +25,6 @@ RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
 # Relative to the run with the most cases: who measures a part again does not replace the whole.
 _WHOLE = 0.5
-# Less is read sooner than processes are started.
-WORTH_BYTES = 8 * 2**20
-
-Submit = Callable[..., Future[Any]]
-
-
-@contextlib.contextmanager
-def helpers(work_bytes: int) -> Iterator[Submit]:
-    """Spreads work over the cores: what to submit a function and its arguments to; little work is done at once."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if work_bytes < WORTH_BYTES or cores == 1:
-        yield _at_once
-        return
-    # Forked, so that nothing is imported again. Python warns of threads: numpy's, which know how to stand it.
-    with ProcessPoolExecutor(min(cores, 4), multiprocessing.get_context("fork")) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield pool.submit
-
-
-def _at_once(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    done: Future[Any] = Future()
-    try:
-        done.set_result(work(*arguments))
-    except Exception as error:
-        done.set_exception(error)
-    return done
 
 
 @dataclass
@@ -182,13 +152,7 @@ def read_results(requested: Path, machine: str | None = None) -> Results:
         if not found and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {requested.name}: it holds {', '.join(known)}.")
     places = [path for path in found if path.name == RECORDS]
-    with helpers(sum(path.stat().st_size for path in places)) as submit:
-        if not single:
-            submit(_bring_history_up_to_date, root)
-        # The largest first, so that none is waited for alone.
-        largest_first = sorted(places, key=lambda path: -path.stat().st_size)
-        answers = {path: submit(_run, path, root) for path in largest_first}
-        runs = [answers[path].result() for path in places]
+    runs = [_run(path, root) for path in places]
     notes = [note for _, note in runs if note]
     others = []
     for path in found:
@@ -206,14 +170,6 @@ def read_results(requested: Path, machine: str | None = None) -> Results:
         advice = "measure one with `pyperf-suite run`, or name another folder."
         raise UserError(f"No measured run was found in {requested}{damage}: {advice}")
     return Results(root, tuple(read), tuple(notes), single, tuple(others))
-
-
-def _bring_history_up_to_date(root: Path) -> None:
-    """While journals are read here: the section of history finds it done, or says what stands in the way."""
-    from pyperf_suite.regressions.stored.store import Store
-
-    with contextlib.suppress(UserError):
-        Store(root)
 
 
 def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[ChosenRun]]:

@@ -6,6 +6,7 @@ All are derived from the records and the laws of the version that wrote them: th
 from __future__ import annotations
 
 import shlex
+import statistics
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -172,6 +173,27 @@ def as_document(findings: Mapping[str, Findings], records: Sequence[Record], fol
             for name, found in findings.items()
         ],
     }
+
+
+def bencher_metrics(records: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
+    """What was measured in the Bencher Metric Format: by benchmark and measure its value and the ends of its interval.
+
+    Time is `latency` in nanoseconds, as Bencher counts it; other measures have the names and units of the records. Over
+    several processes a value is the median of theirs, between the least and the greatest.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    measured = [each for each in records if each.outcome == "ok" and each.kind != "sentinel"]
+    for trials in grouped(measured, lambda each: (each.probe, each.case_id)).values():
+        benchmark = found.setdefault(f"{trials[0].probe} {trials[0].label}", {})
+        for name in dict.fromkeys(name for each in trials for name in each.metrics):
+            # A resumed run may hold a second trial of the same process; the later one stands.
+            of = list({each.process: each.metrics[name] for each in trials if name in each.metrics}.values())
+            values = [each.value for each in of]
+            bounds = (of[0].low, of[0].high) if len(of) == 1 else (min(values), max(values))
+            ends = zip(("value", "lower_value", "upper_value"), (statistics.median(values), *bounds), strict=True)
+            scale = 1e9 if name == "time" else 1
+            benchmark["latency" if name == "time" else name] = {end: value * scale for end, value in ends}
+    return found
 
 
 def _probe(name: str, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,18 +100,12 @@ def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Change]) -> tupl
 
 # Series in the terminal.
 
-_BARS, _LANE = "▁▂▃▄▅▆▇█", 20
-# Of the units of one identity each has its own mark, in the order of their first point.
-_MARKS = "●○◆◇■□▲△"
-# Less of a spread than this is drawn flat: otherwise the eye takes noise for change.
-_LEAST_RISE = 0.05
 _NEWEST = 20
 
 
 def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Sequence[str]) -> None:
-    """A table for each machine: trend, runs, newest value and benchmark; then what is not listed."""
+    """A table for each machine: runs, newest value and benchmark; then what is not listed."""
     columns = (
-        Column("trend", lambda series: sparkline(series.values)),
         Column("runs", lambda series: len(series.points), priority=2),
         Column("newest", _newest),
         Column("on", lambda series: series.points[-1].started_at[:10], priority=0),
@@ -125,7 +119,7 @@ def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Se
 
 
 def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Change], show_all: bool) -> None:
-    """One series: its name, what changed in it, and its newest points with the place of each between the extremes."""
+    """One series: its name, what changed in it, and its newest points."""
     say(console, "", series.title, style="bold")
     say(console, "", f"{series.probe}, case {series.case_id}, on {series.machine}")
     for each in series.breaks:
@@ -137,16 +131,7 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
         message = f"{point.started_at[:10]}: {step.effect}{on}{_commits(step, 'commits ')}{nominated}"
         say(console, "[magenta]step[/magenta]", message)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
-    broken, units, unit = {each.index for each in series.breaks}, list(series.units), _unit(series)
-    bottom, top = _span([end for point in series.points for end in (point.low, point.high)])
-
-    def lane(point: Measured) -> str:
-        low, at, high = (
-            round((value - bottom) / (top - bottom) * (_LANE - 1)) for value in (point.low, point.value, point.high)
-        )
-        places = ["─" if low <= place <= high else "·" for place in range(_LANE)]
-        places[at] = _MARKS[units.index(point.unit) % len(_MARKS) if point.unit else 0]
-        return "".join(places)
+    broken, unit = {each.index for each in series.breaks}, _unit(series)
 
     def value(point: Measured) -> Quantity:
         return Quantity(point.value, unit, point.low, point.high, point.ok)
@@ -154,7 +139,6 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
     columns = (
         Column("run", lambda row: row[1].run_id),
         Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
-        Column("lowest to highest", lambda row: lane(row[1])),
         Column(
             "time" if series.metric == TIME else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2
         ),
@@ -168,24 +152,6 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
         note(console, f"{first} earlier points are not listed: --all lists them.")
     if failed := series.failed_runs:
         note(console, f"It failed in {len(failed)} run{'s' if len(failed) > 1 else ''}, the last {failed[-1]}.")
-
-
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The newest at the right, the lowest as the lowest bar; more values than `width` are put together by medians."""
-    count = min(width, len(values))
-    edges = [round(number * len(values) / count) for number in range(count + 1)]
-    heights = [statistics.median(values[start:end]) for start, end in itertools.pairwise(edges)]
-    bottom, top = _span(heights)
-    # With an even number of bars the middle lies between two: a quarter off, what is flat stays on one of them.
-    bars = (max(0.0, (height - bottom) / (top - bottom) * (len(_BARS) - 1) - 0.25) for height in heights)
-    return "".join(_BARS[round(bar)] for bar in bars)
-
-
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    """The range to draw: what there is, widened about its middle where it is next to nothing."""
-    middle = (min(values) + max(values)) / 2
-    half = max((max(values) - min(values)) / 2, abs(middle) * _LEAST_RISE / 2) or 0.5
-    return middle - half, middle + half
 
 
 def _newest(series: BenchmarkSeries) -> str:

@@ -215,6 +215,8 @@ def print_table(console: Console, table: Table, more: str = ALL, most_rows: int 
     for row in rows:
         for line in _lines(row, widths, shown.numeric):
             _line(console, markup.escape(line))
+    if shown.legend:
+        say(console, " ", shown.legend)
     left = len(shown.rows) - len(rows)
     said = [f"{left} rows"] if left else []
     if missing := [name for place, name in enumerate(shown.headings) if place not in widths]:

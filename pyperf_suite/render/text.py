@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record
 
 NOT_KNOWN = "-"
+# After the figures of a case whose measuring ended at its time limit.
+LOOSE = "*"
 # From here on digits are powers of ten.
 HUGE = 1e15
 FINE = 0.1
@@ -75,7 +77,7 @@ def cell(value: Cell) -> str:
     """The text of one cell of a table."""
     if value is None:
         return NOT_KNOWN
-    return bare(value) if isinstance(value, Quantity) else printable(str(value))
+    return bare(value) + LOOSE * (not value.converged) if isinstance(value, Quantity) else printable(str(value))
 
 
 def heading(column: Heading) -> str:
@@ -102,6 +104,12 @@ class WrittenTable:
     numeric: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
     cells: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def legend(self) -> str:
+        """What the mark of cells means; empty where none has it."""
+        marked = any(isinstance(each, Quantity) and not each.converged for row in self.cells for each in row)
+        return f"{LOOSE} measuring ended at its time limit, before the interval was as narrow as required" * marked
 
 
 def written(table: Table) -> WrittenTable:
@@ -274,6 +282,7 @@ def markdown_table(whole: Table) -> list[str]:
     rule = ["---:" if numeric else "---" for numeric in shown.numeric]
     rows = [[markdown_escape(word) for word in row] for row in (shown.headings, *shown.rows)]
     lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    lines += ["", markdown_escape(shown.legend)] if shown.legend else []
     return [f"**{markdown_escape(shown.title)}**", "", *lines] if shown.title else lines
 
 

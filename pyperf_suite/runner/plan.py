@@ -11,11 +11,14 @@ import functools
 import hashlib
 import itertools
 import math
+import os
 import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -168,9 +171,13 @@ Progress = Callable[[int, int, str, Callable[[], float]], None]
 # How often a run without a terminal says how far it is.
 LINE_EVERY_S = 10.0
 
-# A worker imports torch, on an H200 with CUDA in 7 to 8 s; a group of ranks is started by torchrun and finds itself.
+# A worker imports torch where there is one, on an H200 with CUDA in 7 to 8 s; a group of ranks is started by torchrun
+# and finds itself.
 START_S = {"cpu": 2.0, "cuda": 7.0}
+START_WITHOUT_TORCH_S = 0.7
 START_OF_A_GROUP_S = 4.0
+# The findings at the end: pictures and files.
+REPORT_S = 1.3
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
 
@@ -178,13 +185,23 @@ START_OF_FRESH_RANKS_S = 6.5
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
+# Importing a user's file, by what its arrays are of, and the processes and checks of each of its cases.
+START_OF_A_FILE_S = {"": 0.0, "numpy": 0.5, "torch": 2.5}
+AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 0.4, "torch": 1.0}
+
 # The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is required.
 SHARE_OF_CAPS = 0.8
 SHARE_OF_CAPS_FOR_LITTLE = 0.5
 LITTLE = 0.02
+# So many times as long as on an idle machine everything takes that computes: from here on every slice is disturbed, and
+# measured again within half of the time.
+BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
+
+# Of computing, by which it is seen how busy the cores are, and how often.
+LOOKED_FOR_S, LOOKS = 0.02, 7
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
@@ -234,18 +251,32 @@ class Outlook:
             for process in range(1 if planned.is_exact else plan.processes)
         )
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
-        # At the end the sentinel has a process of its own.
-        starts = plan.processes + (not all(planned.is_exact for planned in plan.cases))
-        return trials_s + starts * START_S[plan.device.kind] + len(groups) * plan.processes * START_OF_A_GROUP_S
+        # Kernels of one file share their processes.
+        operators = {planned.case.operator for planned in plan.cases}
+        files = {operator.partition(":")[0]: find_workload(operator).library for operator in operators}
+        start_s = self._start_s + len(groups) * START_OF_A_GROUP_S
+        start_s += sum(START_OF_A_FILE_S[each] for each in files.values())
+        return trials_s + plan.processes * start_s * slowed() + self.closing_s
+
+    @property
+    def closing_s(self) -> float:
+        """What follows the last trial: the sentinel in a process of its own, unless all is exact, and the findings."""
+        is_timed = not all(planned.is_exact for planned in self._plan.cases)
+        return (REPORT_S + is_timed * self._start_s) * slowed()
+
+    @property
+    def _start_s(self) -> float:
+        known = self._plan.device.kind == "cuda" or find_spec("torch")
+        return START_S[self._plan.device.kind] if known else START_WITHOUT_TORCH_S
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
         workload = find_workload(case.operator)
         if workload.is_exact:
-            return AROUND_WHAT_IS_READ_S
+            return AROUND_WHAT_IS_READ_S * slowed()
         effort = self._plan.profile.effort
         effort = effort.sustained() if case.mode == "sustained" else effort
-        seconds = AROUND_A_CASE_S
+        seconds = AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
         float64_s = workload.work(case.parameters).flop / host_flop_per_s()
         launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
         # The other processes of a run share what the first computed.
@@ -253,10 +284,12 @@ class Outlook:
             seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
         if workload.fresh_ranks:
             seconds += START_OF_FRESH_RANKS_S
+        seconds *= slowed()
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
         share = SHARE_OF_CAPS_FOR_LITTLE if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
+        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else share
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 
 
@@ -287,6 +320,23 @@ class ProgressLines:
         self._said_s = now_s
         left = f"about {in_words(left_s())} left" if done < total else "the last one"
         self._write(f"{done} of {total} trials in {in_words(now_s - self._began_s)}, {left}: {last}")
+
+
+@functools.cache
+def slowed() -> float:
+    """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile.
+
+    What a moment shows, but no more than by how many have wanted each core in the last minute.
+    """
+
+    def look() -> float:
+        began_s, computed_s = time.perf_counter(), time.thread_time()
+        while time.thread_time() - computed_s < LOOKED_FOR_S:
+            pass
+        return (time.perf_counter() - began_s) / (time.thread_time() - computed_s)
+
+    now, queue = statistics.median(look() for _ in range(LOOKS)), (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
+    return max(1.0, min(now, queue) if queue > 1 else now)
 
 
 @functools.cache

@@ -156,13 +156,15 @@ class Session:
                 self.left_out.add(trial)
 
     def seconds_left(self, trials: Iterable[Trial]) -> float:
-        """How long these trials are expected to take, as far as the run does not hold them yet."""
-        return sum(self.outlook.trial_s(*trial) for trial in trials if not self._is_held(*trial))
+        """How long these trials, as far as the run does not hold them yet, and its end are expected to take."""
+        trials_s = (self.outlook.trial_s(*trial) for trial in trials if not self._is_held(*trial))
+        return sum(trials_s, self.outlook.closing_s)
 
     def measure_trials(
         self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
     ) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""
+        show(0, len(trials), "", functools.partial(self.seconds_left, trials))
         for done, trial in enumerate(trials, 1):
             for planned, process in self.within_budget([trial]):
                 record = self.measure_trial(planned, process)

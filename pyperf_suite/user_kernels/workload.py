@@ -93,6 +93,8 @@ DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str
+# Of each file or module that was described, what its arrays are of.
+_libraries: dict[str, str] = {}
 
 
 def root() -> Path:
@@ -138,7 +140,7 @@ def describe(target: str) -> tuple[Described, ...]:
         try:
             process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
             with contextlib.closing(process):
-                process.ask("start", **_start(target, "cpu"))
+                _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
                 reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
         except (Failed, Unsupported) as reason:
             raise UserError(str(reason)) from None
@@ -168,6 +170,7 @@ class UserKernel(Workload[Any]):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.library = _libraries.get(_split(name)[0], "numpy")
 
     def type_for(self, data: Mapping[str, Any]) -> type:
         return parameters_of(tuple(data))

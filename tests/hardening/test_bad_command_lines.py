@@ -71,7 +71,6 @@ CATALOGUE = (
     ("report absent", "no results folder absent"),
     ("findings latest --results absent", "no run in absent"),
     ("calibrate absent", "absent"),
-    ("doctor --expect gpus=x", "gpus=x"),
     ("watch", "--pid N"),
     ("watch --pid 0", "'--pid'"),
     ("watch --pid 4194305", "4194305"),

@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from pyperf_suite.findings.data import Quantity
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
-from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
 from pyperf_suite.node.probes.accept import AcceptAxes, analyse, checks_of, sweep
+from pyperf_suite.render.text import sentence, written
 from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
@@ -139,6 +141,34 @@ def test_earlier_rates_replace_the_laws():
     earlier = type(now[key])(1.2 * now[key].value, "GB/s", 1.15 * now[key].value, math.inf)
     (check,) = bad(records, before={key: earlier}).values()
     assert (check.source, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
+
+
+def test_where_the_expected_range_is_vague_only_what_lies_below_it_is_judged():
+    key = ("cpu", "copy in memory, 1 core")
+    records = cpu_node()
+    rate = next(each.found for each in checks_of(rows_of(records)) if (each.part, each.what) == key)
+
+    def judged(low: float, high: float) -> Check:
+        expected = Quantity(rate.value, "GB/s", low * rate.value, high * rate.value)
+        checks = checks_of(rows_of(records), before={key: expected})
+        return next(each for each in checks if (each.part, each.what) == key)
+
+    vague = judged(0.25, 8)
+    assert (vague.verdict, vague.why) == (UNKNOWN, "cannot judge: the expected range spans 32 ×")
+    assert judged(0.5, 1.9).verdict == OK
+    below = judged(2, 64)
+    assert below.verdict == CAUTION
+    assert below.least.value == pytest.approx(2 * rate.value)
+    assert judged(0.5, math.inf).verdict == OK
+
+
+def test_the_threshold_that_a_check_failed_is_printed():
+    check = Check("cpu", "2 cores over 1 core", Quantity(0.63, "x"), Quantity(2.0, "x", 1.0, math.inf), CAUTION, "heat")
+    (said,) = sentences([check])
+    words = "cpu, 2 cores over 1 core: 0.63 ×, 37 % low, expected 2.00 ×, at least 1.00 ×: heat"
+    assert sentence(said) == words
+    (row,) = written(check_table("", [check])).rows
+    assert "1.00" in row
 
 
 def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok():

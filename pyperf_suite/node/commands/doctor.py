@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyperf_suite.cli.options import json_option, results_option
-from pyperf_suite.errors import ExitCode, UserError
+from pyperf_suite.errors import ExitCode
 
 if TYPE_CHECKING:
     from pyperf_suite.node.check import Check
@@ -26,14 +26,9 @@ MOST_OK = 8
 
 @click.command()
 @results_option("Folder of results, whose disk is checked. Example: --results /scratch/bench_results.")
-@click.option(
-    "--expect",
-    metavar="gpus=N",
-    help="Fail if the machine has another number of GPUs. Default: any number. Example: --expect gpus=8.",
-)
 @click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or not applicable here. Default: off.")
 @json_option("Print every check as JSON.")
-def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> None:
+def doctor(results: Path, show_all: bool, as_json: bool) -> None:
     """Report whether this machine is fit for measuring, and what you could do if it is not.
 
     Checked are the CPU, other load (for a second), memory, GPUs, compilers, libraries and disks. Nothing is changed:
@@ -42,13 +37,13 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     \b
     Examples:
       pyperf-suite doctor
-      pyperf-suite doctor --expect gpus=8 --json --results /scratch/bench_results
+      pyperf-suite doctor --json --results /scratch/bench_results
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
     from pyperf_suite.node import check
 
-    checks = examine(results, gpus_expected=None if expect is None else _gpus(expect))
+    checks = examine(results)
     verdict = check.worst(checks)
     if as_json:
         document = {"schema": SCHEMA, "verdict": verdict, "checks": [check.as_json(each) for each in checks]}
@@ -58,7 +53,7 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     raise SystemExit(ExitCode.VERDICT if verdict == check.FAILED else ExitCode.FINE)
 
 
-def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
+def examine(results: Path) -> list[Check]:
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.hardware import cpu
     from pyperf_suite.hardware.kernel_files import KernelFiles
@@ -67,7 +62,7 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
 
     files = KernelFiles()
     of_load, swapped_bytes = load.load_checks()
-    of_gpus, gpus, driver_cuda = gpu.gpu_checks(files, gpus_expected)
+    of_gpus, gpus, driver_cuda = gpu.gpu_checks(files)
     cores = cpu.detect().usable_cores
     of_software = software.software_checks(files, gpus, driver_cuda=driver_cuda)
     return [
@@ -79,13 +74,6 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
         *of_software,
         *host.place_checks(results),
     ]
-
-
-def _gpus(expect: str) -> int:
-    name, _, number = expect.partition("=")
-    if name.strip() != "gpus" or not number.strip().isdigit():
-        raise UserError(f"--expect {expect[:40]} is not known: write gpus=N, as in gpus=8.")
-    return int(number)
 
 
 def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:

@@ -111,6 +111,7 @@ def watch(
       pyperf-suite watch --step-pattern 'step (?P<step>\\d+)' -- python train.py
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.extensions import service
     from pyperf_suite.hardware.catalogue import DTYPES
     from pyperf_suite.node.watch.command import TAKEN, Command, LogReader, marks_folder, require_readable, signals_taken
     from pyperf_suite.ranks.launch import ALONE, rank_environment
@@ -131,7 +132,9 @@ def watch(
         with contextlib.suppress(UserError):  # a job may have variables of its own that are no launcher's
             ranked = rank_environment()
     if config is not None:
-        flop_per_token = _flop_per_token(config, seq)
+        if (offered := service("flop_per_token")) is None:
+            raise UserError("--config needs the planner, which is not installed: leave it out.")
+        flop_per_token = float(offered(config, seq))
     if pid is not None:
         require_readable(pid)
     # One watcher a node samples the ranks of all.
@@ -154,15 +157,6 @@ def watch(
             running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
         watching.follow(top, marks, running, for_s or math.inf)
         watching.finish(running)
-
-
-def _flop_per_token(config: Path, seq: int | None) -> float:
-    from pyperf_suite.extensions import service
-
-    offered = service("flop_per_token")
-    if offered is None:
-        raise UserError("--config needs the planner, which is not installed: leave it out.")
-    return float(offered(config, seq))
 
 
 class _Watching:
@@ -200,7 +194,7 @@ class _Watching:
         self.steps: dict[int, EndedSteps] = {}
         self._said: set[tuple[str, int | None]] = set()
         self._own_share = self._elapsed_s = self._energy_j = 0.0
-        self._is_over = self.has_log = self._is_torn = False
+        self._is_over = self.has_log = self._is_torn = self._has_started = False
         self._job: Job | None = None
 
     def copy(self, source: Any, target: Any, step_pattern: str) -> None:
@@ -278,9 +272,14 @@ class _Watching:
                 self._is_torn = True
 
     def _judge(self) -> None:
-        """Say what is new in the last samples, each name of a rank once."""
+        """Say what is new in the last samples after the start, each name of a rank once."""
         from pyperf_suite.render.text import sentence
 
+        if not self._has_started and self.recent:
+            stepped = any(each.first_s is not None for each in list(self.steps.values()))
+            age_s = self.recent[-1].at_s - self.kept[0].started_s
+            self._has_started = stepped or age_s >= self._patterns.LONGEST_START_S
+            self.recent.clear()
         for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
             if (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))

@@ -35,23 +35,16 @@ class GpuReading:
 
 def gpu_checks(
     files: KernelFiles,
-    expected: int | None = None,
     cuda: CudaDriver | Unavailable | None = None,
     manager: Nvml | Unavailable | None = None,
 ) -> tuple[list[Check], int, str | None]:
-    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports.
-
-    `expected` is how many there should be; this machine's libraries are used unless others are given.
-    """
+    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports."""
     cuda = driver() if cuda is None else cuda
     manager = nvml() if manager is None else manager
     gpus, version, refusal = _devices(cuda)
     answers = manager if isinstance(manager, Nvml) else None
     release = answers.driver_version() if answers else None
     checks = {"driver": driver_check(_gpus_on_bus(files), len(gpus), version, release, refusal)}
-    if expected is not None:
-        judged = ok if len(gpus) == expected else failed
-        checks["GPUs"] = judged(f"{len(gpus)} for this process, {expected} expected")
     if gpus:
         checks["NVML"] = manager_check(None if answers else str(manager))
     found = of_part("GPU", checks)

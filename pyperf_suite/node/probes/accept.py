@@ -14,7 +14,7 @@ from itertools import product
 
 from pyperf_suite.extensions import Expect, ExpectedTime, service
 from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, multiprocessors, one_and_all_cores, sizes
-from pyperf_suite.findings.data import Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import VAGUE_SPAN, Findings, Quantity, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows, grouped, rows_of
 from pyperf_suite.hardware import cpu
@@ -139,10 +139,13 @@ class _Node:
         def check(
             part: str, what: str, kind: str, found: Quantity, expected: Quantity | None, by: str, *first: str
         ) -> Check:
-            verdict = UNKNOWN if expected is None else CAUTION if found.value < expected.low else OK
-            seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
-            why = "; ".join((*first, *seen, CAUSES[kind])) if verdict == CAUTION else ""
-            return Check(part, what, found, expected, verdict, why, source=by)
+            if expected is not None and found.value < expected.low:
+                seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
+                return Check(part, what, found, expected, CAUTION, "; ".join((*first, *seen, CAUSES[kind])), source=by)
+            why = ""
+            if expected is not None and expected.span > VAGUE_SPAN:
+                why = f"cannot judge: the expected range spans {expected.span:.2g} ×"
+            return Check(part, what, found, expected, UNKNOWN if expected is None or why else OK, why, source=by)
 
         mine = [each for each in self.measured if each.case["operator"] != "topology"]
         single = [each for each in mine if not each.case["parameters"].get("pattern")]

@@ -31,6 +31,7 @@ _COMPARES = re.compile(r"[=~!<>]=|[<>]")
 class Arm:
     """One side. `build` is the folder that holds its `pyperf_suite`; None where its interpreter has it installed.
 
+    `repository` is the name of the folder whose revision it is.
     An arm that could not be built has its reason in `failure`, and the whole story in the file `log`. Where it runs a
     user's kernels, `software` is the version and the packages of the interpreter that does, and `borrowed` the bench
     files that its revision lacks.
@@ -46,6 +47,7 @@ class Arm:
     environment: Mapping[str, str] = field(default_factory=dict)
     software: Mapping[str, Any] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
+    repository: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:

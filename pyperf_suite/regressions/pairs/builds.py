@@ -294,11 +294,12 @@ def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
     commit = checkout.commit("HEAD" if revision == "." else revision)
     if revision == "." and not checkout.is_clean():
         files = checkout.files()
-        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
+        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True, repository=checkout.root.name)
         return arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree)
     # A branch's name says nothing of its commit.
     name = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
-    return Arm(name, commit=commit), commit, lambda tree: worktree(checkout, commit, tree)
+    arm = Arm(name, commit=commit, repository=checkout.root.name)
+    return arm, commit, lambda tree: worktree(checkout, commit, tree)
 
 
 def interpreter_arm(python: Path) -> Arm:

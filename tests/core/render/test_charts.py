@@ -244,7 +244,12 @@ class Source:
 @cache
 def macros() -> Any:
     """The page's template, of no machine."""
-    empty = {"machines": [], "passed_over": [], **dict.fromkeys(("title", "policy", "version", "plotly"), "")}
+    empty = {
+        "machines": [],
+        "elsewhere": [],
+        "passed_over": [],
+        **dict.fromkeys(("title", "policy", "version", "plotly"), ""),
+    }
     return environment().get_template("page.html.j2").make_module(empty)
 
 

@@ -97,6 +97,23 @@ def test_the_command_makes_the_same_document_again(run: Path, committed: dict[st
     assert (committed["profile"], committed["processes"]) == ("standard", 3)
 
 
+def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval() -> None:
+    accept = COMMITTED.parents[1] / "cuda-nvidia-h200-132sm-140gib" / "20261126T060929Z-f016"
+    found = json.loads(invoke("findings", accept, "--bmf").stdout, parse_constant=pytest.fail)
+    assert len(found) == 7  # 5 cases in two processes, 2 that are read once; no sentinel
+    by_two = found["accept layer_pass[torch layer=copy seq=8192 hidden=8192 dtype=bfloat16]"]
+    assert by_two["latency"] == pytest.approx(
+        {"value": 66023.9992, "lower_value": 65893.3322, "upper_value": 66154.6662}
+    )
+    assert by_two["sm_clock"] == {"value": 1959696675.0, "lower_value": 1959126330.0, "upper_value": 1960267020.0}
+    assert found["accept topology[system]"]["cores"] == {"value": 16, "lower_value": 16, "upper_value": 16}
+    alone = COMMITTED.parents[1] / "cpu-intel-xeon-processor-2c" / "20261121T054856Z-a027"
+    found = json.loads(invoke("findings", alone, "--bmf").stdout)
+    assert len(found) == 18
+    by_one = found["collectives collective[gloo op=all_gather bytes=65536 ranks=2]"]
+    assert by_one["latency"] == pytest.approx({"value": 231040.5, "lower_value": 205294.5, "upper_value": 257671.5})
+
+
 def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
     records = [record for record in open_run(run).records() if record.probe == "optimizer"]
     found = find_probe("optimizer").findings(records)

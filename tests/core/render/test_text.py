@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
+from rich.console import Console
 
 from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, Table, remark
+from pyperf_suite.findings.rows import Column, rows_of, table
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.render.text import bare, cell, heading, quantity_text, sentence, written
+from pyperf_suite.render.terminal import print_table
+from pyperf_suite.render.text import bare, cell, heading, markdown_table, quantity_text, sentence, written
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,31 @@ def test_a_value_is_told_with_its_unit(value, unit, text):
 )
 def test_digits_follow_the_interval(low, high, text):
     assert quantity_text(Quantity(0.01235, "ms", low, high, 3)) == text
+
+
+def test_rows_that_did_not_converge_are_marked_in_the_table_with_a_line_that_says_so():
+    cases = [Case("matmul", MatmulParameters(n, 8, 8, Schedule("library", 1)), "torch") for n in (8, 16)]
+    records = [a_record(case, 1e-3, quality={"converged": case.parameters.m == 8}) for case in cases]
+    columns = (
+        Column("m"),
+        Column("time", unit="ms"),
+        Column("seconds", unit="ms"),
+        Column("flop_per_s", unit="GFLOP/s"),
+    )
+
+    def drawn(rows):
+        (made := Console(width=100, file=io.StringIO())).print()
+        print_table(made, table("", columns, rows))
+        return table("", columns, rows), made.file.getvalue().splitlines()
+
+    rows = rows_of(records)
+    whole, lines = drawn(rows)
+    assert [[said.endswith("*") for said in row] for row in written(whole).rows] == [[False] * 4, [False, *[True] * 3]]
+    legend = "* measuring ended at its time limit, before the interval was as narrow as required"
+    assert lines[-1] == f"  {legend}"
+    assert markdown_table(whole)[-1] == f"\\{legend}"
+    whole, lines = drawn(rows[:1])
+    assert "*" not in "".join([*lines, *markdown_table(whole)])
 
 
 @pytest.mark.parametrize("unit", UNITS)

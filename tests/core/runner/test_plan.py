@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from pyperf_suite.runner.plan import (
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
 from pyperf_suite.runner.record import Case
+from pyperf_suite.user_kernels import workload
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
@@ -33,14 +35,16 @@ from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
-HOST_FLOP_PER_S = module.host_flop_per_s
+HOST_FLOP_PER_S, SLOWED = module.host_flop_per_s, module.slowed
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
 
 
 @pytest.fixture(autouse=True)
 def slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of 1 GFLOP/s in float64, 2 in float32."""
+    """An idle host of 1 GFLOP/s in float64, 2 in float32, that has torch."""
     monkeypatch.setattr(module, "host_flop_per_s", lambda: 1e9)
+    monkeypatch.setattr(module, "slowed", lambda: 1.0)
+    monkeypatch.setattr(module, "find_spec", lambda _: "torch")
 
 
 def product(m: int, mode: str = "burst", n: int = 1000) -> PlannedCase:
@@ -84,15 +88,55 @@ def test_a_trial_takes_what_its_parts_add_up_to(planned, profile, device, proces
     assert Outlook(Plan((planned,), profile, device)).trial_s(planned, process) == pytest.approx(seconds, abs=1e-4)
 
 
-def test_a_run_takes_its_trials_and_the_starts_of_workers_groups_and_the_sentinel():
+def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU) -> float:
+    return Outlook(Plan(cases, profile, device)).run_s()
+
+
+def test_a_run_takes_its_trials_the_starts_of_workers_groups_and_the_sentinel_and_its_findings():
     trial_s = 0.06 + 0.8 * 0.6
-    assert Outlook(Plan((product(1),), STANDARD, CPU)).run_s() == pytest.approx(3 * trial_s + 4 * 2.0, abs=1e-3)
-    assert Outlook(Plan((product(1),), STANDARD, GPU)).run_s() == pytest.approx(3 * trial_s + 4 * 7.0, abs=1e-3)
-    assert Outlook(Plan((EXACT,), STANDARD, CPU)).run_s() == pytest.approx(0.12 + 2.0)
-    both = Outlook(Plan((EXACT, product(1)), STANDARD, CPU)).run_s()
-    assert both == pytest.approx(0.12 + 3 * trial_s + 4 * 2.0, abs=1e-3)
-    assert Outlook(Plan((EXCHANGE,), STANDARD, CPU)).run_s() == pytest.approx(3 * (trial_s + 4.0) + 4 * 2.0, abs=1e-3)
+    assert run_s(product(1)) == pytest.approx(3 * trial_s + 4 * 2.0 + 1.3, abs=1e-3)
+    assert run_s(product(1), device=GPU) == pytest.approx(3 * trial_s + 4 * 7.0 + 1.3, abs=1e-3)
+    assert run_s(EXACT) == pytest.approx(0.12 + 2.0 + 1.3)
+    assert run_s(EXACT, product(1)) == pytest.approx(0.12 + 3 * trial_s + 4 * 2.0 + 1.3, abs=1e-3)
+    assert run_s(EXCHANGE) == pytest.approx(3 * (trial_s + 4.0) + 4 * 2.0 + 1.3, abs=1e-3)
     assert [ranks_of(planned) for planned in (EXACT, product(1), EXCHANGE)] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(("library", "start_s", "case_s"), [("numpy", 0.5, 0.4), ("torch", 2.5, 1.0)])
+def test_kernels_of_a_file_share_its_processes_and_each_case_has_checks(monkeypatch, library, start_s, case_s):
+    monkeypatch.setitem(workload._libraries, "made_up.py", library)
+    cases = [
+        PlannedCase(name, Case(name, workload.parameters_of(("n",))(n), "f"))
+        for name in (f"made_up.py:{library}_one", f"made_up.py:{library}_two")
+        for n in (1, 2)
+    ]
+    trials_s = 4 * (0.06 + case_s + 0.5 * 0.3)
+    assert run_s(*cases, profile=QUICK) == pytest.approx(trials_s + start_s + 2 * 2.0 + 1.3)
+
+
+def test_without_torch_a_worker_starts_sooner(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    assert run_s(product(1), profile=QUICK) == pytest.approx(0.06 + 0.5 * 0.3 + 2 * 0.7 + 1.3, abs=1e-3)
+
+
+def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measured_again(monkeypatch):
+    monkeypatch.setattr(module, "slowed", lambda: 3.0)
+    assert run_s(product(1), profile=QUICK) == pytest.approx(3 * (0.06 + 2 * 2.0 + 1.3) + 1.5 * 0.3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [(0.0, 4.0), (1.0, 4.0), (3.0, 2.0), (11.0, 4.0)],  # a queue shorter than the cores says nothing
+)
+def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_no_more_than_the_queue(monkeypatch, load, seconds):
+    SLOWED.cache_clear()
+    now = itertools.count()
+    passed = {"perf_counter": 4.0, "thread_time": 1.0}
+    clocks = {name: lambda step=step: step * 0.0001 * next(now) for name, step in passed.items()}
+    monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
+    assert SLOWED() == pytest.approx(seconds, rel=0.1)
+    SLOWED.cache_clear()
 
 
 def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
@@ -108,7 +152,7 @@ def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
 
 def test_a_plan_is_told_in_one_line_with_its_processes_and_probes():
     one = Plan((product(1),), QUICK, CPU)
-    assert Outlook(one).line == "1 case x 1 process on cpu, profile quick, about 4 s"
+    assert Outlook(one).line == "1 case x 1 process on cpu, profile quick, about 6 s"
     two = Plan((product(1), COPY), STANDARD, GPU)
     assert Outlook(two).line.startswith("2 cases x 3 processes on cuda:0, profile standard, about ")
     assert (two.probes, two.processes) == (("baseline", "transfer"), 3)

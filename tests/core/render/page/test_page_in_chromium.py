@@ -14,7 +14,7 @@ from pyperf_suite.render.charts import page_figure
 from pyperf_suite.render.page import Section, draw_page
 from pyperf_suite.render.results import choose, read_results
 from tests.core.render.page.chromium import Chromium, find_chromium
-from tests.core.render.page.conftest import HOSTILE, a_history
+from tests.core.render.page.conftest import HOSTILE, MACHINE, a_history, a_record, write
 
 PROGRAM = find_chromium()
 pytestmark = [
@@ -152,6 +152,25 @@ def test_a_table_is_sorted_by_number_by_its_heading(opened):
     assert values == sorted(values)
     opened.run("document.querySelectorAll('#t .sort')[2].click()")
     assert [float(value) for value in opened.run(column)] == values[::-1] != values
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_names_in_the_contents_are_whole_and_a_link_opens_another_machine(browser, results, width):
+    run_id = "20260101T000000Z-0001"
+    name = "bench_with_a_long_name_of_some_kernels.py:sum_of_squares_of_all_elements"
+    write(results, run_id, [a_record(run_id, 1e-3, probe=name)])
+    write(results, run_id, [a_record(run_id, 1e-3, probe=name)], "cuda-of-others-132sm")
+    read = read_results(results)
+    (results / "report.html").write_text(draw_page(read, choose(read), here={MACHINE}), encoding="utf-8")
+    browser.size(width, 900)
+    browser.open(results / "report.html")
+    browser.run("document.querySelector('nav details').open = true")
+    cut = "[...document.querySelectorAll('nav a, h3')].filter((each) => each.scrollWidth > each.clientWidth).length"
+    assert browser.run("document.querySelectorAll('nav a').length") == 4
+    assert browser.run(cut) == 0
+    assert not browser.run("document.querySelector('details.machine').open")
+    browser.run("[...document.querySelectorAll('nav a')].pop().click()")
+    browser.wait_for("document.querySelector('details.machine').open")
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(opened):

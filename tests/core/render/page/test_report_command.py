@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.render import page
 from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.runner.record import Case
@@ -195,6 +197,17 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(results, arguments, sai
     assert result.exit_code == 2
     assert said in result.output
     assert not (results / "report.html").exists()
+
+
+def test_the_page_opens_on_this_machine_with_what_failed_and_others_are_folded(results) -> None:
+    here = identity(Device("cpu")).slug
+    for name in ("aaa-before", here, "zzz-behind"):
+        write(results, RUN, [a_record(RUN, 1e-3), a_record(RUN, None, 128, reason="a wrong result")], name)
+    page = page_of(results)
+    order = [f"<code>{here}</code>", "Also in these results", "a wrong result", "<section", '<details class="machine">']
+    assert [page.index(said) for said in order] == sorted(page.index(said) for said in order)
+    assert page.count('<details class="machine">') == 2
+    assert page.index("<code>aaa-before</code>") > page.index('<details class="machine">')
 
 
 def test_one_machine_of_several_can_be_shown_alone(results) -> None:

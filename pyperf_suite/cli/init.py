@@ -1,0 +1,88 @@
+"""`pyperf-suite init`: a bench file, a line of .gitignore and a workflow, in a repository that has none of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from importlib import metadata, resources
+from pathlib import Path
+
+import click
+
+from pyperf_suite import __version__
+from pyperf_suite.cli.options import DEFAULT_RESULTS
+from pyperf_suite.errors import UserError
+
+WORKFLOW = Path(".github", "workflows", "kernels.yml")
+
+
+@click.command()
+@click.argument("bench", default="bench_kernels.py", type=click.Path(path_type=Path), metavar="[FILE.py]")
+def init(bench: Path) -> None:
+    """Write FILE.py that measures a kernel, a line of .gitignore, and a workflow that compares pull requests.
+
+    FILE.py is bench_kernels.py by default. The other two are written at the top of the git repository that it lies in,
+    else next to it. A file that exists is left as it is, but for the line that .gitignore gets.
+
+    \b
+    Examples:
+      pyperf-suite init
+      pyperf-suite init benches/bench_softmax.py
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    if bench.suffix != ".py" or not bench.parent.is_dir():
+        raise UserError(f"{bench} cannot be a bench file: name one that ends in .py, in a folder that exists.")
+    folder = bench.parent.resolve()
+    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    name = (folder / bench.name).relative_to(top).as_posix()
+
+    _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=shlex.quote(str(bench)))))
+    _say(top / ".gitignore", lambda: _ignored(top / ".gitignore", f"{DEFAULT_RESULTS}/"))
+    workflow = _filled("workflow.yml", FILE=shlex.quote(name), SUITE=_requirement())
+    _say(top / WORKFLOW, lambda: _written(top / WORKFLOW, workflow))
+    click.echo(f"\nNext: pyperf-suite run {shlex.quote(str(bench))}")
+
+
+def _say(path: Path, make: Callable[[], str]) -> None:
+    """What became of a file. Raises UserError where it cannot be written."""
+    try:
+        said = make()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
+    here = Path.cwd()
+    click.echo(f"{path.relative_to(here) if path.is_relative_to(here) else path}: {said}")
+
+
+def _written(path: Path, content: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        return "exists, and is left as it was"
+    return "written"
+
+
+def _ignored(path: Path, line: str) -> str:
+    held = path.read_text("utf-8") if path.exists() else ""
+    if {line, f"/{line}", line.rstrip("/")} & set(map(str.strip, held.splitlines())):
+        return f"has {line}, and is left as it was"
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * (bool(held) and not held.endswith("\n")) + f"{line}\n")
+    return f"{line} added"
+
+
+def _filled(template: str, **values: str) -> str:
+    """A template, with values in place of their names."""
+    text = (resources.files("pyperf_suite.cli") / "templates" / template).read_text("utf-8")
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _requirement() -> str:
+    """What pip installs this version by elsewhere: the commit of a git URL that it came from, else its name."""
+    origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")
+    if commit := origin.get("vcs_info", {}).get("commit_id"):
+        return f"git+{origin['url']}@{commit}"
+    return f"pyperf_suite=={__version__}"
