@@ -1,7 +1,5 @@
 """Records that tests make up, and readers of what was found in them: `from tests.records import a_record, records`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

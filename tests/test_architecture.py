@@ -3,8 +3,6 @@
 The lists of exceptions are exact, so that they can only become shorter.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess
@@ -120,7 +118,7 @@ OWN = {
 }
 
 
-def test_a_module_imports_only_from_layers_below_its_own() -> None:
+def test_a_module_imports_only_from_layers_below_its_own():
     parts = {part_of(name) for name in SOURCES}
     assert parts <= LAYER.keys(), "every part has its layer"
     upward = {
@@ -132,9 +130,9 @@ def test_a_module_imports_only_from_layers_below_its_own() -> None:
     assert upward == UPWARD
 
 
-def test_no_two_modules_import_each_other_directly_or_through_others() -> None:
+def test_no_two_modules_import_each_other_directly_or_through_others():
     @functools.cache
-    def reached(name: str) -> frozenset[str]:
+    def reached(name):
         found, waiting = set(), [name]
         while waiting:
             fresh = OWN.get(waiting.pop(), set()) - found
@@ -146,7 +144,7 @@ def test_no_two_modules_import_each_other_directly_or_through_others() -> None:
     assert circles - {frozenset()} == CIRCLES
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_no_two_public_classes_have_one_name():
     counts = Counter(
         node.name
         for tree in TREES.values()
@@ -156,7 +154,7 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert not [name for name, count in counts.items() if count > 1]
 
 
-def test_each_part_is_small_enough_to_be_known() -> None:
+def test_each_part_is_small_enough_to_be_known():
     lines = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
     tools = sum(len(path.read_text().splitlines()) for path in (PACKAGE.parent / "tools").rglob("*.py"))
     parts = {name: name.split(".")[1] if name.split(".")[1:2] in (["planner"], ["node"]) else "core" for name in lines}
@@ -171,20 +169,20 @@ def test_each_part_is_small_enough_to_be_known() -> None:
     assert not [path.parent for path in SOURCES.values() if not (path.parent / "__init__.py").exists()]
 
 
-def test_what_measures_imports_no_other_third_party_than_those_agreed() -> None:
+def test_what_measures_imports_no_other_third_party_than_those_agreed():
     allowed = set(sys.stdlib_module_names) | MEASURING_MAY_IMPORT | {"pyperf_suite"}
     measuring = {name: held for name, held in NAMES.items() if part_of(name) not in ABOVE_MEASURING}
     assert not [(name, each) for name, held in measuring.items() for each in held if each.split(".")[0] not in allowed]
 
 
-def test_heavy_or_optional_packages_are_imported_where_they_are_used() -> None:
+def test_heavy_or_optional_packages_are_imported_where_they_are_used():
     class Remover(ast.NodeTransformer):
         """Leaves what runs when the module is imported: no bodies of functions, nothing for type checkers alone."""
 
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        def visit_FunctionDef(self, node):
             return None
 
-        def visit_If(self, node: ast.If) -> ast.AST | None:
+        def visit_If(self, node):
             return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
 
     wrong = []
@@ -200,7 +198,7 @@ def test_heavy_or_optional_packages_are_imported_where_they_are_used() -> None:
 
 
 @pytest.mark.slow
-def test_every_module_imports_without_torch_and_without_the_extension() -> None:
+def test_every_module_imports_without_torch_and_without_the_extension():
     modules = [name for name in SOURCES if part_of(name) != "__main__" and name not in OF_TORCH]
     absent = ["torch", "triton", "pynvml", "pyperf_suite._native"]
     program = (

@@ -1,7 +1,5 @@
 """The first hour: where to begin, examples that run, names corrected."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

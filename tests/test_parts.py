@@ -1,7 +1,5 @@
 """The core without the planner or the node package: their commands are gone, and nothing else breaks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -47,7 +45,7 @@ def run(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: tuple[str, Path]) -> None:
+def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part):
     """A part can be missed in two ways, and both are tried.
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
@@ -70,6 +68,6 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: t
     )
 
 
-def test_no_test_of_the_core_imports_another_part() -> None:
+def test_no_test_of_the_core_imports_another_part():
     sources = {path: path.read_text() for path in (ROOT / "tests" / "core").rglob("*.py")}
     assert not [path for path, text in sources.items() if any(f"pyperf_suite.{name}" in text for name in COMMANDS)]

@@ -1,7 +1,5 @@
 """What the system says of processes, and what becomes of the folders of those that were killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

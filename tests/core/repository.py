@@ -1,7 +1,5 @@
 """Git repositories of the tests' own: files written and committed under tags."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -54,7 +54,7 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     (disk / "others").write_bytes(b"x" * 100_000)
     kept = 0
 
-    def append_until_refused(journal: Journal) -> None:
+    def append_until_refused(journal):
         nonlocal kept
         while kept < 10_000:
             journal.append(a_record(SMALL, 1e-3, reason="why " * 100, position=kept))

@@ -134,7 +134,7 @@ def test_every_command_ends_soon_and_in_a_sentence(tmp_path, results, soon, monk
     monkeypatch.chdir(tmp_path)
     (machine,) = (each.name for each in results.iterdir())
 
-    def named(text: str) -> str:
+    def named(text):
         for word, run in RUNS.items():
             text = text.replace(word, f"{machine}/{run}")
         return text.replace("MACHINE", machine)

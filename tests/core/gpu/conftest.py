@@ -4,8 +4,6 @@
 the run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The Ampere kernel on a GPU: every default tile, layout, path and schedule against float64, and its own occupancy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

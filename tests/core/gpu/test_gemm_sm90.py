@@ -5,8 +5,6 @@ must be equal bit for bit, and what surrounds C must stay as it was, but for the
 ends: the copy engine writes zeros there.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Iterable, Iterator

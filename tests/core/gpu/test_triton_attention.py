@@ -1,7 +1,5 @@
 """Triton's attention on a device: right for each head_dim, dtype and mask, and the same each time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton's matmul on a device: right for each default configuration, schedule and layout, and the same each time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

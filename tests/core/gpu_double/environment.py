@@ -4,8 +4,6 @@
 multiprocessors=4 l2_bytes=65536. What is timed there is a model, and the device's name says that it is no GPU.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

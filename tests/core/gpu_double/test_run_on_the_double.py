@@ -3,8 +3,6 @@
 Products are verified as on a GPU; what is timed is the double's model. What is put wrong on the way there fails.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

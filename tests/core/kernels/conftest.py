@@ -1,7 +1,5 @@
 """What tests of kernels share: programs compiled once and kept, and processes in which Triton interprets."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

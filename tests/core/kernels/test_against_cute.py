@@ -4,8 +4,6 @@ What CuTe says is compiled once and kept; what our headers say is compiled apart
 with a mistake in them can be compared as well. Nothing needs a GPU, nvcc or a CUDA toolkit. `pytest -rP` shows counts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import re

@@ -1,7 +1,5 @@
 """What can be asked of the Hopper kernel, what its machine code must have, and what is refused in one sentence."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 

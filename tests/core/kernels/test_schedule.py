@@ -1,7 +1,5 @@
 """The schedule that Triton's kernels walk makes the decisions of the one C++ and CUDA walk, segment for segment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -51,9 +49,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @given(schedule=schedules())
 @settings(max_examples=200)
-def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(
-    native: ModuleType, schedule: Schedule
-) -> None:
+def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(native, schedule):
     expected = native.schedule_segments(
         schedule.tiles_m,
         schedule.tiles_n,
@@ -69,7 +65,7 @@ def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedul
 
 @given(schedule=schedules())
 @settings(max_examples=200)
-def test_a_tile_shared_by_several_units_is_waited_for_only_by_units_with_a_higher_number(schedule: Schedule) -> None:
+def test_a_tile_shared_by_several_units_is_waited_for_only_by_units_with_a_higher_number(schedule):
     """So programs that run one after the other, as in the interpreter, never wait."""
     finished: dict[tuple[int, int], int] = {}
     for _, tile_m, tile_n, k_begin, k_end, _ in segments(schedule):
@@ -79,7 +75,7 @@ def test_a_tile_shared_by_several_units_is_waited_for_only_by_units_with_a_highe
 
 @given(schedule=schedules())
 @settings(max_examples=200)
-def test_only_the_shared_tiles_at_the_end_of_the_order_are_cut(schedule: Schedule) -> None:
+def test_only_the_shared_tiles_at_the_end_of_the_order_are_cut(schedule):
     order = {place(tile, schedule.tiles_m, schedule.tiles_n, schedule.group): tile for tile in range(schedule.tiles)}
     for _, tile_m, tile_n, k_begin, k_end, _ in segments(schedule):
         if k_end - k_begin < schedule.k_tiles:

@@ -1,7 +1,5 @@
 """The machine code of the default kernels, compiled for targets that need not be here, and how it is read."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Triton's attention: right in the interpreter for shapes that break things, and compiled for GPUs not here."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Triton's matmul: right in the interpreter for shapes that break things, and compiled for GPUs that are not here."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable

@@ -229,7 +229,7 @@ def test_a_faster_network_or_more_computing_never_exposes_more(model, work, rank
 def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not():
     sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), TrainingWorkload(seq=8), 4)
 
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
+    def seconds(operation, size_bytes, ranks):
         return 1e-5 + size_bytes / 1e9
 
     bound_s = bound_below_s(sent, seconds)

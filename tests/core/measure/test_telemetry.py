@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import time
 from types import SimpleNamespace
@@ -62,7 +60,7 @@ def test_the_hottest_sensor_is_reported(elsewhere):
 
 
 def test_around_reports_the_block_even_if_it_fails():
-    def fail() -> None:
+    def fail():
         time.sleep(0.01)
         raise RuntimeError
 

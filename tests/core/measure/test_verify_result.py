@@ -1,7 +1,5 @@
 """Results of any function: honest arithmetic passes, that of a narrower type does not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

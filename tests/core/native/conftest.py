@@ -1,7 +1,5 @@
 """The native module and doubles of libcuda and libnccl for tests that ask for them; where one is missing they skip."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Builds cpu_cases.cpp and asks it for products and attentions, fixed ones and ones drawn from a seeded generator."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

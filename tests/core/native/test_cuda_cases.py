@@ -1,7 +1,5 @@
 """What a case leaves behind on a GPU, and which of its errors cost the worker; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,7 +71,7 @@ def test_device_memory_that_is_used_up_does_not_cost_the_worker(device, answer):
 
 @pytest.mark.parametrize("message", [True, False])
 def test_a_lost_context_costs_the_worker_whoever_was_told_of_it(device, answer, message):
-    def doing() -> Any:
+    def doing():
         crash(device)
         if message:
             device.context.synchronize()
@@ -102,13 +100,13 @@ def test_torchs_stream_and_cache_are_as_before_after_every_case(device, answer, 
     class Tensor:
         """Part of a cycle, as autograd's graphs are."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.me = self
 
-        def __del__(self) -> None:
+        def __del__(self):
             done.append("freed")
 
-    def doing() -> dict[str, Any]:
+    def doing():
         tensor = Tensor()
         if how == "failed":
             raise RuntimeError(f"kept alive by a traceback: {tensor}")

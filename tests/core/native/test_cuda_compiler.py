@@ -1,7 +1,5 @@
 """The compiler and its cache, with the real NVRTC: no GPU is needed to compile for one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -184,7 +182,7 @@ def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, chan
 
 def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, nvrtc, compiler, folder):
     class Newer:
-        def __init__(self) -> None:
+        def __init__(self):
             self.version = "99.9"
             self.compile = cuda.Compiler([nvrtc]).compile
 

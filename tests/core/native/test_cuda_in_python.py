@@ -1,7 +1,5 @@
 """What implementations see of a GPU: kernels compiled by the real NVRTC, loaded and timed on a double of libcuda."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,7 +215,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     for name in ("PYPERF_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
-    def homeless(cls: type[Path]) -> Path:
+    def homeless(cls):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", classmethod(homeless))

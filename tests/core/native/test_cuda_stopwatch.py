@@ -1,7 +1,5 @@
 """The device's stopwatch: what is queued in which order, and what the times mean; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable
@@ -142,7 +140,7 @@ def test_a_launch_that_waits_or_raises_is_reported_and_the_stopwatch_lives_on(
     watch = stopwatch(queueing=queueing, hold_limit_s=0.25)
     live = fake.get("live")
 
-    def fail(index: int) -> None:
+    def fail(index):
         raise KeyError("no operands")
 
     with pytest.raises(getattr(cuda, error) if waits else KeyError, match=words):

@@ -3,8 +3,6 @@
 The extension is built once more with `emulated_units.h` in place of the intrinsics; tests of the real one run on it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -77,7 +75,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*ISAS, "avx2", "portable"])
-def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized: Path, name: str) -> None:
+def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized, name):
     usable = cpu_cases.answers([sanitized], ["isas"])[0].split()
     if not any(each.startswith(f"{name}:") for each in usable):
         pytest.skip(f"this processor cannot run {name}, which is not emulated")
@@ -87,12 +85,12 @@ def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanit
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_loop_on_registers_runs(native: ModuleType, isa: str, dtype: str) -> None:
+def test_every_loop_on_registers_runs(native, isa, dtype):
     ((flop_per_s, _, _),) = native.core_peaks(dtype, 1, 0.001, isa)
     assert flop_per_s > 0
 
 
-def test_every_instruction_set_names_its_units(native: ModuleType) -> None:
+def test_every_instruction_set_names_its_units(native):
     units = {isa: [native.unit(isa, dtype) for dtype in ("float32", "bfloat16")] for isa in ISAS}
     assert units == {
         "amx": ["fma", "tdpbf16ps"],

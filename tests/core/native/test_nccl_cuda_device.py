@@ -3,8 +3,6 @@
 A bisection of one rank queues nothing, so the loops around it are all there is to see.
 """
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

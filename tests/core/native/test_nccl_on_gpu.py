@@ -3,8 +3,6 @@
 tests/core/gpu/test_collective_on_gpu.py has every operation, type and reduction.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The rank processes below a launcher, as the system lists them."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

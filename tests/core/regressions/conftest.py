@@ -1,7 +1,5 @@
 """What the tests of history share: runs made up of records of the suite's form, written where the runner would."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """As many pairs as it takes, none lost, and every way an arm can fail is a finding."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """`pyperf-suite ab`: what it compares, what it tells, what it keeps, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

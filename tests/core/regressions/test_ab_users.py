@@ -1,7 +1,5 @@
 """`pyperf-suite ab` for kernels of the user's own: real processes, of which each side runs the code that it names."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

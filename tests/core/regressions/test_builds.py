@@ -1,7 +1,5 @@
 """Each revision is built once, in a worktree of its own; what does not build is an arm with a reason and a log."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

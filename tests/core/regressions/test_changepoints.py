@@ -1,12 +1,9 @@
 """Nominated changes: found soon and placed exactly, hardly ever on quiet series, never across breaks or GPUs."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +65,7 @@ def test_of_longer_series_the_newest_points_are_searched(monkeypatch):
     assert [change.index for change in find_changes(np.exp(logs))] == [180]
 
 
-def test_steps_of_a_real_history_are_found_and_its_outlier_is_not(measured_tables: Path):
+def test_steps_of_a_real_history_are_found_and_its_outlier_is_not(measured_tables):
     path = measured_tables / "tigerbeetle_history.csv"
     if not path.exists():
         pytest.skip(f"TigerBeetle's history is not in {measured_tables}")

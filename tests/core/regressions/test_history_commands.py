@@ -1,7 +1,5 @@
 """`history` and `export` as they are typed: what they print, write and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Journals into what each run measured, and runs into series: medians, intervals, breaks, and what is no record."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Two fresh processes take turns; whatever an arm does wrong is a reason, never a traceback."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -117,7 +115,7 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
 
 
-def test_what_imports_torch_says_so_that_sides_import_it_side_by_side() -> None:
+def test_what_imports_torch_says_so_that_sides_import_it_side_by_side():
     for name, torch in (("native", False), ("torch", True), ("torch_padded", True), ("cublas", True)):
         assert find_workload("matmul").implementation(name).needs_torch is torch
     assert all(way.needs_torch for way in find_workload("grouped_matmul").implementations.values())

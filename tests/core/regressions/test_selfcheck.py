@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -252,7 +250,7 @@ def journal(folder: Path, *times: float, probe: str = "baseline", spread: float 
     return path
 
 
-def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -> None:
+def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path):
     runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.1, 2.0), journal(tmp_path / "3", 1.0, 2.0)]
     cases = records_of(runs)
     found = spreads(cases)
@@ -273,7 +271,7 @@ def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path: Path) -> None:
+def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path):
     journals = measure_again(2, ["transfer", "--device", "cpu"], tmp_path)
     assert len(journals) == 2
     rows = findings_of_repeats(records_of(journals)).tables[0].rows

@@ -1,7 +1,5 @@
 """The store over all runs: always what the journals say, whatever happens to what is kept of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

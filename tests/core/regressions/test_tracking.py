@@ -1,7 +1,5 @@
 """`track` over stored runs: what it tells, what it leaves as a note, how it exits, and what --confirm reruns."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Arms for anybody's kernels: requirements, revisions of any repository, other interpreters; each made but once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two variants of one case differ in what was said and in nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.errors import UserError

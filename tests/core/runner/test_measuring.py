@@ -1,7 +1,5 @@
 """What one trial of a case may take, and what it says of how it was taken."""
 
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.hardware import cpu, memory
@@ -25,14 +23,14 @@ CPU = resolve("cpu")
         (2.0 * CACHE_TURNOVER, 1, "larger_than_l2"),
     ],
 )
-def test_operands_rotate_through_more_than_the_cache(share_of_cache: float, sets: int, cache: str) -> None:
+def test_operands_rotate_through_more_than_the_cache(share_of_cache, sets, cache):
     footprint = round(cpu.detect().l2_total_bytes * share_of_cache)
     assert sets_to_rotate(footprint, CPU) == (sets, cache)
 
 
 def test_operands_are_partly_warm_where_the_cache_holds_too_many_sets_or_memory_too_few(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert sets_to_rotate(8, CPU) == (MOST_SETS, "partly_warm")
     footprint = cpu.detect().l2_total_bytes // 10
     monkeypatch.setattr(memory, "available_bytes", lambda: round(5 * footprint / MEMORY_SHARE))
@@ -43,7 +41,7 @@ def product(n: int) -> Case:
     return Case("matmul", MatmulParameters(n, n, n, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
 
 
-def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name() -> None:
+def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name():
     turns: list[int] = []
     effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), QUICK.effort.stop)
     answers = dict(measure_by_turns([product(64), product(65)], effort, CPU, begin_turn=turns.append))
@@ -59,7 +57,7 @@ def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name() -> None
         assert 0 <= answer["quality"]["disturbances"]["clean_share"] <= 1
 
 
-def test_a_case_that_cannot_be_prepared_leaves_the_others_their_turns() -> None:
+def test_a_case_that_cannot_be_prepared_leaves_the_others_their_turns():
     wrong = Case("matmul", product(64).parameters, "no_such_implementation")
     answers = dict(measure_by_turns([wrong, product(64)], QUICK.effort, CPU))
     assert answers[0]["outcome"] in ("failed", "unsupported")

@@ -4,8 +4,6 @@ A run is recorded as its operations on files. A cut after any of them leaves the
 had forced to the disk yet: a write before its fsync, a name before the fsync of its folder.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A run records every trial once, resumes where it stopped, and never loses what it holds."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -78,9 +76,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sess
 
 
 @pytest.mark.slow
-def test_every_case_is_measured_in_every_process_between_two_sentinels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_case_is_measured_in_every_process_between_two_sentinels(tmp_path, monkeypatch):
     plan = a_plan()
     monkeypatch.setitem(SENTINELS, "cpu", plan.cases[0].case)
     session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=InThisProcess()).open()
@@ -98,9 +94,7 @@ def test_every_case_is_measured_in_every_process_between_two_sentinels(
     assert all(record.identity["kind"] == "cpu" and record.state for record in records)
 
 
-def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
-    begin: Callable[..., Session], tmp_path: Path
-) -> None:
+def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(begin, tmp_path):
     plan, workers = a_plan(), Instant()
     first = begin(plan, workers)
     assert not first.kept
@@ -122,9 +116,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
 
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 @pytest.mark.parametrize(("outcome", "damaged"), [("failed", False), ("unsupported", True)])
-def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
-    begin: Callable[..., Session], outcome: str, damaged: bool
-) -> None:
+def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(begin, outcome, damaged):
     plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
     session = begin(plan, Instant(seconds=2.5, outcome=outcome))
     (record,) = session.measure(plan.cases[0])
@@ -137,7 +129,7 @@ def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
         assert not again.is_finished(plan.cases[0])
 
 
-def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path: Path) -> None:
+def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path):
     plan = a_plan()
     with pytest.raises(UserError, match="no run"):
         find_run(tmp_path, identity(CPU), plan)
@@ -148,19 +140,17 @@ def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path:
         find_run(tmp_path, identity(CPU), plan, "20000101T000000Z-0000")
 
 
-def test_the_order_is_random_but_the_seeds_own() -> None:
+def test_the_order_is_random_but_the_seeds_own():
     cases = a_plan(sizes=tuple(range(1, 40))).cases
     assert in_random_order(cases, 1) == in_random_order(cases, 1)
     assert in_random_order(cases, 1) != in_random_order(cases, 2)
     assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
 
 
-def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
 
-    def steps(count: int, processes: int) -> Profile:
+    def steps(count, processes):
         effort = Effort(SteadyRule(launches=1), StopRule.exactly(count, 0.1))
         return Profile(f"{count} steps", processes, effort, "steps")
 
@@ -180,7 +170,7 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
 
 
-def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:
+def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin):
     plan = a_plan(sizes=(8, 16, 24, 32))
     session = begin(plan, Instant())
     trials = session.trials()
@@ -189,7 +179,7 @@ def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin
     session.close()
 
 
-def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin: Callable[..., Session]) -> None:
+def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
     session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
@@ -206,9 +196,7 @@ def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin:
     again.close()
 
 
-def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(
-    begin: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(begin, tmp_path, monkeypatch):
     plan, workers = a_plan(sizes=(8, 16)), Instant()
     first = begin(plan, workers)
     first.measure_trial(plan.cases[0], 0)
@@ -228,7 +216,7 @@ def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: S
     ]
 
 
-def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coarse_to_fine() -> None:
+def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coarse_to_fine():
     sizes = [(64, n, 64) for n in (128, 256, 257, 512, 1024, 2048, 4096)]
     cases = of(sizes, ("float32", "bfloat16"), ("data_parallel", "stream_k"))
     ordered = most_informative_first(cases, seed=3)

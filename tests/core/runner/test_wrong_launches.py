@@ -1,7 +1,5 @@
 """Wrong results injected into the native product end as failed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,7 +76,7 @@ def rotation_through_eight_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", range(SETS))
-def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: int) -> None:
+def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong):
     answer, _ = trial(lambda _launch, at: at == wrong)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result before timing")
@@ -86,7 +84,7 @@ def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: i
     assert answer["verification"]["worst_at"] == [11, 13]
 
 
-def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed() -> None:
+def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed():
     answer, _ = trial(lambda launch, _set: launch > 500, LONG)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed: operand set ")
