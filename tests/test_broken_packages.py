@@ -1,5 +1,3 @@
-"""A package that is installed but broken ends each command with one sentence, and what needs none works."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Running out of memory, distinct from all else that can go wrong."""
-
 import warnings
 
 import pytest

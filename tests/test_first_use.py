@@ -1,5 +1,3 @@
-"""The first hour: where to begin, examples that run, names corrected."""
-
 import dataclasses
 import itertools
 import re

@@ -1,5 +1,3 @@
-"""Functions that measured code must leave alone are remembered, and what remembers its inputs shows by its times."""
-
 import itertools
 import math
 import random

@@ -1,5 +1,3 @@
-"""The core without the planner or the node package: their commands are gone, and nothing else breaks."""
-
 import os
 import shutil
 import subprocess

@@ -1,5 +1,3 @@
-"""What holds for every probe: its cases, its axes, and what it finds in sound, failed, few and no records."""
-
 import io
 import sys
 import typing

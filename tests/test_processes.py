@@ -1,5 +1,3 @@
-"""What the system says of processes, and what becomes of the folders of those that were killed."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""What the quick commands import and read."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A disk that is full, read-only or gone is one sentence: what was kept stays whole, nothing is left half-written."""
-
 import dataclasses
 import shutil
 import subprocess

@@ -1,5 +1,3 @@
-"""What a stranger's record says is shown, never obeyed: by no terminal, not by rich, not by Markdown, by no shell."""
-
 import io
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Whatever text, JSON or bytes stand where a reader expects its own form, it reads them or says no as it documents."""
-
 import contextlib
 import functools
 import io

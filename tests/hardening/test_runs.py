@@ -1,12 +1,3 @@
-"""A run that is killed loses nothing that it had measured: a few kills here, hundreds by kill_runs.py.
-
-The wall clock may step in mid-run: deadlines do not notice, and history keeps every record.
-
-Who may ask for the date stands in pyproject.toml, where ruff's banned-api names the clocks of the wall.
-
-A sweep of thousands of cases holds none of their records, and reading them back holds each once.
-"""
-
 import gc
 import json
 import os

@@ -1,5 +1,3 @@
-"""Attention on a device, as the suite measures it: every implementation verified and timed as a worker does."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""The way to a GPU on a real one: compiling, launching, tensor maps, clusters, occupancy, timing."""
-
 import math
 import subprocess
 import sys

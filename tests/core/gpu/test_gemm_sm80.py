@@ -1,5 +1,3 @@
-"""The Ampere kernel on a GPU: every default tile, layout, path and schedule against float64, and its own occupancy."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Inputs made on a device are those of the host bit for bit, and both judge the same output in the same way."""
-
 import pytest
 
 from pyperf_suite.hardware.devices import Device

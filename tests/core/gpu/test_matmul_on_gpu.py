@@ -1,5 +1,3 @@
-"""The operator on a device, as the suite measures it: every implementation verified and timed as a worker does."""
-
 import pytest
 
 from pyperf_suite.hardware.devices import Device, gpus

@@ -1,5 +1,3 @@
-"""Triton's attention on a device: right for each head_dim, dtype and mask, and the same each time."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Triton's matmul on a device: right for each default configuration, schedule and layout, and the same each time."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Users' kernels on a GPU: CUDA source text, torch and Triton, timed by events in the kernel process."""
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,3 @@
-"""What records say about a machine: identity, state and the commit that measured.
-
-Copies of libraries and compilers that a machine has.
-"""
-
 import json
 import platform
 import re

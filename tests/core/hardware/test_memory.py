@@ -1,8 +1,3 @@
-"""Memory and CPU time that control groups of both versions leave: on a host, in a container, in a namespace.
-
-Reading and parsing the kernel's small text files.
-"""
-
 import psutil
 import pytest
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""NCCL's log read across its versions: choices by size, and any text at all without a fault."""
-
 import os
 
 import pytest

@@ -1,8 +1,3 @@
-"""What libcuda and libnvidia-ml answer about a GPU, through stand-ins that answer as those of an H200 would.
-
-Naming a device, and what is said where it does not exist.
-"""
-
 import pytest
 
 from pyperf_suite.errors import UserError

@@ -1,8 +1,3 @@
-"""The matrices of real machines read as link graphs; what is no matrix is refused in one sentence.
-
-PCIe links by Linux's files: what runs, what card and slot are made for, and what has no link.
-"""
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What can be asked of the Ampere kernel, the path that operands get, and what is refused in one sentence."""
-
 import struct
 
 import pytest

@@ -1,5 +1,3 @@
-"""What can be asked of the Hopper kernel, what its machine code must have, and what is refused in one sentence."""
-
 import struct
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""The machine code of the default kernels, compiled for targets that need not be here, and how it is read."""
-
 import fcntl
 import importlib.util
 import json

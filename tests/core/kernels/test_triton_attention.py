@@ -1,5 +1,3 @@
-"""Triton's attention: right in the interpreter for shapes that break things, and compiled for GPUs not here."""
-
 import itertools
 import re
 from collections.abc import Callable

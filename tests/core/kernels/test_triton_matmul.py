@@ -1,5 +1,3 @@
-"""Triton's matmul: right in the interpreter for shapes that break things, and compiled for GPUs that are not here."""
-
 import re
 import subprocess
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Curves of seconds over bytes at numbers worked out by hand, between and beyond what was measured."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The law of a data-parallel step: limits that must hold, a schedule worked out by hand, and constants found again."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Parameters of published models, bytes of published formulas, and verdicts that follow the curve they are given."""
-
 import csv
 import math
 

@@ -1,8 +1,3 @@
-"""Products against the model's own parameters, sharding against the whole, grids against their models one by one.
-
-Layers of several kinds: what a window sees, and what experts share.
-"""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Launches that are wrong now and then, on one set, or that write nothing, are seen while they are timed."""
-
 import math
 import random
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""What a launch takes when nothing else disturbs it: slices by turns, what disturbs them, and how well it is known."""
-
 import itertools
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Correct attention passes in every dtype; each mistake that kernels of attention make is found, also among samples."""
-
 from collections.abc import Callable
 from typing import Any
 

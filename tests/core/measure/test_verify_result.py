@@ -1,5 +1,3 @@
-"""Results of any function: honest arithmetic passes, that of a narrower type does not."""
-
 import math
 
 import numpy as np

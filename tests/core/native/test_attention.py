@@ -1,5 +1,3 @@
-"""The CPU attention against float64: every instruction set usable here, every edge of blocks, heads and masks."""
-
 import re
 from dataclasses import dataclass, field
 from functools import partial

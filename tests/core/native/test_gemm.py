@@ -1,5 +1,3 @@
-"""The CPU GEMM against float64: every instruction set usable here, every layout, dtype and schedule."""
-
 import os
 import re
 import subprocess

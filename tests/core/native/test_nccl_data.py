@@ -1,5 +1,3 @@
-"""What every collective leaves in every rank's buffers, exactly: operations, types, reductions, ways to run it."""
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

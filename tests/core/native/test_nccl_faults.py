@@ -1,5 +1,3 @@
-"""What happens when a rank fails, hangs or never comes: each wait ends within its deadline, with the right sentence."""
-
 import os
 import signal
 import subprocess

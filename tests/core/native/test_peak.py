@@ -1,5 +1,3 @@
-"""What cores multiply at most: a loop on registers, for every instruction set and dtype."""
-
 import os
 import time
 

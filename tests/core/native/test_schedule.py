@@ -1,5 +1,3 @@
-"""The scheduler object that host, device, fix-up and law share: it must hand out all work once and evenly."""
-
 import re
 from collections import defaultdict
 

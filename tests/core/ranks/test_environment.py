@@ -1,5 +1,3 @@
-"""What launchers tell a rank, and what happens where they contradict themselves."""
-
 import pytest
 
 from pyperf_suite.errors import UserError

@@ -1,5 +1,3 @@
-"""Ranks agree step by step; whoever does not answer is named, on every rank, within the deadline."""
-
 import re
 import signal
 import time

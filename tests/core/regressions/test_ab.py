@@ -1,5 +1,3 @@
-"""As many pairs as it takes, none lost, and every way an arm can fail is a finding."""
-
 import itertools
 import math
 import random

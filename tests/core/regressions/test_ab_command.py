@@ -1,5 +1,3 @@
-"""`pyperf-suite ab`: what it compares, what it tells, what it keeps, and how it ends."""
-
 import json
 import os
 from pathlib import Path

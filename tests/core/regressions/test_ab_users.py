@@ -1,5 +1,3 @@
-"""`pyperf-suite ab` for kernels of the user's own: real processes, of which each side runs the code that it names."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Each revision is built once, in a worktree of its own; what does not build is an arm with a reason and a log."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""Nominated changes: found soon and placed exactly, hardly ever on quiet series, never across breaks or GPUs."""
-
 import csv
 import itertools
 import math

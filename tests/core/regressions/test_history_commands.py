@@ -1,5 +1,3 @@
-"""`history` and `export` as they are typed: what they print, write and refuse."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Journals into what each run measured, and runs into series: medians, intervals, breaks, and what is no record."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Two fresh processes take turns; whatever an arm does wrong is a reason, never a traceback."""
-
 import dataclasses
 import math
 import os

@@ -1,5 +1,3 @@
-"""The store over all runs: always what the journals say, whatever happens to what is kept of them."""
-
 import hashlib
 import json
 import os

@@ -1,5 +1,3 @@
-"""`track` over stored runs: what it tells, what it leaves as a note, how it exits, and what --confirm reruns."""
-
 import datetime
 import json
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Arms for anybody's kernels: requirements, revisions of any repository, other interpreters; each made but once."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Two variants of one case differ in what was said and in nothing else."""
-
 import pytest
 
 from pyperf_suite.errors import UserError

@@ -1,5 +1,3 @@
-"""Cases are data: they survive JSON, and their ids stay when a field with a default is added."""
-
 from dataclasses import dataclass
 
 import pytest

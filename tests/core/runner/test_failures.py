@@ -1,5 +1,3 @@
-"""Cases that need not be run, since others failed of a cause that does not depend on the case."""
-
 import sys
 import textwrap
 

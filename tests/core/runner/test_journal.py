@@ -1,5 +1,3 @@
-"""The journal keeps every complete record whatever happens to the writer, and names what it cannot read."""
-
 import json
 import os
 import re

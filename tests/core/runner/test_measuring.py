@@ -1,5 +1,3 @@
-"""What one trial of a case may take, and what it says of how it was taken."""
-
 import pytest
 
 from pyperf_suite.hardware import cpu, memory

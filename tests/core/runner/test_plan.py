@@ -1,5 +1,3 @@
-"""What a run will take, added up by hand from the constants that were read off records, and the order of its cases."""
-
 import re
 from contextlib import nullcontext
 from dataclasses import replace

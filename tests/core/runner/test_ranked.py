@@ -1,5 +1,3 @@
-"""Cases that a group of ranks measures together: what is recorded, and how a group ends that loses a rank."""
-
 import os
 import random
 import secrets

@@ -1,5 +1,3 @@
-"""A run records every trial once, resumes where it stopped, and never loses what it holds."""
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing

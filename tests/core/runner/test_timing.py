@@ -1,5 +1,3 @@
-"""What is recorded of launches: times in figures worked out by hand, and who looked at what they left, and when."""
-
 import math
 from dataclasses import replace
 from typing import Any

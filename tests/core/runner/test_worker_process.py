@@ -1,5 +1,3 @@
-"""A worker that crashes, hangs, talks nonsense or is killed costs one case, in one sentence, within the deadline."""
-
 import dataclasses
 import json
 import os

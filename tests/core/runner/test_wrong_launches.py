@@ -1,5 +1,3 @@
-"""Wrong results injected into the native product end as failed."""
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
