@@ -108,6 +108,8 @@ def effective_by_the_formula(samples) -> float:
 def test_effective_samples_are_those_of_the_formula(rho, length):
     for row in autoregressive(rho, length, trials=10, seed=length):
         assert effective_samples(row) == pytest.approx(effective_by_the_formula(row))
+    # A pair of lags that sums to exactly nothing ends the window.
+    assert effective_samples([0.0] * 6 + [1.0] * 2) == pytest.approx(1.32304, abs=1e-5)
 
 
 def test_fewer_than_four_samples_are_worth_half_as_many_and_equal_ones_all():
