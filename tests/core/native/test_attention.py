@@ -1,6 +1,5 @@
 import re
 from dataclasses import dataclass, field
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import round_to, widen
-from tests.core.native.test_gemm import at_once, workers_here
+from tests.core.native.test_gemm import workers_here
 
 CANARY = np.uint16(0x4321)
 
@@ -219,20 +218,6 @@ def test_repeated_runs_agree_to_the_last_bit_whatever_the_workers(native, causal
         attention = case.attention(native)
         results += [case.run(attention) for _ in range(10)]
     assert all((result == results[0]).all() for result in results)
-
-
-def test_two_python_threads_may_attend_at_once_on_one_object_and_on_two(native):
-    keys = native.micro_tile(native.isas()[0])[1]
-    options = {"blocks": (32, keys), "workers": workers_here(native)}
-    cases = [Case(1, 2, 2, 97, 130, 32, seed=seed, causal=True, options=options) for seed in range(3)]
-    shared = cases[0].attention(native)
-
-    def attend(case, attention):
-        for _ in range(15):
-            case.assert_right(case.run(attention))
-
-    pairs = zip(cases, [shared, shared, cases[2].attention(native)], strict=True)
-    at_once(*(partial(attend, *pair) for pair in pairs))
 
 
 def test_the_default_blocks_can_be_computed_and_give_every_worker_a_tile(native, isa):

@@ -301,14 +301,6 @@ def test_operands_that_do_not_fit_are_refused_before_anything_is_written(native,
     assert (memory == 0).all()
 
 
-def test_a_gemm_reports_what_it_uses(native):
-    for isa in native.isas():
-        gemm = native.Gemm(**arguments(native, isa=isa, tile=(64, native.micro_tile(isa)[1], 64), pin=False))
-        assert (gemm.isa, gemm.micro_tile, gemm.workers) == (isa, native.micro_tile(isa), 1)
-        assert gemm.workspace_bytes > 0
-        assert gemm.pinned is False
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no processor affinity")
 def test_the_callers_affinity_is_the_same_after_a_run(native):
     before = os.sched_getaffinity(0)

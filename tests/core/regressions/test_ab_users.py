@@ -94,18 +94,6 @@ def test_a_kernel_may_be_named_by_its_module_which_each_side_has_of_its_own(repo
     assert versions_told(tmp_path) == {"2", "3"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "label"),
-    [
-        ("implementation=loop", "implementation=again", "[loop n=64] -> bench.py:squares[again n=64]"),
-        ("n=64", "n=128", "[again n=64] -> bench.py:squares[again n=128]"),
-    ],
-)
-def test_variants_are_fields_of_the_users_cases(repository, run, old, new, label):
-    done = run("--old", old, "--new", new, "bench.py", "-a", "n=64", "-k", "again")
-    assert [each["benchmark"] for each in json.loads(done.stdout)["findings"]] == [f"bench.py:squares{label}"]
-
-
 def test_the_sides_may_be_interpreters_and_the_suite_is_not_among_what_they_need(repository, run, tmp_path):
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)

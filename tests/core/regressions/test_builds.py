@@ -42,19 +42,20 @@ def source_of(arm):
     return (arm.build / "pyperf_suite" / "__init__.py").read_text()
 
 
-def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_was(repository, checkout):
+def test_a_revision_is_built_once_as_it_was_committed_and_the_checkout_stays_as_it_was(
+    repository, checkout, monkeypatch
+):
     arm = revision_arm(checkout, "v1")
     assert (arm.failure, source_of(arm)) == ("", "__version__ = '1'\n")
     assert arm.commit == repository.git("rev-parse", "v1")
     assert arm.name == f"v1 ({arm.commit[:10]})"
     assert len(repository.git("worktree", "list").splitlines()) == 1
     assert repository.git("status", "--porcelain") == ""
-
-
-def test_a_build_is_kept_by_commit(checkout, monkeypatch):
-    first = revision_arm(checkout, "v1")
+    repository.git("checkout", "-q", "v1")
     monkeypatch.setattr(builds, "_make_build", lambda *_: pytest.fail("built again"))
-    assert revision_arm(checkout, first.commit[:12]).build == first.build
+    assert revision_arm(checkout, arm.commit[:12]).build == arm.build
+    # A working tree without changes is its commit.
+    assert (revision_arm(checkout, ".").build, revision_arm(checkout, ".").dirty) == (arm.build, False)
 
 
 @pytest.mark.slow
@@ -83,12 +84,6 @@ def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_o
     assert (arm.build / "pyperf_suite" / "new.py").exists()
     (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'once more'\n")
     assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
-
-
-def test_a_working_tree_without_changes_is_its_commit(checkout):
-    arm = revision_arm(checkout, ".")
-    assert not arm.dirty
-    assert arm.build == revision_arm(checkout, "v2").build
 
 
 def test_revisions_with_the_same_native_sources_share_one_extension(checkout):

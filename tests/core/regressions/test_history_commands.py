@@ -53,17 +53,13 @@ def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_t
 
 
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
-def test_a_series_is_told_whole_by_case_label_or_glob(history, name):
+def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_unconfirmed_step(history, name):
     message = invoke("history", name, "--results", history)
     assert message.exit_code == 0, message.output
     assert SMALL.label in message.output
     assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in message.output
     assert "20260120T000000Z-0014" in message.output
-
-
-def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(history):
-    message = invoke("history", SMALL.case_id, "--results", history).output
-    (step,) = [line for line in message.splitlines() if line.startswith("step")]
+    (step,) = [line for line in message.output.splitlines() if line.startswith("step")]
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step

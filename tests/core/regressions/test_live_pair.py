@@ -43,6 +43,8 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert len(pair.old_slices) == len(pair.new_slices) == len(pair.order) / 2
     assert min(pair.old_s, pair.new_s) > 0
     assert pair.seconds > pair.startup_s > 0
+    # Of a case of one worker, on one core.
+    assert not hasattr(os, "sched_getaffinity") or pair.machine["cores"][0] in os.sched_getaffinity(0)
 
 
 def test_what_lasts_longer_than_a_round_is_in_no_ratio():
@@ -65,12 +67,6 @@ def test_chance_decides_who_begins():
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinities")
-def test_both_sides_of_a_case_of_one_worker_share_a_core():
-    pair = measure_pair(THIS, THIS, CASE, CPU, seed=1, pace=SHORT)
-    assert pair.machine["cores"][0] in os.sched_getaffinity(0)
 
 
 def test_a_wrong_result_fails_the_arm_that_has_it_where_asked_to_verify(tmp_path):

@@ -71,13 +71,6 @@ def test_older_changes_and_such_as_were_made_good_are_notes(message, write_histo
     assert len(data["earlier"]) == 1
 
 
-def test_since_tells_changes_however_many_points_ago_they_began(message, write_history):
-    write_history([1.0] * 20 + [1.1] * 40)
-    assert message()[0]["findings"] == []
-    assert len(message("--since", "2026-01-20")[0]["findings"]) == 1
-    assert message("--since", "2026-01-25")[0]["findings"] == []
-
-
 def test_too_few_points_are_said_to_be_too_few(message, write_history):
     write_history([1.0, 1.0, 2.0, 2.0, 2.0])
     data, code = message()

@@ -11,7 +11,7 @@ from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
+from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, read_journal
@@ -168,15 +168,6 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_pat
     assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
 
 
-def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin):
-    plan = a_plan(sizes=(8, 16, 24, 32))
-    session = begin(plan, Instant())
-    trials = session.trials()
-    assert [process for _, process in trials] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [planned for planned, _ in trials] == [*plan.cases, *plan.cases]
-    session.close()
-
-
 def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
@@ -212,19 +203,3 @@ def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: S
         PlannedCase("baseline", Case("matmul", MatmulParameters(*size, Schedule(policy, 1), dtype=dtype), "native"))
         for size, dtype, policy in itertools.product(sizes, dtypes, policies)
     ]
-
-
-def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coarse_to_fine():
-    sizes = [(64, n, 64) for n in (128, 256, 257, 512, 1024, 2048, 4096)]
-    cases = of(sizes, ("float32", "bfloat16"), ("data_parallel", "stream_k"))
-    ordered = most_informative_first(cases, seed=3)
-    assert sorted(map(str, ordered)) == sorted(map(str, cases))
-    problems = [(planned.case.parameters.dtype, planned.case.parameters.n) for planned in ordered]
-    # One bundle of each dtype in turn; 256 and 257 are neighbours and make one bundle.
-    assert {dtype for dtype, _ in problems[:4]} == {"float32", "bfloat16"}
-    assert [n for dtype, n in problems if dtype == "float32"][:2] == [1024, 1024]
-    first_of_each = list(dict.fromkeys(n for dtype, n in problems if dtype == "float32"))
-    assert first_of_each[0] == 1024
-    assert set(first_of_each[1:3]) == {256, 257}
-    assert first_of_each[3] == 4096
-    assert most_informative_first(cases, seed=3) == ordered
