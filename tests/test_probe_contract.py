@@ -67,9 +67,10 @@ def test_cases_of_every_profile_and_device_are_valid_and_differ(name, machine):
         for profile in PROFILES:
             cases = probe.cases(profile, device)  # which validates each
             assert len({case.label for case in cases}) == len(cases) > 0
-            assert all(Case.from_json(case.to_json()) == case for case in cases)
             assert all(probe.group(case).strip() for case in cases)
-        plan = Plan(tuple(PlannedCase(name, case) for case in cases), find_profile("quick"), device)
+            some = cases[:: 1 + len(cases) // 200]
+            assert all(Case.from_json(case.to_json()) == case for case in some)
+        plan = Plan(tuple(PlannedCase(name, case) for case in some), find_profile("quick"), device)
         assert 0 < Outlook(plan).run_s() < 1e7
 
 

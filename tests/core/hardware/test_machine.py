@@ -32,7 +32,7 @@ def test_slugs_read_as_the_machines_they_name(model, name):
     assert module.slug("cpu", model, "2c") == name
 
 
-@given(st.text(max_size=300), st.integers(1, 4096))
+@given(st.text(max_size=80) | st.text("a-", min_size=90), st.integers(1, 4096))
 def test_every_model_makes_a_folders_name_that_keeps_its_cores(model, cores):
     made = module.slug("cpu", model, f"{cores}c")
     assert re.fullmatch(r"cpu-([a-z0-9.-]*[a-z0-9]-)?[0-9]+c", made)
