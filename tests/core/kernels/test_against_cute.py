@@ -36,7 +36,7 @@ ADDRESS = 1 << 40
 # what is compiled for host or device, the host's.
 STANDARD = ("cassert", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")
 SHIMS = {f"cuda/std/{name}": f"#pragma once\n#include <{name}>\n" for name in STANDARD} | {
-    "nv/target": "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(where, there, ...) { __VA_ARGS__ }\n",
+    "nv/target": "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(where, there, ...) { __VA_ARGS__ }\n"
 }
 SHIMS["cuda/std/utility"] += "namespace cuda::std { using namespace ::std; }\n"
 LEADING_OFFSET = 0x3FFF << 16  # of a descriptor
@@ -324,11 +324,9 @@ def wgmma_of_cute(cutlass: Path) -> Callable[[Specialisation], str]:
     structures = dict(re.findall(r"struct (MMA_\w+)\s*\{(.*?)#else", "".join(map(Path.read_text, files)), re.DOTALL))
 
     def text(one: Specialisation) -> str:
-        kind, depth, rest = {
-            "bf16": ("BF16", 16, "SS"),
-            "fp16": ("F16", 16, "SS"),
-            "e4m3": ("E4M3", 32, "SS_TN"),
-        }[one.in_type]
+        kind, depth, rest = {"bf16": ("BF16", 16, "SS"), "fp16": ("F16", 16, "SS"), "e4m3": ("E4M3", 32, "SS_TN")}[
+            one.in_type
+        ]
         name = f"MMA_64x{one.n}x{depth}_F32{kind}{kind}_{rest}"
         return statement(structures[name], lambda operand: cute_name(operand, one))
 

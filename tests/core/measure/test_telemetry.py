@@ -48,11 +48,7 @@ def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_i
 
 
 def test_the_hottest_sensor_is_reported(elsewhere):
-    for zone, value in (
-        ("thermal_zone0", "41000\n"),
-        ("thermal_zone1", "55500\n"),
-        ("thermal_zone2", "broken\n"),
-    ):
+    for zone, value in (("thermal_zone0", "41000\n"), ("thermal_zone1", "55500\n"), ("thermal_zone2", "broken\n")):
         folder = elsewhere / "sys/class/thermal" / zone
         folder.mkdir(parents=True)
         (folder / "temp").write_text(value)

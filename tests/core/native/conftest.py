@@ -26,14 +26,8 @@ def native() -> ModuleType:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `isa` runs once for each instruction set this processor has kernels for.
-
-    Or for those that its module names in `ISAS`.
-    """
+    """A test that asks for `isa` runs once for each instruction set this processor has kernels for."""
     if "isa" not in metafunc.fixturenames:
-        return
-    if named := getattr(metafunc.module, "ISAS", ()):
-        metafunc.parametrize("isa", named)
         return
     if importlib.util.find_spec("pyperf_suite._native") is None:
         metafunc.parametrize("isa", [pytest.param("none", marks=pytest.mark.skip(reason=HOW_TO_BUILD))])

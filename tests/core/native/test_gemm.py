@@ -58,14 +58,7 @@ class Product:
 
     def gemm(self, native: ModuleType) -> Any:
         return native.Gemm(
-            self.m,
-            self.n,
-            self.k,
-            self.dtype,
-            self.out_dtype,
-            self.a_transposed,
-            self.b_transposed,
-            **self.options,
+            self.m, self.n, self.k, self.dtype, self.out_dtype, self.a_transposed, self.b_transposed, **self.options
         )
 
     def run(self, gemm: Any) -> np.ndarray:
@@ -311,9 +304,7 @@ def test_the_callers_affinity_is_the_same_after_a_run(native):
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_process_that_used_the_threads_exits_cleanly_and_its_forked_child_can_multiply(
-    native,
-):
+def test_a_process_that_used_the_threads_exits_cleanly_and_its_forked_child_can_multiply(native):
     program = """
 import os, sys
 import numpy as np
