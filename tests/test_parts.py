@@ -34,7 +34,6 @@ def part(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 def run(folder: Path, *words: str) -> str:
-    """What a program prints in the copy, which has to end well."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)

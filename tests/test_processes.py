@@ -22,7 +22,6 @@ def sleeper():
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Path:
-    """An empty folder in the place of the system's for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -37,7 +37,6 @@ def loaded_by(statement: str) -> tuple[set[str], list[str]]:
 
 
 def answering(command: str) -> tuple[set[str], list[str]]:
-    """The same of a command line."""
     return loaded_by(f"import pyperf_suite.__main__ as suite; sys.argv[1:] = {command.split()!r}; suite.main()")
 
 
@@ -48,7 +47,6 @@ def others(modules: set[str]) -> set[str]:
 
 
 def parts(modules: set[str]) -> set[str]:
-    """The parts of the package among the modules."""
     return {name.split(".")[1] for name in modules if name.startswith("pyperf_suite.")}
 
 

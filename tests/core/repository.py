@@ -5,8 +5,6 @@ from pathlib import Path
 
 
 class Repository:
-    """A git repository in which files are written and committed under a tag."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir()

@@ -38,7 +38,6 @@ def disk(tmp_path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave nothing of it."""
     with (disk / "others").open("ab", buffering=0) as file:
         try:
             while file.write(b"x" * 1024):

@@ -95,7 +95,6 @@ def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journa
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder of two runs, and two folders of other commands."""
     place = tmp_path_factory.mktemp("hostile") / "good"
     for day, name in enumerate(RUNS.values(), 1):
         run = a_run(place, name, [f"2026-01-{day:02d}T00:00:00+00:00"] * 3)

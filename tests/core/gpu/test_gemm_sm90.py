@@ -43,7 +43,6 @@ def gpu() -> CudaDevice:
 
 @pytest.fixture(scope="module")
 def slots(gpu: CudaDevice) -> int:
-    """Multiprocessors of the device."""
     return int(gpu.context.properties.multiprocessors)
 
 
@@ -61,8 +60,6 @@ def padded(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ready:
-    """A product whose operands and result are on the device."""
-
     gpu: CudaDevice
     launch: Any
     c: Any
@@ -80,7 +77,6 @@ class Ready:
 def ready(
     gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **requested
 ) -> Ready:
-    """A launch for A, B and C in rows of bytes."""
     assert one in instances(), f"{one.name} is compiled while the test runs: name it in a parameter `one`"
     operands = [memory(gpu, each) for each in rows]
     sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)

@@ -105,7 +105,6 @@ def _build(folder: Path, final: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what a shell takes."""
     figures = {name: int(value) for name, value in (argument.split("=") for argument in arguments)}
     for name, value in environment(**figures).items():
         print(f"export {name}={shlex.quote(value)}")

@@ -129,7 +129,6 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def cases_h(cases: list[Case]) -> str:
-    """The cases as both programs include them."""
     lines = [each.macro for each in cases]
     for n in gemm_sm90.TILE_N:
         for kind, depth, rest in (
@@ -143,7 +142,6 @@ def cases_h(cases: list[Case]) -> str:
 
 @pytest.fixture(scope="module")
 def cutlass(wheel: Callable[[str, str], Path]) -> Path:
-    """The headers of CUTLASS, which CuTe is a part of."""
     return wheel("nvidia-cutlass", "cutlass_library/source/include")
 
 
@@ -165,7 +163,6 @@ def cute(compiled: Callable[..., Path], cases_h: str, cutlass: Path, cuda_header
 
 
 def numbers(program: Path, *arguments: str, given: bytes = b"") -> NDArray[np.int64]:
-    """What a program answers."""
     done = subprocess.run([program, *arguments], input=given, capture_output=True, check=True)
     return np.frombuffer(done.stdout, np.int64)
 

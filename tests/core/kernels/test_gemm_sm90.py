@@ -30,7 +30,6 @@ COMPILED = [
 
 @pytest.fixture
 def tools() -> None:
-    """Skip with the reason where NVRTC or the disassembler is missing."""
     try:
         nvrtc.library()
         disassembler()

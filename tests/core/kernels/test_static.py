@@ -27,7 +27,6 @@ PATHS = {
 
 @pytest.fixture(autouse=True)
 def tools() -> None:
-    """Skip with the reason where NVRTC or the disassembler is missing."""
     try:
         nvrtc.library()
         disassembler()

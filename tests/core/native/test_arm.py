@@ -54,7 +54,6 @@ def loops(file: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The program as the extension is compiled."""
     return emulated(tmp_path_factory.mktemp("arm"), "-O3")
 
 

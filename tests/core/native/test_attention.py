@@ -239,7 +239,6 @@ def test_the_default_blocks_can_be_computed_and_give_every_worker_a_tile(native,
 
 
 def arguments(native: ModuleType, **changes: object) -> dict:
-    """A valid set of constructor arguments, with some of them changed."""
     keys = native.micro_tile(native.isas()[0])[1]
     sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 64, "seq_k": 64, "head_dim": 64}
     return {**sizes, "blocks": (32, keys), **changes}

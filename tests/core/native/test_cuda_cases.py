@@ -19,7 +19,6 @@ ELF = b"\x7fELF"
 
 @pytest.fixture
 def device(fake, nvrtc, tmp_path, monkeypatch) -> Iterator[CudaDevice]:
-    """The double's device, as this process's own."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path))
     cuda_device.cache_clear()
     yield cuda_device(0)
@@ -42,7 +41,6 @@ def answer(monkeypatch) -> Callable[[Callable[[], Any]], dict[str, Any]]:
 
 
 def crash(device: CudaDevice) -> None:
-    """Launch a kernel that takes the context with it."""
     kernel = device.native.Kernel(device.native.Module(device.context, ELF), "crashes")
     device.native.Launch(kernel, (1, 1, 1), (1, 1, 1), []).run()
 

@@ -22,7 +22,6 @@ GPU = Device("cuda")
 
 @pytest.fixture
 def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
-    """Make launches of an implementation on the double, which is a Hopper."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
     # Made when a case is prepared: a test may change the double before.
     monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
@@ -52,7 +51,6 @@ def test_a_launch_has_a_block_for_each_unit_of_the_schedule(prepare, fake, name,
 
 
 def launched(launches, fake) -> str:
-    """How the driver is given a launch."""
     fake.log()
     launches.launch(0)
     (line,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]

@@ -18,13 +18,11 @@ WORK = "launch work grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"
 
 @pytest.fixture
 def stopwatch(cuda, context) -> Callable[..., Any]:
-    """A stopwatch with the given options."""
     return lambda **options: cuda.Stopwatch(context, ELF, **options)
 
 
 @pytest.fixture
 def work(cuda, context) -> Callable[[Any], Callable[[int], None]]:
-    """A launch of one kernel on a stopwatch's stream."""
     launch = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "work"), (1, 1, 1), (1, 1, 1), [])
 
     def on_stream_of(stopwatch: Any) -> Callable[[int], None]:

@@ -88,7 +88,6 @@ class Product:
 
 
 def workers_here(native: ModuleType) -> int:
-    """Two workers where the process may use two cores."""
     try:
         native.Gemm(1, 1, 1, tile=(1, native.micro_tile(native.isas()[0])[1], 1), workers=2)
     except ValueError:
@@ -228,7 +227,6 @@ def test_the_default_tile_can_be_computed_and_gives_every_worker_a_tile(native, 
 
 
 def arguments(native: ModuleType, **changes: object) -> dict:
-    """A valid set of constructor arguments, with some of them changed."""
     columns = native.micro_tile(native.isas()[0])[1]
     return {"m": 64, "n": 64, "k": 64, "tile": (32, columns, 32), "workers": 1, **changes}
 

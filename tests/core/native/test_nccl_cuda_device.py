@@ -16,7 +16,6 @@ EVENT_S = 0.5e-6  # what an event costs on the double
 
 @pytest.fixture
 def communicator(nccl, context) -> Any:
-    """A communicator of one rank on the double's device."""
     library = nccl.Library()
     return nccl.Communicator(library, nccl.CudaDevice(context), library.unique_id(), 0, 1, 20)
 
@@ -37,7 +36,6 @@ BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 @pytest.fixture(params=["host", "gpu"])
 def buffer_of(request, nccl, cuda, fake) -> Any:
-    """A buffer of that many bytes, of the host and of the double's device."""
     library = nccl.Library()
     gpu = request.param == "gpu"
     device = nccl.CudaDevice(cuda.Context(cuda.Driver()), b"\x7fELF") if gpu else nccl.HostDevice()

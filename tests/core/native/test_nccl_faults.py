@@ -21,7 +21,6 @@ def all_reduce(nccl: Any, communicator: Any) -> Any:
 
 
 def alone(nccl: Any) -> Any:
-    """A communicator of one rank."""
     library = nccl.Library()
     return nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
 

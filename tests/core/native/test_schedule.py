@@ -28,7 +28,6 @@ def plans(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES) -> dict:
 
 
 def tile_counts(plan: dict) -> tuple[int, int, int]:
-    """Tiles along m, n and k."""
     tiles_m, tiles_n, k_tiles = (-(-plan[axis] // side) for axis, side in zip("mnk", plan["tile"], strict=True))
     return tiles_m, tiles_n, k_tiles
 

@@ -43,8 +43,6 @@ group = Group()
 
 @dataclass
 class Rank:
-    """A rank process, with what it says on both streams."""
-
     launcher: subprocess.Popen[str]
     pid: int
     stdout: IO[str]

@@ -69,7 +69,6 @@ def launch() -> Iterator[Launch]:
 
 
 def end_all(launcher: int) -> None:
-    """Kill the launcher and its ranks, as many as still run."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for each in [*psutil.Process(launcher).children(recursive=True), psutil.Process(launcher)]:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -56,7 +56,6 @@ def make_record():
 
 @pytest.fixture
 def results(tmp_path) -> Path:
-    """An empty results folder."""
     folder = tmp_path / "bench_results"
     folder.mkdir()
     return folder

@@ -54,7 +54,6 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run():
-    """Runs the command as the program does, with one pair a benchmark."""
     group = CommandLine(commands={"ab": ab})
     given = ("--device", "cpu", "--max-pairs", "1", "--json", "--results", "../results")
     return lambda *arguments: CliRunner().invoke(group, ["ab", *given, *arguments], catch_exceptions=False)
@@ -135,7 +134,6 @@ def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_pa
 
 
 def case_in(folder, source, monkeypatch):
-    """The only case of a file with that text."""
     (folder / "bench.py").write_text(f"import pyperf_suite as suite\n{source}")
     monkeypatch.chdir(folder)
     describe.cache_clear()

@@ -19,8 +19,6 @@ def deep(levels):
 
 @pytest.fixture
 def only_series(results):
-    """The one series of the results folder."""
-
     def find(**wanted):
         (series,) = Store(results).series(**wanted)
         return series

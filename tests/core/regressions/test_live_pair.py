@@ -25,7 +25,6 @@ def arm_that_first_runs(program: str, folder) -> Arm:
 
 
 def with_launch(body: str, folder) -> Arm:
-    """This code with another launch of the native product."""
     program = f"""
         import os
         from pyperf_suite.workloads import operator

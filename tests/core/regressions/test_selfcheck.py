@@ -185,7 +185,6 @@ def test_a_damaged_selfcheck_is_passed_over_and_its_file_left_as_it_is(tmp_path,
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """The tool with made-up comparisons, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tool, "_comparing", lambda *_: verdict_of)
     return lambda *arguments: CliRunner().invoke(tool.selfcheck, ["--device", "cpu", *arguments])
@@ -239,7 +238,6 @@ REPEATED = [Case("matmul", MatmulParameters(n, n, n, Schedule("library", 1)), "t
 
 
 def journal(folder: Path, *times: float, probe: str = "baseline", spread: float = 0.05) -> Path:
-    """A run of one benchmark for each time."""
     path = folder / "records.jsonl"
     folder.mkdir()
     with Journal(path) as written:

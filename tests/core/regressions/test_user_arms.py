@@ -50,8 +50,6 @@ version = "1"
 
 
 class Bench(Repository):
-    """A repository of somebody's, of which arms are made."""
-
     def arm(self, requested: str, *benches: str):
         return side_of(requested, self.root, benches)()
 
