@@ -6,13 +6,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 MACHINE = "cpu-someones-2c"
-SMALL = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")
-LARGE = Case("matmul", MatmulParameters(512, 8, 8, Schedule("library", 1)), "torch")
+SMALL, LARGE = (a_product(m, 8, 8, "torch", "library@1") for m in (8, 512))
 
 
 def invoke(*arguments: Any) -> Result:

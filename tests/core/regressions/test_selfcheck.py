@@ -8,15 +8,12 @@ from click.testing import CliRunner
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
 from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.render import text
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import Journal
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record, metric
+from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
 from tools.repeats import ALL, findings_of_repeats, measure_again, records_of, spreads
 from tools.selfcheck import (
@@ -234,7 +231,7 @@ def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, a
     assert said in " ".join(done.stderr.split())
 
 
-REPEATED = [Case("matmul", MatmulParameters(n, n, n, Schedule("library", 1)), "torch") for n in (16, 32)]
+REPEATED = [a_product(n, implementation="torch", schedule="library@1") for n in (16, 32)]
 
 
 def journal(folder: Path, *times: float, probe: str = "baseline", spread: float = 0.05) -> Path:

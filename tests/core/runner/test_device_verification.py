@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Launches, OutputVerifier, as_stored
 from pyperf_suite.workloads.workload import Kernel
+from tests.records import a_product
 
 torch = pytest.importorskip("torch")
 
-PRODUCT = Case("matmul", MatmulParameters(96, 80, 64, Schedule("library", 1), dtype="bfloat16", layout="TN"), "cublas")
+PRODUCT = a_product(96, 80, 64, "cublas", "library@1", dtype="bfloat16", layout="TN")
 ATTENTION = Case("attention", AttentionParameters(1, 2, 16, 48, kv_heads=1, causal=True, backward=True), "sdpa_math")
 
 

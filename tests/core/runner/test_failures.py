@@ -5,17 +5,16 @@ import pytest
 
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.record import Case, SparedCases, cause_of
 from pyperf_suite.runner.workers import WorkerPool
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
 
 
 def a_case(n: int, implementation: str = "native") -> Case:
-    return Case("matmul", MatmulParameters(33, n, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), implementation)
+    return a_product(33, n, 70, implementation, tile="32x32x32")
 
 
 def failed(reason: str, witnesses: int) -> dict[str, object]:

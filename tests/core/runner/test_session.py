@@ -1,5 +1,4 @@
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
@@ -17,7 +15,7 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
 from pyperf_suite.runner.workers import Workers
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.01))
@@ -25,8 +23,7 @@ TWO_PROCESSES = Profile("quick", 2, EFFORT, "for tests")
 
 
 def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) -> Plan:
-    schedule = Schedule("persistent", 1)
-    cases = [Case("matmul", MatmulParameters(size, size, size, schedule, Tile(32, 32, 32)), "native") for size in sizes]
+    cases = [a_product(size, schedule="persistent@1", tile="32x32x32") for size in sizes]
     return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, CPU)
 
 
@@ -196,10 +193,3 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
-
-
-def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: Sequence[str]) -> list[PlannedCase]:
-    return [
-        PlannedCase("baseline", Case("matmul", MatmulParameters(*size, Schedule(policy, 1), dtype=dtype), "native"))
-        for size, dtype, policy in itertools.product(sizes, dtypes, policies)
-    ]

@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess, request_for
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
-CASE = Case("matmul", MatmulParameters(33, 65, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
+CASE = a_product(33, 65, 70, tile="32x32x32")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.02))
 
 

@@ -5,15 +5,13 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import STANDARD, Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import operator
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import NativeCpuMatmul
 from pyperf_suite.workloads.operator import Launches
+from tests.records import a_product
 
 SETS = 8
 
@@ -25,7 +23,7 @@ LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half
 Fault = Callable[[int, int], bool]
 
 # Of which the native product makes tens of thousands of launches in a standard run.
-CASE = Case("matmul", MatmulParameters(96, 96, 96, Schedule("data_parallel", 1)), "native")
+CASE = a_product(96)
 
 
 class FaultyLaunches(Launches):
