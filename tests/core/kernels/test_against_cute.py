@@ -193,10 +193,11 @@ def mistaken(text: str, mistakes: Mapping[str, str]) -> str:
     return text
 
 
-def test_every_element_of_every_tile_lies_where_cute_has_it(cute, ours):
-    theirs = cute("maps")
-    np.testing.assert_array_equal(ours({})("maps"), theirs)
-    print(f"{theirs.size} places in shared memory agree")
+@pytest.mark.parametrize("what", ["maps", "accumulators"])
+def test_every_element_of_every_tile_lies_and_every_thread_holds_the_sums_where_cute_has_them(cute, ours, what):
+    theirs = cute(what)
+    np.testing.assert_array_equal(ours({})(what), theirs)
+    print(f"{theirs.size} {what} agree")
 
 
 def leading_offset_is_unused(cases: list[Case]) -> NDArray[np.bool_]:
@@ -214,12 +215,6 @@ def test_every_descriptor_has_the_bits_that_cute_gives_it(cases, cute, ours):
     np.testing.assert_array_equal(own[~unused], theirs[~unused])
     np.testing.assert_array_equal(own[unused] & ~LEADING_OFFSET, theirs[unused])
     print(f"{theirs.size} descriptors agree, {unused.sum()} of them but for an offset that nothing is read by")
-
-
-def test_every_thread_holds_the_sums_that_cute_says(cute, ours):
-    theirs = cute("accumulators")
-    np.testing.assert_array_equal(ours({})("accumulators"), theirs)
-    print(f"{theirs.size} accumulators agree")
 
 
 @pytest.mark.parametrize(

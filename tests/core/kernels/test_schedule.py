@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.kernels.schedule import POLICIES, Schedule, boundary, place, segment, visits
@@ -48,7 +48,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedule=schedules())
-@settings(max_examples=200)
 def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(native, schedule):
     expected = native.schedule_segments(
         schedule.tiles_m,
@@ -64,7 +63,6 @@ def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedul
 
 
 @given(schedule=schedules())
-@settings(max_examples=200)
 def test_only_the_shared_tiles_at_the_end_of_the_order_are_cut(schedule):
     order = {place(tile, schedule.tiles_m, schedule.tiles_n, schedule.group): tile for tile in range(schedule.tiles)}
     for _, tile_m, tile_n, k_begin, k_end, _ in segments(schedule):

@@ -28,7 +28,7 @@ from pyperf_suite.laws.traffic import (
     verdict,
 )
 from pyperf_suite.laws.transformer import ModelDimensions
-from tests.models import MODELS, models
+from tests.models import KINDS, MODELS, models
 from tools.fit.published import SAMPLE
 
 ddp, zero_1, zero_2, zero_3 = (PARALLELISMS[name] for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
@@ -119,7 +119,7 @@ def sent(traffic: Traffic, operation: str) -> float:
     return sum(t.calls * t.size_bytes for t in traffic.transfers if t.operation == operation)
 
 
-@given(models, works, ranks_of_data)
+@given(models | st.sampled_from([*KINDS.values()]), works, ranks_of_data)
 def test_data_parallel_traffic_is_that_of_the_zero_paper(model, work, ranks):
     # In units of the bytes of all parameters: DDP and ZeRO-1 move 2, ZeRO-3 moves 3 for each micro-batch.
     psi = model.parameters * 2 * (ranks - 1) / ranks

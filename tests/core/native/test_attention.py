@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import round_to, widen
@@ -133,7 +133,6 @@ def test_the_largest_head_dim_and_blocks_are_right(native, isa):
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
 def test_any_shape_head_mapping_mask_and_blocks_is_right(native, data):
     isa = data.draw(st.sampled_from(native.isas()))
     keys = native.micro_tile(isa)[1]

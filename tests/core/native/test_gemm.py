@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import element_type, not_a_number, round_to, widen
@@ -146,7 +146,6 @@ def test_every_height_of_the_micro_kernel_is_right(native, isa, dtype):
 
 @pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_any_shape_tile_layout_and_schedule_is_right(native, data):
     isa = data.draw(st.sampled_from(native.isas()))
     columns = native.micro_tile(isa)[1]

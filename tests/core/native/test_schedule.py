@@ -2,7 +2,7 @@ import re
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
@@ -33,7 +33,6 @@ def tile_counts(plan: dict) -> tuple[int, int, int]:
 
 
 @given(plan=plans())
-@settings(max_examples=300, deadline=None)
 def test_every_k_tile_of_every_output_tile_is_computed_exactly_once_and_has_one_owner(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     segments = defaultdict(list)
@@ -50,7 +49,6 @@ def test_every_k_tile_of_every_output_tile_is_computed_exactly_once_and_has_one_
 
 
 @given(plan=plans(("stream_k",)))
-@settings(max_examples=300, deadline=None)
 def test_stream_k_shares_k_tiles_out_evenly(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     work = [0] * plan["workers"]
@@ -61,7 +59,6 @@ def test_stream_k_shares_k_tiles_out_evenly(native, plan):
 
 
 @given(plan=plans(("stream_k",)))
-@settings(max_examples=200, deadline=None)
 def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     segments = native.schedule_segments(**plan)
@@ -72,7 +69,6 @@ def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(nat
 
 
 @given(plan=plans(("split_k", "stream_k")))
-@settings(max_examples=200, deadline=None)
 def test_nobody_waits_for_work_that_starts_later(native, plan):
     """Sums grow in ascending k: split-k hands lower slices out first, stream-k begins with what is waited for."""
     k_tiles = tile_counts(plan)[2]
@@ -94,7 +90,6 @@ def test_nobody_waits_for_work_that_starts_later(native, plan):
 
 
 @given(plan=plans(("data_parallel", "persistent")))
-@settings(max_examples=100, deadline=None)
 def test_persistent_units_visit_every_workers_th_tile_of_the_data_parallel_order(native, plan):
     order = [s[1:3] for s in native.schedule_segments(**{**plan, "schedule": "data_parallel"})]
     visits = defaultdict(list)
