@@ -16,6 +16,8 @@ from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton
 from pyperf_suite.runner.record import Metric
 
+pytestmark = pytest.mark.usefixtures("tools")
+
 UNALIGNED = (4097, 4097, 4097)
 PATHS = {
     "16-byte": specialise(64, 64, 64),
@@ -23,15 +25,6 @@ PATHS = {
     "4-byte": specialise(64, 64, 64, leading_dimensions=(4098, 4098, 4098)),
     "predicated": specialise(64, 64, 64, leading_dimensions=UNALIGNED),
 }
-
-
-@pytest.fixture(autouse=True)
-def tools() -> None:
-    try:
-        nvrtc.library()
-        disassembler()
-    except (nvrtc.NoCompiler, NoDisassembler) as missing:
-        pytest.skip(str(missing))
 
 
 def metrics_of(specialisation: Specialisation, target: str) -> StaticMetrics:
