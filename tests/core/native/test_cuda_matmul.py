@@ -71,9 +71,13 @@ def test_no_more_workers_are_launched_than_clusters_that_run_at_once(prepare, fa
     assert launches.kernel.details["slots"] == 132
 
 
-def test_a_device_that_holds_no_cluster_at_once_is_told_to_take_a_tile_without(prepare, fake):
-    fake.set(multiprocessors=1)
-    with pytest.raises(Unsupported, match="take a tile without a cluster"):
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [({"multiprocessors": 1}, "take a tile without a cluster"), ({"major": 8, "minor": 6}, "sm_80 kernel")],
+)
+def test_a_device_that_holds_no_cluster_at_once_or_is_no_hopper_says_what_to_take(prepare, fake, figures, words):
+    fake.set(**figures)
+    with pytest.raises(Unsupported, match=words):
         prepare("cuda_sm90", parameters("persistent@1", Tile.parse("128x128x64:c2")))
 
 
@@ -125,9 +129,3 @@ def test_the_narrowest_rows_of_all_operands_decide_the_path(prepare, changed, pa
     assert prepare("cuda_sm80", parameters(**changed)).kernel.path == path
     with pytest.raises(Unsupported, match="TMA needs rows"):
         prepare("cuda_sm90", parameters(**changed))
-
-
-def test_a_gpu_that_is_no_hopper_is_told_to_take_the_other_kernel(prepare, fake):
-    fake.set(major=8, minor=6)
-    with pytest.raises(Unsupported, match="sm_80 kernel"):
-        prepare("cuda_sm90", parameters())

@@ -111,9 +111,16 @@ def test_what_is_no_revision_is_refused_in_one_sentence(checkout, revision):
         revision_arm(checkout, revision)
 
 
-def test_without_git_it_says_so(checkout, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="git, which is not installed"):
+@pytest.mark.parametrize(
+    ("variable", "place", "words"),
+    [("PATH", "", "git, which is not installed"), ("PYPERF_CACHE_DIR", "file", "cannot be written")],
+)
+def test_without_git_or_a_folder_that_can_be_written_it_says_so(
+    checkout, monkeypatch, tmp_path, variable, place, words
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(variable, str(tmp_path / place))
+    with pytest.raises(UserError, match=words):
         revision_arm(checkout, "v1")
 
 
@@ -123,13 +130,6 @@ def test_outside_of_a_checkout_the_running_packages_own_is_meant_or_it_says_so(t
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UserError, match="lies in one"):
         find_checkout(tmp_path)
-
-
-def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="cannot be written"):
-        revision_arm(checkout, "v1")
 
 
 @pytest.mark.slow
