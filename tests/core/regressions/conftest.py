@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record, metric
+from tests.records import a_product, a_record, metric
 
 MACHINE = "cpu-made-up-2c"
 STATE = {
@@ -27,7 +24,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "history"
 
 
-CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("data_parallel", 1)), "native")
+CASE = a_product(64)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.record import Case, decode_fields, encode_fields
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
+from tests.records import a_product
 
 dimensions = st.integers(1, 1 << 31)
 parameters = st.builds(
@@ -31,7 +32,7 @@ def test_a_case_comes_back_from_json_with_the_same_id(p, implementation, seed):
 
 
 def test_the_id_of_a_known_case_never_changes():
-    case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 2), Tile(64, 64, 64)), "native")
+    case = a_product(64, schedule="persistent@2", tile="64x64x64")
     assert case.to_json() == {
         "operator": "matmul",
         "parameters": {"m": 64, "n": 64, "k": 64, "schedule": "persistent@2", "tile": "64x64x64"},
@@ -73,7 +74,7 @@ def test_an_unknown_field_or_implementation_is_named_with_those_there_are():
     with pytest.raises(UserError, match=r"'width'.*m, n, k"):
         decode_fields(MatmulParameters, {"width": 3})
     with pytest.raises(UserError, match=r"'abacus'.*native, native_amx.*torch"):
-        Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()
+        a_product(8, implementation="abacus", schedule="library@1").validate()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,6 @@ def test_a_sustained_case_is_another_case_and_an_unknown_mode_is_refused():
     [("m", "a"), ("m", 1.5), ("m", True), ("m", None), ("dtype", 7), ("schedule", 3), ("tile", 3), ("layout", ["NN"])],
 )
 def test_a_parameter_that_is_not_of_its_type_is_refused_when_it_is_read(name, value):
-    case = Case("matmul", MatmulParameters(8, 8, 8, Schedule("persistent", 1), Tile(32, 32, 32)), "native").to_json()
+    case = a_product(8, schedule="persistent@1", tile="32x32x32").to_json()
     with pytest.raises(UserError, match=name):
         Case.from_json(case | {"parameters": case["parameters"] | {name: value}})
