@@ -1,7 +1,5 @@
 """Records that tests make up, and readers of what was found in them: `from tests.records import a_record, records`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,8 +66,25 @@ def a_record(
     return Record(**usual | fields)
 
 
+def a_product(
+    m: int,
+    n: int = 0,
+    k: int = 0,
+    implementation: str = "native",
+    schedule: str = "data_parallel@1",
+    tile: str = "",
+    mode: str = "burst",
+    **fields: Any,
+) -> Case:
+    """A case of a product, square unless n and k are given: `a_product(64, schedule="library@1", dtype="bfloat16")`."""
+    parameters = MatmulParameters(
+        m, n or m, k or m, Schedule.parse(schedule), Tile.parse(tile) if tile else None, **fields
+    )
+    return Case("matmul", parameters, implementation, mode=mode)
+
+
 # A small case of the CPU, and a plan of it alone.
-SMALL = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
+SMALL = a_product(64, schedule="persistent@1", tile="32x32x32")
 PLAN = Plan((PlannedCase("tile_wave", SMALL),), QUICK, resolve("cpu"))
 
 

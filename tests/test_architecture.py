@@ -3,14 +3,12 @@
 The lists of exceptions are exact, so that they can only become shorter.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,7 +86,11 @@ def module_of(path: Path) -> str:
 
 
 SOURCES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
 
 
 def part_of(module: str) -> str:
@@ -96,9 +98,9 @@ def part_of(module: str) -> str:
     return [*module.split("."), "errors"][1]
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all that a tree imports, inside functions too; imports are absolute everywhere."""
-    for node in ast.walk(tree):
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Dotted names of all that nodes import; imports are absolute everywhere."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -113,50 +115,58 @@ def own_module(name: str) -> str:
     return name
 
 
-NAMES = {name: set(imported(tree)) for name, tree in TREES.items()}
-OWN = {
-    name: {own_module(each) for each in held if each.split(".")[0] == "pyperf_suite"} - {name}
-    for name, held in NAMES.items()
-}
+@functools.cache
+def names() -> dict[str, set[str]]:
+    """What each module imports, inside functions too."""
+    return {name: set(imported(ast.walk(tree))) for name, tree in trees().items()}
 
 
-def test_a_module_imports_only_from_layers_below_its_own() -> None:
+@functools.cache
+def own() -> dict[str, set[str]]:
+    """The modules of the package among them."""
+    return {
+        name: {own_module(each) for each in held if each.split(".")[0] == "pyperf_suite"} - {name}
+        for name, held in names().items()
+    }
+
+
+def test_a_module_imports_only_from_layers_below_its_own():
     parts = {part_of(name) for name in SOURCES}
     assert parts <= LAYER.keys(), "every part has its layer"
     upward = {
         (name, other)
-        for name, others in OWN.items()
+        for name, others in own().items()
         for other in others
         if part_of(name) != part_of(other) and LAYER[part_of(other)] >= LAYER[part_of(name)]
     }
     assert upward == UPWARD
 
 
-def test_no_two_modules_import_each_other_directly_or_through_others() -> None:
+def test_no_two_modules_import_each_other_directly_or_through_others():
     @functools.cache
-    def reached(name: str) -> frozenset[str]:
+    def reached(name):
         found, waiting = set(), [name]
         while waiting:
-            fresh = OWN.get(waiting.pop(), set()) - found
+            fresh = own().get(waiting.pop(), set()) - found
             found |= fresh
             waiting += fresh
         return frozenset(found)
 
-    circles = {frozenset(other for other in reached(name) if name in reached(other)) for name in OWN}
+    circles = {frozenset(other for other in reached(name) if name in reached(other)) for name in own()}
     assert circles - {frozenset()} == CIRCLES
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_no_two_public_classes_have_one_name():
     counts = Counter(
         node.name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not [name for name, count in counts.items() if count > 1]
 
 
-def test_each_part_is_small_enough_to_be_known() -> None:
+def test_each_part_is_small_enough_to_be_known():
     lines = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
     tools = sum(len(path.read_text().splitlines()) for path in (PACKAGE.parent / "tools").rglob("*.py"))
     parts = {name: name.split(".")[1] if name.split(".")[1:2] in (["planner"], ["node"]) else "core" for name in lines}
@@ -171,25 +181,26 @@ def test_each_part_is_small_enough_to_be_known() -> None:
     assert not [path.parent for path in SOURCES.values() if not (path.parent / "__init__.py").exists()]
 
 
-def test_what_measures_imports_no_other_third_party_than_those_agreed() -> None:
+def test_what_measures_imports_no_other_third_party_than_those_agreed():
     allowed = set(sys.stdlib_module_names) | MEASURING_MAY_IMPORT | {"pyperf_suite"}
-    measuring = {name: held for name, held in NAMES.items() if part_of(name) not in ABOVE_MEASURING}
+    measuring = {name: held for name, held in names().items() if part_of(name) not in ABOVE_MEASURING}
     assert not [(name, each) for name, held in measuring.items() for each in held if each.split(".")[0] not in allowed]
 
 
-def test_heavy_or_optional_packages_are_imported_where_they_are_used() -> None:
-    class Remover(ast.NodeTransformer):
-        """Leaves what runs when the module is imported: no bodies of functions, nothing for type checkers alone."""
+def run_by_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported: none within functions, nothing for type checkers alone."""
+    for node in body:
+        yield node
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not isinstance(node, ast.FunctionDef) and not for_types:
+            for inner in ("body", "handlers", "orelse", "finalbody"):
+                yield from run_by_import(getattr(node, inner, ()))
 
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-            return None
 
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
-
+def test_heavy_or_optional_packages_are_imported_where_they_are_used():
     wrong = []
-    for name, path in SOURCES.items():
-        at_once = set(imported(Remover().visit(ast.parse(path.read_text()))))
+    for name, tree in trees().items():
+        at_once = set(imported(run_by_import(tree.body)))
         heavy = {each.split(".")[0] for each in at_once} & ONLY_INSIDE_FUNCTIONS
         if name in OF_TORCH:
             heavy -= {"torch"}
@@ -200,7 +211,7 @@ def test_heavy_or_optional_packages_are_imported_where_they_are_used() -> None:
 
 
 @pytest.mark.slow
-def test_every_module_imports_without_torch_and_without_the_extension() -> None:
+def test_every_module_imports_without_torch_and_without_the_extension():
     modules = [name for name in SOURCES if part_of(name) != "__main__" and name not in OF_TORCH]
     absent = ["torch", "triton", "pynvml", "pyperf_suite._native"]
     program = (

@@ -1,7 +1,3 @@
-"""A package that is installed but broken ends each command with one sentence, and what needs none works."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -54,7 +50,7 @@ def invoke(command: str, folder: Path, environment: dict[str, str]) -> subproces
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_broken_numpy_is_one_sentence_from_each_command(tmp_path: Path, command: str) -> None:
+def test_a_broken_numpy_is_one_sentence_from_each_command(tmp_path, command):
     done = invoke(command, tmp_path, broken(tmp_path, "numpy"))
     said = done.stdout + done.stderr
     # pytest has its own codes: 2 where it could not collect.
@@ -65,13 +61,13 @@ def test_a_broken_numpy_is_one_sentence_from_each_command(tmp_path: Path, comman
 
 
 @pytest.mark.parametrize("command", ["--help", "run --help", "ab --help", "--version"])
-def test_help_needs_no_numpy(tmp_path: Path, command: str) -> None:
+def test_help_needs_no_numpy(tmp_path, command):
     done = invoke(command, tmp_path, broken(tmp_path, "numpy"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_a_broken_torch_fails_the_cases_that_need_it_and_is_tried_once(tmp_path: Path) -> None:
+def test_a_broken_torch_fails_the_cases_that_need_it_and_is_tried_once(tmp_path):
     command = "run baseline --device cpu -a shape=64x64x64,96x96x96 --results results"
     done = invoke(command, tmp_path, broken(tmp_path, "torch"))
     assert done.returncode == ExitCode.FAILED
@@ -85,7 +81,7 @@ def test_a_broken_torch_fails_the_cases_that_need_it_and_is_tried_once(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_run_without_time_for_a_case_says_so_and_fails(tmp_path: Path) -> None:
+def test_a_run_without_time_for_a_case_says_so_and_fails(tmp_path):
     command = "run baseline --device cpu -a shape=64x64x64 --budget 5 --results results"
     done = invoke(command, tmp_path, broken(tmp_path, "torch"))
     assert done.returncode == ExitCode.FAILED
@@ -104,7 +100,7 @@ def raised(statement: str, by: str) -> Exception:
     raise AssertionError("it raised nothing")
 
 
-def test_a_package_that_is_absent_is_named() -> None:
+def test_a_package_that_is_absent_is_named():
     said = broken_package(raised("import no_such_package.part", "pyperf_suite.runner"))
     assert said == "no_such_package is not installed: `pip install no_such_package`."
 
@@ -112,12 +108,12 @@ def test_a_package_that_is_absent_is_named() -> None:
 @pytest.mark.parametrize(
     "fault", ["import pyperf_suite.no_such_module", "1 / 0", "from pyperf_suite.errors import nothing_there"]
 )
-def test_a_fault_of_the_suites_own_keeps_its_traceback(fault: str) -> None:
+def test_a_fault_of_the_suites_own_keeps_its_traceback(fault):
     assert ending_of(raised(fault, "pyperf_suite.runner")) is None
 
 
 @pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.FAILED])
-def test_a_sentence_of_the_suite_keeps_its_code(code: ExitCode) -> None:
+def test_a_sentence_of_the_suite_keeps_its_code(code):
     ending = ending_of(UserError("lost", code))
     assert ending is not None
     assert (str(ending), ending.exit_code) == ("lost", code)

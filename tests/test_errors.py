@@ -1,7 +1,3 @@
-"""Running out of memory, distinct from all else that can go wrong."""
-
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -46,7 +42,7 @@ def test_what_a_schedule_wraps_is_still_known():
         *((each, "odd", True) for each in ("pyperf_suite.runner.measuring", "tests.native.test_cuda", "torchlike")),
     ],
 )
-def test_a_warning_of_torch_fails_no_test_and_any_other_does(module: str, words: str, is_odd: bool) -> None:
+def test_a_warning_of_torch_fails_no_test_and_any_other_does(module, words, is_odd):
     with pytest.raises(UserWarning, match=words) if is_odd else warnings.catch_warnings(record=True) as caught:
         warnings.warn_explicit(words, UserWarning, "a.py", 1, module=module)
     assert is_odd or len(caught) == 1

@@ -1,14 +1,8 @@
-"""The first hour: where to begin, examples that run, names corrected."""
-
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -20,7 +14,6 @@ from pyperf_suite.errors import nearest, offer
 from pyperf_suite.findings.discovery import find_probe, probe_names
 from pyperf_suite.hardware.devices import Device
 
-RESULTS = Path(__file__).resolve().parents[1] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 
 AXES = {
@@ -55,7 +48,6 @@ def own_calls(text: str) -> Iterator[list[str]]:
 
 
 def parse(arguments: list[str]) -> None:
-    """Have click parse a call, types and required options included, without running it."""
     name, command, rest = main.resolve_command(click.Context(main), arguments)
     assert command is not None
     command.make_context(name, list(rest))
@@ -96,22 +88,6 @@ def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
     for call in calls:
         if call and call[0] in main.list_commands(None):
             parse(call)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("history", "--machine", "cpu-intel-xeon-2c"), "did you mean cpu-intel-xeon-processor-2c?"),
-        (("history", "compiled_kernle"), "`pyperf-suite history` lists those there are"),
-        (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65?"),
-    ],
-)
-def test_stored_names_that_are_not_there_are_answered_with_the_nearest(tmp_path, arguments, sentence):
-    (stored,) = RESULTS.glob("*/20261121T060451Z-ac65")
-    shutil.copytree(stored, tmp_path / stored.parent.name / stored.name)
-    result = invoke(*arguments, "--results", str(tmp_path))
-    assert result.exit_code == 2
-    assert sentence in " ".join(result.output.split())
 
 
 def test_nearest_names_are_few_and_everything_is_offered_where_none_is_near():

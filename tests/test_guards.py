@@ -1,7 +1,3 @@
-"""Functions that measured code must leave alone are remembered, and what remembers its inputs shows by its times."""
-
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,3 @@
-"""The core without the planner or the node package: their commands are gone, and nothing else breaks."""
-
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -38,7 +34,6 @@ def part(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 
 
 def run(folder: Path, *words: str) -> str:
-    """What a program prints in the copy, which has to end well."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
@@ -47,7 +42,7 @@ def run(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: tuple[str, Path]) -> None:
+def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part):
     """A part can be missed in two ways, and both are tried.
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
@@ -70,6 +65,6 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part: t
     )
 
 
-def test_no_test_of_the_core_imports_another_part() -> None:
+def test_no_test_of_the_core_imports_another_part():
     sources = {path: path.read_text() for path in (ROOT / "tests" / "core").rglob("*.py")}
     assert not [path for path, text in sources.items() if any(f"pyperf_suite.{name}" in text for name in COMMANDS)]

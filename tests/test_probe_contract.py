@@ -1,7 +1,3 @@
-"""What holds for every probe: its cases, its axes, and what it finds in sound, failed, few and no records."""
-
-from __future__ import annotations
-
 import io
 import sys
 import typing
@@ -62,7 +58,7 @@ def kinds_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cases_of_every_profile_and_device_are_valid_and_differ(name: str, machine: Any) -> None:
+def test_cases_of_every_profile_and_device_are_valid_and_differ(name, machine):
     probe = find_probe(name)
     assert probe.topic in TOPICS
     assert probe.question.endswith("?") or "?" in probe.question
@@ -71,9 +67,10 @@ def test_cases_of_every_profile_and_device_are_valid_and_differ(name: str, machi
         for profile in PROFILES:
             cases = probe.cases(profile, device)  # which validates each
             assert len({case.label for case in cases}) == len(cases) > 0
-            assert all(Case.from_json(case.to_json()) == case for case in cases)
             assert all(probe.group(case).strip() for case in cases)
-        plan = Plan(tuple(PlannedCase(name, case) for case in cases), find_profile("quick"), device)
+            some = cases[:: 1 + len(cases) // 200]
+            assert all(Case.from_json(case.to_json()) == case for case in some)
+        plan = Plan(tuple(PlannedCase(name, case) for case in some), find_profile("quick"), device)
         assert 0 < Outlook(plan).run_s() < 1e7
 
 
@@ -85,7 +82,7 @@ def limits_of(axes: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(name: str, machine: Any) -> None:
+def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(name, machine):
     probe = find_probe(name)
     device = machine("cpu")
     axes = probe.axes("standard", device)
@@ -138,14 +135,12 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
         ("transfer", {"way": "torch", "workers": "1"}, "transfer has no case with way=torch"),
     ],
 )
-def test_values_that_cannot_be_together_are_refused_with_what_can(
-    name: str, changed: dict[str, str], said: str, machine: Any
-) -> None:
+def test_values_that_cannot_be_together_are_refused_with_what_can(name, changed, said, machine):
     with pytest.raises(UserError, match=said):
         find_probe(name).cases("quick" if name == "transfer" else "standard", machine("cpu"), changed)
 
 
-def test_probes_that_a_run_of_all_leaves_out() -> None:
+def test_probes_that_a_run_of_all_leaves_out():
     assert {each.name for each in all_probes() if not each.is_timed} == {
         *("accept", "static_kernels", "memory", "topology", "step_calibration", "study")
     }
@@ -207,7 +202,7 @@ def reported(probe: Probe, records: list[Record]) -> Findings:
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_findings_of_sound_records_fill_tables_and_can_be_reported(name: str, machine: Any) -> None:
+def test_findings_of_sound_records_fill_tables_and_can_be_reported(name, machine):
     probe = find_probe(name)
     for kind in kinds_of(name):
         cases = probe.cases("standard" if kind == "cpu" else "quick", machine(kind))
@@ -223,7 +218,7 @@ def test_findings_of_sound_records_fill_tables_and_can_be_reported(name: str, ma
 
 @pytest.mark.parametrize("outcome", ["failed", "unsupported"])
 @pytest.mark.parametrize("name", TIMED)
-def test_what_gave_no_time_leaves_the_rest_as_it_is(name: str, outcome: str, machine: Any) -> None:
+def test_what_gave_no_time_leaves_the_rest_as_it_is(name, outcome, machine):
     probe = find_probe(name)
     cases = probe.cases("standard", machine("cpu"))
     lost = run_of(probe, cases, outcome)
@@ -237,12 +232,12 @@ def test_what_gave_no_time_leaves_the_rest_as_it_is(name: str, outcome: str, mac
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_records_give_no_findings(name: str) -> None:
+def test_no_records_give_no_findings(name):
     assert find_probe(name).findings([]) == Findings()
 
 
 @pytest.mark.parametrize("name", [name for name in TIMED if name not in ("collectives", "calibration")])
-def test_findings_do_not_depend_on_the_order_of_processes(name: str, machine: Any) -> None:
+def test_findings_do_not_depend_on_the_order_of_processes(name, machine):
     probe = find_probe(name)
     records = run_of(probe, probe.cases("quick", machine("cpu")))
     again = [*records[len(records) // PROCESSES :], *records[: len(records) // PROCESSES]]
@@ -250,7 +245,7 @@ def test_findings_do_not_depend_on_the_order_of_processes(name: str, machine: An
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_process_decides_no_claim_on_times(name: str, machine: Any) -> None:
+def test_one_process_decides_no_claim_on_times(name, machine):
     if name == "topology":
         return
     probe = find_probe(name)

@@ -1,7 +1,3 @@
-"""What the system says of processes, and what becomes of the folders of those that were killed."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,7 +22,6 @@ def sleeper():
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Path:
-    """An empty folder in the place of the system's for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -1,7 +1,3 @@
-"""What the quick commands import and read."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -41,7 +37,6 @@ def loaded_by(statement: str) -> tuple[set[str], list[str]]:
 
 
 def answering(command: str) -> tuple[set[str], list[str]]:
-    """The same of a command line."""
     return loaded_by(f"import pyperf_suite.__main__ as suite; sys.argv[1:] = {command.split()!r}; suite.main()")
 
 
@@ -52,17 +47,16 @@ def others(modules: set[str]) -> set[str]:
 
 
 def parts(modules: set[str]) -> set[str]:
-    """The parts of the package among the modules."""
     return {name.split(".")[1] for name in modules if name.startswith("pyperf_suite.")}
 
 
-def test_importing_the_package_imports_nothing_else() -> None:
+def test_importing_the_package_imports_nothing_else():
     modules, _ = loaded_by("import pyperf_suite")
     assert others(modules) == set()
     assert not parts(modules) & MEASURING
 
 
-def test_help_of_all_commands_needs_click_alone() -> None:
+def test_help_of_all_commands_needs_click_alone():
     modules, opened = answering("--help")
     assert others(modules) == {"click"}
     # Commands of other parts are found by their entry points.
@@ -83,9 +77,7 @@ def test_help_of_all_commands_needs_click_alone() -> None:
     ],
     ids=["explain", "explain as JSON", "size", "layout"],
 )
-def test_a_prediction_loads_laws_and_the_calibration_of_its_gpu(
-    command: str, calibration: str, measuring: set[str]
-) -> None:
+def test_a_prediction_loads_laws_and_the_calibration_of_its_gpu(command, calibration, measuring):
     modules, opened = answering(command)
     assert others(modules) <= ANSWER
     assert parts(modules) & MEASURING == measuring

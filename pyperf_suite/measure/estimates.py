@@ -179,11 +179,10 @@ def _integrated_autocorrelation(signs: NDArray[np.float64]) -> tuple[float, int]
     """(1 + 2·Σ autocorrelations, the last lag summed), by the monotone sequence of sums of lag pairs."""
     n = signs.size
     spectrum = np.fft.rfft(signs, 1 << (2 * n - 1).bit_length())
-    covariance = np.fft.irfft(np.abs(spectrum) ** 2)[:n] / n
-    if covariance[0] <= 0:  # all samples equal
+    sums = np.round(np.fft.irfft(np.abs(spectrum) ** 2)[:n])  # of products of signs: whole numbers
+    if not sums[0]:  # all samples equal
         return 1.0, 1
-    correlation = covariance / covariance[0]
-    pairs = correlation[0 : n - n % 2 : 2] + correlation[1::2]
+    pairs = (sums[0 : n - n % 2 : 2] + sums[1::2]) / sums[0]
     negative = np.flatnonzero(pairs <= 0)
     kept = np.minimum.accumulate(pairs[: negative[0] if negative.size else pairs.size])
     if kept.size == 0:

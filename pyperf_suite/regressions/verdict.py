@@ -153,8 +153,8 @@ FEASIBLE_PAIRS = 86_400
 
 
 # Registers that did not fit go to local memory, which is device memory; resident warps hide its latency.
-MORE_IS_WORSE = ("local_memory", "stack")
-LESS_IS_WORSE = ("resident_warps", "resident_blocks")
+MORE_IS_WORSE = {"local_memory", "stack"}
+LESS_IS_WORSE = {"resident_warps", "resident_blocks"}
 
 
 @dataclass(frozen=True)
@@ -300,8 +300,8 @@ def judge_figures(
     texts = {name: ["none" if each is None else f"{each:g}" for each in pair] for name, pair in changed.items()}
     listed = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in texts.items())
     rises = {name for name, (before, after) in changed.items() if (after or 0) > (before or 0)}
-    worse = {name for name in changed if name in (MORE_IS_WORSE if name in rises else LESS_IS_WORSE)}
-    better = {name for name in changed if name in (LESS_IS_WORSE if name in rises else MORE_IS_WORSE)}
+    falls = {name for name, (before, after) in changed.items() if (after or 0) < (before or 0)}
+    worse, better = rises & MORE_IS_WORSE | falls & LESS_IS_WORSE, rises & LESS_IS_WORSE | falls & MORE_IS_WORSE
     if worse and not better:
         return "slower", f"Worse by its exact figures ({', '.join(sorted(worse))}): {listed}.", changed
     if better and not worse:

@@ -17,6 +17,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, overload
 
@@ -192,7 +193,7 @@ def read_journal(path: Path) -> list[Record]:
     A line that is damaged, or torn at the end, is named in a DamagedJournal warning and costs that record alone. Raises
     UserError where the file cannot be read, or holds records of another version of the suite.
     """
-    return [record for _, record in placed_records(path)]
+    return list(map(itemgetter(1), placed_records(path)))  # no frame between: the warning names who called
 
 
 def placed_records(path: Path) -> Iterator[tuple[int, Record]]:

@@ -1,14 +1,10 @@
 """Git repositories of the tests' own: files written and committed under tags."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
 
 class Repository:
-    """A git repository in which files are written and committed under a tag."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir()

@@ -1,7 +1,5 @@
 """Series of runs that tests make up, one run a day."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 from typing import Any

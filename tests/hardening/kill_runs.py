@@ -277,7 +277,6 @@ class Campaign:
 
 
 def whole_lines(content: bytes) -> bytes:
-    """All but what stands after the last newline."""
     return content[: content.rfind(b"\n") + 1]
 
 

@@ -1,5 +1,3 @@
-"""What a person may mistype is answered at once in one sentence that names it, with exit code 2, and leaves no file."""
-
 import pytest
 from click.testing import CliRunner
 

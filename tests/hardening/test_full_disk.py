@@ -1,5 +1,3 @@
-"""A disk that is full, read-only or gone is one sentence: what was kept stays whole, nothing is left half-written."""
-
 import dataclasses
 import shutil
 import subprocess
@@ -40,7 +38,6 @@ def disk(tmp_path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave nothing of it."""
     with (disk / "others").open("ab", buffering=0) as file:
         try:
             while file.write(b"x" * 1024):
@@ -54,7 +51,7 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     (disk / "others").write_bytes(b"x" * 100_000)
     kept = 0
 
-    def append_until_refused(journal: Journal) -> None:
+    def append_until_refused(journal):
         nonlocal kept
         while kept < 10_000:
             journal.append(a_record(SMALL, 1e-3, reason="why " * 100, position=kept))

@@ -95,7 +95,6 @@ def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journa
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder of two runs, and two folders of other commands."""
     place = tmp_path_factory.mktemp("hostile") / "good"
     for day, name in enumerate(RUNS.values(), 1):
         run = a_run(place, name, [f"2026-01-{day:02d}T00:00:00+00:00"] * 3)
@@ -134,7 +133,7 @@ def test_every_command_ends_soon_and_in_a_sentence(tmp_path, results, soon, monk
     monkeypatch.chdir(tmp_path)
     (machine,) = (each.name for each in results.iterdir())
 
-    def named(text: str) -> str:
+    def named(text):
         for word, run in RUNS.items():
             text = text.replace(word, f"{machine}/{run}")
         return text.replace("MACHINE", machine)

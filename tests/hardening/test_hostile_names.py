@@ -1,5 +1,3 @@
-"""What a stranger's record says is shown, never obeyed: by no terminal, not by rich, not by Markdown, by no shell."""
-
 import io
 import re
 from pathlib import Path
@@ -59,7 +57,7 @@ def test_a_warning_shows_it_and_does_not_obey(capsys):
 
 def test_an_error_shows_it_and_does_not_obey():
     @click.command()
-    def wrong() -> None:
+    def wrong():
         raise UserError(HOSTILE)
 
     answer = CliRunner().invoke(cli.CommandLine("group", commands={"wrong": wrong}), ["wrong"])

@@ -1,5 +1,3 @@
-"""Whatever text, JSON or bytes stand where a reader expects its own form, it reads them or says no as it documents."""
-
 import contextlib
 import functools
 import io
@@ -400,7 +398,7 @@ def place(tmp_path_factory) -> Path:
 @given(seed=SEEDS)
 @SOME
 def test_any_spoiled_form_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
-    def read_file(content: bytes) -> None:
+    def read_file(content):
         (place / reader.file).write_bytes(content)
         reader.read(place / reader.file)
 
@@ -458,7 +456,7 @@ def test_a_summary_of_any_bytes_is_made_anew(tmp_path, monkeypatch, each_spoiled
     expected = values_in(results)
     (kept,) = (tmp_path / "cache" / "history").glob("*.json")
 
-    def read(content: bytes) -> None:
+    def read(content):
         kept.write_bytes(content)
         assert values_in(results) == expected != []
 

@@ -1,12 +1,3 @@
-"""A run that is killed loses nothing that it had measured: a few kills here, hundreds by kill_runs.py.
-
-The wall clock may step in mid-run: deadlines do not notice, and history keeps every record.
-
-Who may ask for the date stands in pyproject.toml, where ruff's banned-api names the clocks of the wall.
-
-A sweep of thousands of cases holds none of their records, and reading them back holds each once.
-"""
-
 import gc
 import json
 import os
@@ -18,17 +9,14 @@ import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.regressions.stored.store import Store, find_side
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess, Workers
-from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.hardening.kill_runs import kill_runs
-from tests.records import PLAN, a_record, a_run
+from tests.records import PLAN, a_product, a_record, a_run
 
 
 @pytest.mark.slow
@@ -82,8 +70,7 @@ class Echo(Workers):
 
 @pytest.mark.slow
 def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_path, monkeypatch):
-    schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
-    cases = [Case("matmul", MatmulParameters(8 + number, 8, 8, schedule, tile), "native") for number in range(CASES)]
+    cases = [a_product(8 + number, 8, 8, schedule="persistent@1", tile="32x32x32") for number in range(CASES)]
     plan = Plan(tuple(PlannedCase("tile_wave", case) for case in cases), QUICK, resolve("cpu"))
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)

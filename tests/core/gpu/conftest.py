@@ -4,8 +4,6 @@
 the run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -26,7 +24,6 @@ _watched: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the choice of one case a test."""
     parser.addoption("--first-of-each", action="store_true", help="of each GPU test, run only its first case")
 
 
@@ -50,12 +47,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def device() -> CudaDevice:
-    """The first device, as the suite drives it."""
     return cuda_device(0)
 
 
 def memory(device: CudaDevice, array: np.ndarray) -> Any:
-    """Memory of the device that holds a copy of the array."""
     copy = device.native.DeviceMemory(device.context, array.nbytes)
     copy.write(np.ascontiguousarray(array))
     return copy

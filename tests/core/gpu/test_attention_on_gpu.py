@@ -1,7 +1,3 @@
-"""Attention on a device, as the suite measures it: every implementation verified and timed as a worker does."""
-
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -35,9 +31,7 @@ def measured(implementation: str, case: str, **changed: object) -> dict:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_each_implementation_is_right_or_says_why_it_does_not_take_the_case(
-    implementation: str, case: str, causal: bool, backward: bool
-) -> None:
+def test_each_implementation_is_right_or_says_why_it_does_not_take_the_case(implementation, case, causal, backward):
     answer = measured(implementation, case, causal=causal, backward=backward)
     ours_or_plain = implementation in ("triton", "sdpa_default", "sdpa_math", "two_gemm", "two_gemm_products")
     allowed = (
@@ -51,7 +45,7 @@ def test_each_implementation_is_right_or_says_why_it_does_not_take_the_case(
 
 
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "efficient", "math"])
-def test_a_forced_backend_is_the_one_that_runs(backend: str) -> None:
+def test_a_forced_backend_is_the_one_that_runs(backend):
     answer = measured(f"sdpa_{backend}", "square", causal=True)
     if answer["outcome"] == "unsupported":
         pytest.skip(answer["reason"])
@@ -67,15 +61,13 @@ def test_a_forced_backend_is_the_one_that_runs(backend: str) -> None:
         ("two_gemm", {"batch": 1, "heads": 16, "seq_q": 65536}, "score matrix"),
     ],
 )
-def test_what_an_implementation_does_not_have_is_unsupported_and_not_slow(
-    implementation: str, changed: dict, words: str
-) -> None:
+def test_what_an_implementation_does_not_have_is_unsupported_and_not_slow(implementation, changed, words):
     answer = measured(implementation, "square", **changed)
     assert answer["outcome"] == "unsupported"
     assert re.search(words, answer["reason"], re.DOTALL)
 
 
-def test_the_products_of_two_gemms_report_their_tiles() -> None:
+def test_the_products_of_two_gemms_report_their_tiles():
     answer = measured("two_gemm_products", "square", seq_q=1024)
     assert answer["outcome"] == "ok", answer["reason"]
     products = answer["kernel"]["details"]["products"]

@@ -3,8 +3,6 @@
 Several ranks share the GPU, which NCCL allows for tests of function where each looks as if it had a host of its own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -79,14 +77,14 @@ def run_ranks(count: int, device: str, *names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_ranks_that_share_a_gpu_find_every_operation_and_type_exact(count: int) -> None:
+def test_ranks_that_share_a_gpu_find_every_operation_and_type_exact(count):
     for said in run_ranks(count, "cuda:0", "nccl", "nccl_graph"):
         assert "wrong" not in said
         assert said.endswith("done\n")
 
 
 @pytest.mark.parametrize("name", ["nccl", "nccl_graph", "c10d_nccl"])
-def test_one_rank_is_checked_and_timed_through_every_way_to_call_nccl(name: str) -> None:
+def test_one_rank_is_checked_and_timed_through_every_way_to_call_nccl(name):
     with WorkerPool(Device("cuda"), 60) as pool:
         for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive"):
             case = Case("collective", CollectiveParameters(op, 1 << 20, 1, "bfloat16"), name)

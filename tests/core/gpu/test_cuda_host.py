@@ -1,7 +1,3 @@
-"""The way to a GPU on a real one: compiling, launching, tensor maps, clusters, occupancy, timing."""
-
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

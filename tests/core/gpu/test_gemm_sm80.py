@@ -1,7 +1,3 @@
-"""The Ampere kernel on a GPU: every default tile, layout, path and schedule against float64, and its own occupancy."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -40,7 +36,6 @@ class OnDevice:
         self.kernel = device.kernel(cubin, gemm_sm80.ENTRY)
 
     def run(self, schedule: Schedule, launches: int = 1) -> np.ndarray:
-        """C after so many launches that share one workspace."""
         c = memory(self.device, np.full(self.c_shape, np.nan, np.float32))
         workspace = memory(
             self.device, np.full(max(self.instance.workspace_bytes(schedule), 4) // 4, np.nan, np.float32)

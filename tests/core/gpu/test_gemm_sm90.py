@@ -5,8 +5,6 @@ must be equal bit for bit, and what surrounds C must stay as it was, but for the
 ends: the copy engine writes zeros there.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
@@ -45,7 +43,6 @@ def gpu() -> CudaDevice:
 
 @pytest.fixture(scope="module")
 def slots(gpu: CudaDevice) -> int:
-    """Multiprocessors of the device."""
     return int(gpu.context.properties.multiprocessors)
 
 
@@ -63,8 +60,6 @@ def padded(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ready:
-    """A product whose operands and result are on the device."""
-
     gpu: CudaDevice
     launch: Any
     c: Any
@@ -82,7 +77,6 @@ class Ready:
 def ready(
     gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **requested
 ) -> Ready:
-    """A launch for A, B and C in rows of bytes."""
     assert one in instances(), f"{one.name} is compiled while the test runs: name it in a parameter `one`"
     operands = [memory(gpu, each) for each in rows]
     sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)

@@ -1,7 +1,3 @@
-"""Inputs made on a device are those of the host bit for bit, and both judge the same output in the same way."""
-
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.hardware.devices import Device
@@ -32,14 +28,14 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("count", [1, 17, (1 << 22) + 5])
-def test_a_device_makes_the_values_of_the_host(dtype: str, count: int) -> None:
+def test_a_device_makes_the_values_of_the_host(dtype, count):
     operands = Operands({"a": Operand((count,), dtype, stream=2)}, seed=2**63 + 5)
     for each in DeviceMemory(operands, ExecutionContext(GPU, sets=2), cuda_device(0)).sets:
         assert each["a"].read() == operands["a"].tobytes()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_references_find_a_case_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_references_find_a_case_right(name, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setattr(operator, "HOST_FLOP", 1e18)
     answer = measure_case(CASES[name], None, GPU)

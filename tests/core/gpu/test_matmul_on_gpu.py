@@ -1,7 +1,3 @@
-"""The operator on a device, as the suite measures it: every implementation verified and timed as a worker does."""
-
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.hardware.devices import Device, gpus
@@ -33,9 +29,7 @@ def measured(implementation: str, schedule: str, tile: Tile | None, **changed: o
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("schedule", ["data_parallel@64", "persistent@64", "split_k(2)@64", "stream_k@64"])
 @pytest.mark.parametrize("implementation", implementations())
-def test_each_kernel_is_right_and_timed_in_every_schedule(
-    implementation: str, schedule: str, shape: tuple[int, int, int]
-) -> None:
+def test_each_kernel_is_right_and_timed_in_every_schedule(implementation, schedule, shape):
     if schedule.startswith("split_k") and shape[2] <= 64:
         schedule = "split_k(1)@64"
     m, n, k = shape
@@ -48,9 +42,7 @@ def test_each_kernel_is_right_and_timed_in_every_schedule(
 @pytest.mark.parametrize("schedule", ["data_parallel@132", "persistent@132", "stream_k@132"])
 @pytest.mark.parametrize("tile", ["128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2"])
 @pytest.mark.parametrize("shape", [(300, 520, 256), (2048, 4096, 1024)], ids=str)
-def test_clusters_are_right_and_no_more_workers_than_run_at_once(
-    schedule: str, tile: str, shape: tuple[int, int, int]
-) -> None:
+def test_clusters_are_right_and_no_more_workers_than_run_at_once(schedule, tile, shape):
     if "cuda_sm90" not in implementations():
         pytest.skip("this device has no kernel of ours that is launched in clusters")
     m, n, k = shape
@@ -64,7 +56,7 @@ def test_clusters_are_right_and_no_more_workers_than_run_at_once(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("implementation", [*implementations(), "cublas"])
-def test_each_kernel_takes_every_layout_and_type(implementation: str, dtype: str, layout: str) -> None:
+def test_each_kernel_takes_every_layout_and_type(implementation, dtype, layout):
     library = implementation == "cublas"
     schedule, tile = ("library@1", None) if library else ("persistent@64", Tile(128, 128, 64))
     # 304: of a transposed A, as of the others, TMA takes rows of whole 16 bytes.
@@ -72,7 +64,7 @@ def test_each_kernel_takes_every_layout_and_type(implementation: str, dtype: str
     assert answer["outcome"] == "ok", answer["reason"]
 
 
-def test_the_multiprocessors_clock_is_read_with_the_time() -> None:
+def test_the_multiprocessors_clock_is_read_with_the_time():
     answer = measured("cublas", "library@1", None, m=4096, n=4096, k=4096)
     assert answer["outcome"] == "ok", answer["reason"]
     assert 2e8 < answer["metrics"]["sm_clock"]["value"] < 4e9
@@ -81,7 +73,7 @@ def test_the_multiprocessors_clock_is_read_with_the_time() -> None:
 
 @pytest.mark.parametrize("dtype", ["tfloat32", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("implementation", ["cublas", "cublas_padded", "triton"])
-def test_types_of_tensor_cores_alone_are_right_wherever_the_device_takes_them(implementation: str, dtype: str) -> None:
+def test_types_of_tensor_cores_alone_are_right_wherever_the_device_takes_them(implementation, dtype):
     library = implementation != "triton"
     schedule, tile = ("library@1", None) if library else ("persistent@64", Tile(128, 128, 64))
     changed = {"m": 257, "n": 519, "k": 250, "pad_to": 16} if implementation == "cublas_padded" else {}
@@ -96,7 +88,7 @@ def test_types_of_tensor_cores_alone_are_right_wherever_the_device_takes_them(im
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", [(257, 520, 256), (256, 519, 256), (256, 520, 255), (255, 513, 257)], ids=str)
-def test_a_padded_product_is_right_whatever_is_padded(sizes: tuple[int, int, int], layout: str) -> None:
+def test_a_padded_product_is_right_whatever_is_padded(sizes, layout):
     m, n, k = sizes
     answer = measured("cublas_padded", "library@1", None, m=m, n=n, k=k, layout=layout, pad_to=64)
     assert answer["outcome"] == "ok", answer["reason"]
@@ -110,9 +102,7 @@ def test_a_padded_product_is_right_whatever_is_padded(sizes: tuple[int, int, int
         ("cublas", {"dtype": "int8"}, "torch._int_mm refuses 300x520x255 of int8 in layout TN: "),
     ],
 )
-def test_what_a_kernel_cannot_take_is_unsupported_with_the_limit(
-    implementation: str, changed: dict, words: str
-) -> None:
+def test_what_a_kernel_cannot_take_is_unsupported_with_the_limit(implementation, changed, words):
     if implementation not in ("cublas", *implementations()):
         pytest.skip("this device has no TMA kernel of ours")
     schedule, tile = ("library@1", None) if implementation == "cublas" else ("persistent@64", Tile(128, 128, 64))
@@ -121,7 +111,7 @@ def test_what_a_kernel_cannot_take_is_unsupported_with_the_limit(
     assert words in answer["reason"]
 
 
-def test_our_kernels_report_the_path_that_rows_allow() -> None:
+def test_our_kernels_report_the_path_that_rows_allow():
     paths = {
         k: measured("cuda_sm80", "persistent@64", Tile(128, 128, 32), k=k)["kernel"]["path"]
         for k in (256, 252, 254, 255)

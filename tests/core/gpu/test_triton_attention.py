@@ -1,7 +1,3 @@
-"""Triton's attention on a device: right for each head_dim, dtype and mask, and the same each time."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,7 +16,6 @@ BASE = AttentionParameters(2, 8, 64, 512, kv_heads=2, causal=True)
 
 @pytest.fixture(scope="module", autouse=True)
 def device() -> Device:
-    """The first device, which torch and Triton can use."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     if not torch.cuda.is_available():

@@ -1,7 +1,3 @@
-"""Triton's matmul on a device: right for each default configuration, schedule and layout, and the same each time."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -16,7 +12,6 @@ SHAPES = [(1, 1, 1), (127, 255, 63), (128, 256, 64), (129, 257, 65), (1009, 1013
 
 @pytest.fixture(scope="module")
 def torch():
-    """torch, with a device it can use."""
     module = pytest.importorskip("torch")
     if not module.cuda.is_available():
         pytest.skip("this torch finds no CUDA device")
@@ -25,12 +20,10 @@ def torch():
 
 @pytest.fixture(scope="module")
 def multiprocessors(torch) -> int:
-    """Streaming multiprocessors of the device."""
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def configurations(torch) -> tuple[Configuration, ...]:
-    """The default set for the device at hand."""
     major, minor = torch.cuda.get_device_capability(0)
     return default_set(f"sm_{major}{minor}")
 

@@ -1,7 +1,3 @@
-"""Users' kernels on a GPU: CUDA source text, torch and Triton, timed by events in the kernel process."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

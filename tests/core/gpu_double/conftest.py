@@ -1,7 +1,5 @@
 """Processes that take the doubles for a GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 multiprocessors=4 l2_bytes=65536. What is timed there is a model, and the device's name says that it is no GPU.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -107,7 +105,6 @@ def _build(folder: Path, final: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what a shell takes."""
     figures = {name: int(value) for name, value in (argument.split("=") for argument in arguments)}
     for name, value in environment(**figures).items():
         print(f"export {name}={shlex.quote(value)}")

@@ -3,8 +3,6 @@
 Products are verified as on a GPU; what is timed is the double's model. What is put wrong on the way there fails.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -21,7 +19,6 @@ TILES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0", "schedule=
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """What was timed in the one run whose records are there."""
     [journal] = folder.rglob("records.jsonl")
     return [each for each in map(json.loads, journal.read_text().splitlines()) if each["kind"] == "timing"]
 
@@ -39,7 +36,6 @@ def outcomes(found: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 def measured(run, folder: Path, *arguments: str) -> Counter[tuple[str, str]]:
-    """The outcomes of `pyperf-suite` with these arguments."""
     done = run("-m", "pyperf_suite", *arguments, "--device", "cuda:0", "--results", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -290,7 +286,6 @@ WRONG = {
 
 
 def answered(run, before: str) -> tuple[str, str]:
-    """The outcome of the product, and its reason."""
     done = run("-c", PRODUCT + before + MEASURE)
     assert done.returncode == 0, done.stderr
     outcome, reason = json.loads(done.stdout.splitlines()[-1])

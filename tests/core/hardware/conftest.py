@@ -12,7 +12,7 @@ import pytest
 class Double:
     """A library of which only the answers are there: `answers` has what each function writes where its pointers are."""
 
-    answers: ClassVar[Mapping[str, Any]] = {}
+    answers: Mapping[str, Any]
 
     def __getattr__(self, function: str) -> Callable[..., int]:
         if function not in self.answers:
@@ -39,37 +39,27 @@ class Double:
 class FakeCuda(Double):
     """A libcuda whose devices have the given names."""
 
-    answers: ClassVar = {"cuDriverGetVersion": 13010, "cuDeviceTotalMem_v2": 150_110_011_392}
-
     def __init__(self, names: list[str], initialises: int = 0) -> None:
         self.names = names
         self.initialises = initialises
+        self.answers = {
+            "cuDriverGetVersion": 13010,
+            "cuDeviceTotalMem_v2": 150_110_011_392,
+            "cuGetErrorString": (b"driver words",),
+            "cuDeviceGetCount": len(names),
+            "cuDeviceGetName": lambda name, length, device: names[device].encode(),
+            "cuDeviceGetAttribute": lambda value, attribute, device: {16: 132, 75: 9, 76: 0}[attribute],
+        }
 
     def cuInit(self, flags: int) -> int:
         return self.initialises
-
-    def cuGetErrorString(self, code: int, text: Any) -> int:
-        text._obj.value = b"driver words"
-        return 0
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = len(self.names)
-        return 0
 
     def cuDeviceGet(self, device: Any, index: int) -> int:
         device._obj.value = index
         return 0 if index < len(self.names) else 101
 
-    def cuDeviceGetName(self, name: Any, length: int, device: int) -> int:
-        name.value = self.names[device].encode()
-        return 0
-
     def cuDeviceGetUuid_v2(self, raw: Any, device: int) -> int:
         raw[:] = bytes(range(device, device + 16))
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
-        value._obj.value = {16: 132, 75: 9, 76: 0}[attribute]
         return 0
 
 

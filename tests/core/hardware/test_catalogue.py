@@ -1,5 +1,3 @@
-"""The catalogue of GPUs: its values agree with each other, and names find what they mean."""
-
 import copy
 import csv
 import re

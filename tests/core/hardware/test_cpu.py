@@ -1,5 +1,3 @@
-"""The CPU of several kinds of machine: cores, caches, sockets, memory nodes, hypervisors and containers."""
-
 import os
 
 import pytest

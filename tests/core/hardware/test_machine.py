@@ -1,8 +1,3 @@
-"""What records say about a machine: identity, state and the commit that measured.
-
-Copies of libraries and compilers that a machine has.
-"""
-
 import json
 import platform
 import re
@@ -14,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware import machine as module
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, gpus, resolve
@@ -22,15 +16,6 @@ from pyperf_suite.hardware.machine import identity, source_of, state
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.hardware.software import compiler, copies, loader_folders, mapped
 from tests.core.repository import Repository
-
-
-def test_a_cpus_identity_is_model_and_cores():
-    found = module.identity(Device("cpu"))
-    assert found.kind == "cpu"
-    assert found.fields == {"model": cpu.detect().model, "cores": cpu.detect().usable_cores}
-    assert found.slug.endswith(f"-{cpu.detect().usable_cores}c")
-    assert found == module.identity(Device("cpu"))
-    assert json.loads(json.dumps(found.fields)) == found.fields
 
 
 @pytest.mark.parametrize(
@@ -47,7 +32,7 @@ def test_slugs_read_as_the_machines_they_name(model, name):
     assert module.slug("cpu", model, "2c") == name
 
 
-@given(st.text(max_size=300), st.integers(1, 4096))
+@given(st.text(max_size=80) | st.text("a-", min_size=90), st.integers(1, 4096))
 def test_every_model_makes_a_folders_name_that_keeps_its_cores(model, cores):
     made = module.slug("cpu", model, f"{cores}c")
     assert re.fullmatch(r"cpu-([a-z0-9.-]*[a-z0-9]-)?[0-9]+c", made)
@@ -117,15 +102,12 @@ def test_power_and_scheduling_settings_are_read_from_the_kernel(machine):
     }
 
 
-def test_boost_on_amd_is_turbo(machine):
-    assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True
-
-
 def test_what_the_kernel_has_no_file_for_is_none(machine):
     found = module.kernel_state(machine({}), frozenset())
     assert found["governors"] == []
     unknown = {name for name, value in found.items() if value is None}
     assert unknown == {"turbo", "smt", "transparent_hugepages", "cpu_quota_cores", "hypervisor", "container"}
+    assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True  # AMD's
 
 
 def test_the_compiler_is_read_from_the_note_it_leaves_in_a_binary(tmp_path):

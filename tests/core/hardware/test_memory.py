@@ -1,8 +1,3 @@
-"""Memory and CPU time that control groups of both versions leave: on a host, in a container, in a namespace.
-
-Reading and parsing the kernel's small text files.
-"""
-
 import psutil
 import pytest
 from hypothesis import given
@@ -15,70 +10,58 @@ NO_LIMIT_V1 = "9223372036854771712"
 CGROUP = "sys/fs/cgroup"
 
 
+QUOTA, THROTTLED = memory.cpu_quota_cores, memory.cpu_throttled_s
+LEFT, LIMIT = memory.memory_available_bytes, memory.memory_limit_bytes
+IN_USE = {"memory.max": "1000000", "memory.current": "700000"}
+JOB_V1 = {"limit_in_bytes": "5000", "usage_in_bytes": "4000", "stat": "total_inactive_file 500\n"}
+
+
 @pytest.mark.parametrize(
-    ("groups", "contents", "cores"),
+    ("asked", "groups", "contents", "answer"),
     [
-        ("0::/", {"cpu.max": "150000 100000\n"}, 1.5),
+        (QUOTA, "0::/", {"cpu.max": "150000 100000\n"}, 1.5),
         # The narrowest between the process and the root holds.
-        ("0::/a.slice/job", {"a.slice/cpu.max": "200000 100000", "a.slice/job/cpu.max": "max 100000"}, 2.0),
+        (QUOTA, "0::/a.slice/job", {"a.slice/cpu.max": "200000 100000", "a.slice/job/cpu.max": "max 100000"}, 2.0),
         # Version 1, and the path is the host's.
         (
+            QUOTA,
             "5:cpu,cpuacct:/docker/0123abcd\n1:name=systemd:/docker/0123abcd\n",
             {"cpu,cpuacct/cpu.cfs_quota_us": "400000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
             4.0,
         ),
-        ("0::/", {}, None),
-        ("0::/", {"cpu.max": "max 100000"}, None),
-        ("0::/", {"cpu.max": "100000 0"}, None),
-        ("0::/", {"cpu.max": "lots"}, None),
-        ("no colons here", {"cpu.max": "100000 100000"}, None),
-        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-    ],
-)
-def test_the_narrowest_quota_is_found_and_none_is_made_up(machine, groups, contents, cores):
-    files = machine({"proc/self/cgroup": groups, **{f"{CGROUP}/{name}": text for name, text in contents.items()}})
-    assert memory.cpu_quota_cores(files) == cores
-
-
-@pytest.mark.parametrize(
-    ("groups", "contents", "left_bytes"),
-    [
+        (QUOTA, "0::/", {}, None),
+        *((QUOTA, "0::/", {"cpu.max": text}, None) for text in ("max 100000", "100000 0", "lots")),
+        (QUOTA, "no colons here", {"cpu.max": "100000 100000"}, None),
+        (QUOTA, "2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         # Inactive page cache counts as free.
-        (
-            "0::/",
-            {
-                "memory.max": "1000000",
-                "memory.current": "700000",
-                "memory.stat": "anon 300000\nfile 400000\ninactive_file 250000\n",
-            },
-            550_000,
-        ),
+        (LEFT, "0::/", IN_USE | {"memory.stat": "anon 300000\nfile 400000\ninactive_file 250000\n"}, 550_000),
         # Version 1: the process's own group limits it, its root does not.
         (
+            LEFT,
             "4:memory:/job\n",
-            {
-                "memory/memory.limit_in_bytes": NO_LIMIT_V1,
-                "memory/memory.usage_in_bytes": "1",
-                "memory/job/memory.limit_in_bytes": "5000",
-                "memory/job/memory.usage_in_bytes": "4000",
-                "memory/job/memory.stat": "total_inactive_file 500\n",
-            },
+            {"memory/memory.limit_in_bytes": NO_LIMIT_V1, "memory/memory.usage_in_bytes": "1"}
+            | {f"memory/job/memory.{name}": text for name, text in JOB_V1.items()},
             1500,
         ),
-        ("0::/", {"memory.max": "1000", "memory.current": "1200"}, 0),
-        ("0::/", {"memory.max": "max", "memory.current": "5"}, None),
+        (LEFT, "0::/", {"memory.max": "1000", "memory.current": "1200"}, 0),
+        (LEFT, "0::/", {"memory.max": "max", "memory.current": "5"}, None),
+        (LIMIT, "0::/job\n", {"memory.max": "max", "job/memory.max": "4096"}, 4096),
+        (LIMIT, "3:memory:/\n", {"memory/memory.limit_in_bytes": NO_LIMIT_V1}, None),
+        (
+            THROTTLED,
+            "0::/job",
+            {"cpu.stat": "throttled_usec 2500000\n", "job/cpu.stat": "nr_throttled 3\nthrottled_usec 500000\n"},
+            2.5,
+        ),
+        (THROTTLED, "5:cpu:/\n", {"cpu/cpu.stat": "nr_periods 7\nthrottled_time 1500000000\n"}, 1.5),
+        (THROTTLED, "0::/", {"cpu.stat": "usage_usec 5\n"}, None),
     ],
 )
-def test_what_a_group_leaves_is_its_limit_without_what_is_in_use(machine, groups, contents, left_bytes):
+def test_what_groups_of_both_versions_allow_leave_and_took_is_found_and_none_is_made_up(
+    machine, asked, groups, contents, answer
+):
     files = machine({"proc/self/cgroup": groups, **{f"{CGROUP}/{name}": text for name, text in contents.items()}})
-    assert memory.memory_available_bytes(files) == left_bytes
-
-
-def test_the_narrowest_memory_limit_holds_and_no_limit_of_version_1_is_none(machine):
-    files = {"proc/self/cgroup": "0::/job\n", f"{CGROUP}/memory.max": "max", f"{CGROUP}/job/memory.max": "4096"}
-    assert memory.memory_limit_bytes(machine(files)) == 4096
-    files = {"proc/self/cgroup": "3:memory:/\n", f"{CGROUP}/memory/memory.limit_in_bytes": NO_LIMIT_V1}
-    assert memory.memory_limit_bytes(machine(files)) is None
+    assert asked(files) == answer
 
 
 @pytest.mark.parametrize(("limit_bytes", "used_bytes"), [(3_000_000, 1_000_000), (1 << 60, 0)])
@@ -88,23 +71,6 @@ def test_what_can_be_taken_is_what_the_group_leaves_of_what_the_machine_has(mach
     assert 0 < available <= psutil.virtual_memory().total
     assert available <= limit_bytes - used_bytes
     assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize(
-    ("groups", "contents", "seconds"),
-    [
-        (
-            "0::/job",
-            {"cpu.stat": "throttled_usec 2500000\n", "job/cpu.stat": "nr_throttled 3\nthrottled_usec 500000\n"},
-            2.5,
-        ),
-        ("5:cpu:/\n", {"cpu/cpu.stat": "nr_periods 7\nthrottled_time 1500000000\n"}, 1.5),
-        ("0::/", {"cpu.stat": "usage_usec 5\n"}, None),
-    ],
-)
-def test_the_time_that_quotas_took_is_counted_by_the_groups(machine, groups, contents, seconds):
-    files = {"proc/self/cgroup": groups, **{f"{CGROUP}/{name}": text for name, text in contents.items()}}
-    assert memory.cpu_throttled_s(machine(files)) == seconds
 
 
 def test_files_are_read_stripped_and_what_is_absent_empty_or_a_folder_reads_as_none(machine):

@@ -1,8 +1,3 @@
-"""What libcuda and libnvidia-ml answer about a GPU, through stand-ins that answer as those of an H200 would.
-
-Naming a device, and what is said where it does not exist.
-"""
-
 import pytest
 
 from pyperf_suite.errors import UserError
@@ -116,10 +111,7 @@ ANSWERS = {
         {},
     ),
     "processes": (((41, 1 << 30), (42, 1 << 20)), None),
-    "pcie": (
-        {"generation": 3, "width": 8, "slot_generation": 4, "slot_width": 16, "card_generation": 5},
-        {},
-    ),
+    "pcie": ({"generation": 3, "width": 8, "slot_generation": 4, "slot_width": 16, "card_generation": 5}, {}),
     "pcie_replays": (12, None),
     "nvlink": ("nvlink4x18", None),
     "nvlink_states": ((True,) * 18, ()),

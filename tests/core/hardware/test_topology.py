@@ -1,8 +1,3 @@
-"""The matrices of real machines read as link graphs; what is no matrix is refused in one sentence.
-
-PCIe links by Linux's files: what runs, what card and slot are made for, and what has no link.
-"""
-
 import json
 import subprocess
 from pathlib import Path
@@ -55,39 +50,26 @@ def test_real_machines_name_their_origin_and_single_cells_are_those_printed():
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "nics", "paths"),
+    ("name", "gpus", "nics", "paths", "gpu", "nearest"),
     [
-        ("8xv100_sxm2", 8, 1, {"NV1", "NV2", "SYS"}),
-        ("8xa100_sxm4", 8, 2, {"NV12"}),
-        ("8xh200_sxm", 8, 8, {"NV18"}),
-        ("8xhopper_coloured", 8, 9, {"NV18"}),
-        ("4xgb200", 4, 0, {"NV18"}),
-        ("4xl40s", 4, 2, {"NODE", "SYS"}),
-        ("3xa6000_bridged", 3, 0, {"NV4", "NODE"}),
+        ("8xv100_sxm2", 8, 1, {"NV1", "NV2", "SYS"}, 0, ("mlx5_0",)),
+        ("8xa100_sxm4", 8, 2, {"NV12"}, 7, ("mlx5_1",)),
+        ("8xh200_sxm", 8, 8, {"NV18"}, 0, ("mlx5_4",)),
+        ("8xhopper_coloured", 8, 9, {"NV18"}, 7, ("mlx5_17",)),
+        ("4xgb200", 4, 0, {"NV18"}, 0, ()),
+        ("4xl40s", 4, 2, {"NODE", "SYS"}, 3, ("mlx5_0", "mlx5_1")),
+        ("3xa6000_bridged", 3, 0, {"NV4", "NODE"}, 0, ()),
     ],
 )
-def test_a_real_machine_is_read_whole(name, gpus, nics, paths):
+def test_a_real_machine_is_read_whole_also_from_json(name, gpus, nics, paths, gpu, nearest):
     graph = graph_of(name)
     assert graph.gpus == tuple(f"GPU{number}" for number in range(gpus))
     assert len(graph.nics) == nics
     assert {str(graph.path(one, other)) for one in range(gpus) for other in range(gpus) if one != other} == paths
     assert graph.cpus.keys() == set(graph.gpus)
     assert all(graph.paths[one, other] == graph.paths[other, one] for one, other in graph.paths)
-
-
-@pytest.mark.parametrize(
-    ("name", "gpu", "nearest"),
-    [
-        ("8xv100_sxm2", 0, ("mlx5_0",)),
-        ("8xa100_sxm4", 7, ("mlx5_1",)),
-        ("8xh200_sxm", 0, ("mlx5_4",)),
-        ("8xhopper_coloured", 7, ("mlx5_17",)),
-        ("4xl40s", 3, ("mlx5_0", "mlx5_1")),
-        ("4xgb200", 0, ()),
-    ],
-)
-def test_the_nearest_network_cards_of_a_gpu_bear_their_systems_names(name, gpu, nearest):
-    assert graph_of(name).nearest_nics(gpu) == nearest
+    assert graph.nearest_nics(gpu) == nearest
+    assert LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
 
 
 @pytest.mark.parametrize(
@@ -118,12 +100,6 @@ def test_a_gpu_without_nvlink_stands_out_where_others_have_it():
     assert graph_of("3xa6000_bridged").gpus_without_nvlink() == ("GPU2",)
     for whole in ("8xh200_sxm", "8xv100_sxm2", "4xl40s"):
         assert graph_of(whole).gpus_without_nvlink() == ()
-
-
-@pytest.mark.parametrize("name", sorted(ORIGINS))
-def test_a_graph_is_kept_as_json_and_read_back(name):
-    graph = graph_of(name)
-    assert LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
 
 
 def test_a_path_that_the_driver_does_not_tell_is_kept_as_unknown():

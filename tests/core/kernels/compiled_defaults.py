@@ -1,7 +1,5 @@
 """A process with a Triton of its own: compiles the default kernels of sm_90 and prints what ptxas and they say."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What tests of kernels share: programs compiled once and kept, and processes in which Triton interprets."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib
@@ -20,6 +18,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.kernels import nvrtc
+from pyperf_suite.kernels.disassembly import NoDisassembler, disassembler
 
 
 def version_of(module: ModuleType) -> tuple[int, int]:
@@ -112,6 +111,16 @@ def machine_code() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_cubin", compile_cubin)
         yield
+
+
+@pytest.fixture
+def tools() -> None:
+    """NVRTC and the disassembler, or a skip with the reason."""
+    try:
+        nvrtc.library()
+        disassembler()
+    except (nvrtc.NoCompiler, NoDisassembler) as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 Triton decides when it is imported whether it compiles or interprets, so the tests do this in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ What CuTe says is compiled once and kept; what our headers say is compiled apart
 with a mistake in them can be compared as well. Nothing needs a GPU, nvcc or a CUDA toolkit. `pytest -rP` shows counts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import re
@@ -38,7 +36,7 @@ ADDRESS = 1 << 40
 # what is compiled for host or device, the host's.
 STANDARD = ("cassert", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")
 SHIMS = {f"cuda/std/{name}": f"#pragma once\n#include <{name}>\n" for name in STANDARD} | {
-    "nv/target": "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(where, there, ...) { __VA_ARGS__ }\n",
+    "nv/target": "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(where, there, ...) { __VA_ARGS__ }\n"
 }
 SHIMS["cuda/std/utility"] += "namespace cuda::std { using namespace ::std; }\n"
 LEADING_OFFSET = 0x3FFF << 16  # of a descriptor
@@ -131,7 +129,6 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def cases_h(cases: list[Case]) -> str:
-    """The cases as both programs include them."""
     lines = [each.macro for each in cases]
     for n in gemm_sm90.TILE_N:
         for kind, depth, rest in (
@@ -145,7 +142,6 @@ def cases_h(cases: list[Case]) -> str:
 
 @pytest.fixture(scope="module")
 def cutlass(wheel: Callable[[str, str], Path]) -> Path:
-    """The headers of CUTLASS, which CuTe is a part of."""
     return wheel("nvidia-cutlass", "cutlass_library/source/include")
 
 
@@ -167,7 +163,6 @@ def cute(compiled: Callable[..., Path], cases_h: str, cutlass: Path, cuda_header
 
 
 def numbers(program: Path, *arguments: str, given: bytes = b"") -> NDArray[np.int64]:
-    """What a program answers."""
     done = subprocess.run([program, *arguments], input=given, capture_output=True, check=True)
     return np.frombuffer(done.stdout, np.int64)
 
@@ -198,10 +193,11 @@ def mistaken(text: str, mistakes: Mapping[str, str]) -> str:
     return text
 
 
-def test_every_element_of_every_tile_lies_where_cute_has_it(cute, ours):
-    theirs = cute("maps")
-    np.testing.assert_array_equal(ours({})("maps"), theirs)
-    print(f"{theirs.size} places in shared memory agree")
+@pytest.mark.parametrize("what", ["maps", "accumulators"])
+def test_every_element_of_every_tile_lies_and_every_thread_holds_the_sums_where_cute_has_them(cute, ours, what):
+    theirs = cute(what)
+    np.testing.assert_array_equal(ours({})(what), theirs)
+    print(f"{theirs.size} {what} agree")
 
 
 def leading_offset_is_unused(cases: list[Case]) -> NDArray[np.bool_]:
@@ -219,12 +215,6 @@ def test_every_descriptor_has_the_bits_that_cute_gives_it(cases, cute, ours):
     np.testing.assert_array_equal(own[~unused], theirs[~unused])
     np.testing.assert_array_equal(own[unused] & ~LEADING_OFFSET, theirs[unused])
     print(f"{theirs.size} descriptors agree, {unused.sum()} of them but for an offset that nothing is read by")
-
-
-def test_every_thread_holds_the_sums_that_cute_says(cute, ours):
-    theirs = cute("accumulators")
-    np.testing.assert_array_equal(ours({})("accumulators"), theirs)
-    print(f"{theirs.size} accumulators agree")
 
 
 @pytest.mark.parametrize(
@@ -326,11 +316,9 @@ def wgmma_of_cute(cutlass: Path) -> Callable[[Specialisation], str]:
     structures = dict(re.findall(r"struct (MMA_\w+)\s*\{(.*?)#else", "".join(map(Path.read_text, files)), re.DOTALL))
 
     def text(one: Specialisation) -> str:
-        kind, depth, rest = {
-            "bf16": ("BF16", 16, "SS"),
-            "fp16": ("F16", 16, "SS"),
-            "e4m3": ("E4M3", 32, "SS_TN"),
-        }[one.in_type]
+        kind, depth, rest = {"bf16": ("BF16", 16, "SS"), "fp16": ("F16", 16, "SS"), "e4m3": ("E4M3", 32, "SS_TN")}[
+            one.in_type
+        ]
         name = f"MMA_64x{one.n}x{depth}_F32{kind}{kind}_{rest}"
         return statement(structures[name], lambda operand: cute_name(operand, one))
 

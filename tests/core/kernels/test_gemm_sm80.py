@@ -1,7 +1,3 @@
-"""What can be asked of the Ampere kernel, the path that operands get, and what is refused in one sentence."""
-
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """gemm_sm80.cu's own text, run on the host against an emulation of its PTX: every index, copy, barrier and flag."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 from collections.abc import Callable

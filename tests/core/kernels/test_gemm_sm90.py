@@ -1,7 +1,3 @@
-"""What can be asked of the Hopper kernel, what its machine code must have, and what is refused in one sentence."""
-
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 
@@ -10,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.kernels import gemm_sm90, nvrtc
-from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
+from pyperf_suite.kernels.disassembly import disassemble
 from pyperf_suite.kernels.gemm_sm90 import default_set, in_layout, specialise
 from pyperf_suite.kernels.static import of_cuda
 
@@ -30,16 +26,6 @@ COMPILED = [
     specialise(128, 256, in_type="e4m3", cluster_n=2),
     *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 72, 136, 200) for pair in PAIRS),
 ]
-
-
-@pytest.fixture
-def tools() -> None:
-    """Skip with the reason where NVRTC or the disassembler is missing."""
-    try:
-        nvrtc.library()
-        disassembler()
-    except (nvrtc.NoCompiler, NoDisassembler) as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.mark.slow

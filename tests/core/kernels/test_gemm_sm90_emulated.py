@@ -3,8 +3,6 @@
 Operands are small integers, so that sums are exact in fp32 and results must be equal, not close.
 """
 
-from __future__ import annotations
-
 import functools
 import subprocess
 from collections.abc import Callable
@@ -134,8 +132,8 @@ def check_product(
 
 
 def test_results_are_not_overwritten_by_the_next_tile_before_they_have_left(
-    program: Callable[[Specialisation], Path],
-) -> None:
+    program,
+):
     for specialisation in (SPECIALISATIONS[0], SPECIALISATIONS[2], SPECIALISATIONS[5]):  # 2, 4 and 1 store buffers
         sizes = (64, 64 * 24, 1)  # tiles so short that results of one are still on their way when the next is done
         schedule = specialisation.schedule(*sizes, "persistent", workers=1)
@@ -144,9 +142,7 @@ def test_results_are_not_overwritten_by_the_next_tile_before_they_have_left(
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("specialisation", SPECIALISATIONS, ids=lambda one: one.name)
-def test_products_of_odd_shapes_are_exact(
-    program: Callable[[Specialisation], Path], specialisation: Specialisation, problem: str
-) -> None:
+def test_products_of_odd_shapes_are_exact(program, specialisation, problem):
     schedule = specialisation.schedule(*PROBLEMS[problem], "data_parallel", group=2)
     check_product(program(specialisation), specialisation, PROBLEMS[problem], schedule, resident=2, seed=1)
 
@@ -163,9 +159,7 @@ SCHEDULES = {
 @pytest.mark.parametrize(
     "specialisation", [one for one in SPECIALISATIONS if one.shared_tiles], ids=lambda one: one.name
 )
-def test_every_schedule_gives_the_same_product_and_leaves_its_flags_zero(
-    program: Callable[[Specialisation], Path], specialisation: Specialisation, schedule: str
-) -> None:
+def test_every_schedule_gives_the_same_product_and_leaves_its_flags_zero(program, specialisation, schedule):
     sizes = (2 * specialisation.m * specialisation.cluster_m - 5, specialisation.n * specialisation.cluster_n + 9, 262)
     chosen = specialisation.schedule(*sizes, **SCHEDULES[schedule])
     check_product(program(specialisation), specialisation, sizes, chosen, resident=3, seed=2)

@@ -1,12 +1,10 @@
 """The schedule that Triton's kernels walk makes the decisions of the one C++ and CUDA walk, segment for segment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.kernels.schedule import POLICIES, Schedule, boundary, place, segment, visits
@@ -50,10 +48,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedule=schedules())
-@settings(max_examples=200)
-def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(
-    native: ModuleType, schedule: Schedule
-) -> None:
+def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(native, schedule):
     expected = native.schedule_segments(
         schedule.tiles_m,
         schedule.tiles_n,
@@ -68,18 +63,7 @@ def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedul
 
 
 @given(schedule=schedules())
-@settings(max_examples=200)
-def test_a_tile_shared_by_several_units_is_waited_for_only_by_units_with_a_higher_number(schedule: Schedule) -> None:
-    """So programs that run one after the other, as in the interpreter, never wait."""
-    finished: dict[tuple[int, int], int] = {}
-    for _, tile_m, tile_n, k_begin, k_end, _ in segments(schedule):
-        assert finished.get((tile_m, tile_n), 0) == k_begin
-        finished[tile_m, tile_n] = k_end
-
-
-@given(schedule=schedules())
-@settings(max_examples=200)
-def test_only_the_shared_tiles_at_the_end_of_the_order_are_cut(schedule: Schedule) -> None:
+def test_only_the_shared_tiles_at_the_end_of_the_order_are_cut(schedule):
     order = {place(tile, schedule.tiles_m, schedule.tiles_n, schedule.group): tile for tile in range(schedule.tiles)}
     for _, tile_m, tile_n, k_begin, k_end, _ in segments(schedule):
         if k_end - k_begin < schedule.k_tiles:

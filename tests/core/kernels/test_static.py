@@ -1,7 +1,3 @@
-"""The machine code of the default kernels, compiled for targets that need not be here, and how it is read."""
-
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json
@@ -20,6 +16,8 @@ from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton
 from pyperf_suite.runner.record import Metric
 
+pytestmark = pytest.mark.usefixtures("tools")
+
 UNALIGNED = (4097, 4097, 4097)
 PATHS = {
     "16-byte": specialise(64, 64, 64),
@@ -27,16 +25,6 @@ PATHS = {
     "4-byte": specialise(64, 64, 64, leading_dimensions=(4098, 4098, 4098)),
     "predicated": specialise(64, 64, 64, leading_dimensions=UNALIGNED),
 }
-
-
-@pytest.fixture(autouse=True)
-def tools() -> None:
-    """Skip with the reason where NVRTC or the disassembler is missing."""
-    try:
-        nvrtc.library()
-        disassembler()
-    except (nvrtc.NoCompiler, NoDisassembler) as missing:
-        pytest.skip(str(missing))
 
 
 def metrics_of(specialisation: Specialisation, target: str) -> StaticMetrics:

@@ -1,7 +1,3 @@
-"""Triton's attention: right in the interpreter for shapes that break things, and compiled for GPUs not here."""
-
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
@@ -16,7 +12,7 @@ from pyperf_suite.kernels.attention import Attention, Configuration, Shape, comp
 from pyperf_suite.kernels.attention_backward import KERNELS, Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration, default_set
 from pyperf_suite.kernels.attention_schedule import key_steps, place, query_steps
-from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
+from pyperf_suite.kernels.disassembly import disassemble
 
 # Errors in units of rounding of what an element is summed from, absolute values taken. Weights, their gradients and
 # results are rounded once each; in float32 what exponentials make of their arguments' errors counts instead.
@@ -230,12 +226,8 @@ def cases() -> list[tuple[str, Configuration, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
-def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache):
+def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache, tools):
     pytest.importorskip("triton")
-    try:
-        disassembler()
-    except NoDisassembler as missing:
-        pytest.skip(str(missing))
     target, requested, kernel = case
     binary = (
         attention_backward.compile_for(target, requested, kernel)

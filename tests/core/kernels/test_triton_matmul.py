@@ -1,7 +1,3 @@
-"""Triton's matmul: right in the interpreter for shapes that break things, and compiled for GPUs that are not here."""
-
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable
@@ -162,15 +158,30 @@ def test_tensors_that_descriptors_cannot_take_are_refused_in_one_sentence(change
     assert ". " not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [((0, 1, 1), "at least 1"), ((2**31 - 1, 16, 16), "M = 2147483647"), ((16, 16, 2**31), "K = 2147483648")],
-    ids=named,
-)
-def test_a_dimension_that_cannot_be_is_refused_in_one_sentence(shape, words):
+GROUPED = Configuration((16, 32, 16))
+
+
+def product_of(*sizes: int) -> Product:
     pytest.importorskip("torch")
+    return Product(Configuration((64, 64, 64)), *sizes, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: product_of(0, 1, 1), "at least 1"),
+        (lambda: product_of(2**31 - 1, 16, 16), "M = 2147483647"),
+        (lambda: product_of(16, 16, 2**31), "K = 2147483648"),
+        *(
+            (lambda rows=rows, workers=workers: GroupedProduct(GROUPED, rows, 8, 8, workers), "each is at least 1")
+            for rows, workers in (([], 1), ([0, 0], 1), ([4, -1], 1), ([4], 0))
+        ),
+        *((lambda name=name: default_set(name), "is not a target") for name in ("90", "sm_", "gfx942", "sm_9x")),
+    ],
+)
+def test_sizes_and_targets_that_cannot_be_are_refused_in_one_sentence(ask, words):
     with pytest.raises(ValueError, match=words) as refusal:
-        Product(Configuration((64, 64, 64)), *shape, "cpu")
+        ask()
     assert ". " not in str(refusal.value)
 
 
@@ -231,12 +242,6 @@ def disassembled(triton: ModuleType, cubin: bytes, folder: Path) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("target", ["90", "sm_", "gfx942", "sm_9x"])
-def test_what_is_not_a_target_is_refused(target):
-    with pytest.raises(ValueError, match="is not a target"):
-        default_set(target)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("rows", "n", "k", "workers"),
@@ -250,12 +255,6 @@ def test_what_is_not_a_target_is_refused(target):
 def test_products_of_experts_come_out_right_in_one_launch(interpreter, rows, n, k, workers, dtype):
     ask = interpreter("interpreted_matmul.py")
     assert ask({"rows": rows, "n": n, "k": k, "workers": workers, "dtype": dtype})["message"] == ""
-
-
-@pytest.mark.parametrize(("rows", "workers"), [([], 1), ([0, 0], 1), ([4, -1], 1), ([4], 0)])
-def test_experts_without_rows_and_launches_without_workers_are_refused(rows, workers):
-    with pytest.raises(ValueError, match="each is at least 1"):
-        GroupedProduct(Configuration((16, 32, 16)), rows, 8, 8, workers)
 
 
 @pytest.mark.parametrize("target", SHARED_MEMORY)

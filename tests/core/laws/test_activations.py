@@ -1,5 +1,3 @@
-"""The law of kept activations is what torch keeps, to the byte, over blocks, attentions, types and checkpointing."""
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,3 @@
-"""Curves of seconds over bytes at numbers worked out by hand, between and beyond what was measured."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np

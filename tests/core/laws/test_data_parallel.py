@@ -1,8 +1,5 @@
-"""The law of a data-parallel step: limits that must hold, a schedule worked out by hand, and constants found again."""
-
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,15 +92,6 @@ def test_a_disturbed_step_does_not_bend_the_law_and_a_group_is_left_out_as_a_who
     assert min(errors[:5]) > 0.3
 
 
-def test_steps_that_follow_the_law_are_predicted_when_left_out():
-    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
-    noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(len(exchanges())))
-    measured = [true.seconds(each) * factor for each, factor in zip(exchanges(), noise, strict=True)]
-    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
-    assert len(errors) == len(measured)
-    assert 0 < np.median(errors) < 0.06
-
-
 def test_too_few_steps_leave_nothing_to_hold_out():
     assert held_out_step_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
     with pytest.raises(ValueError, match="two constants"):
@@ -132,16 +120,11 @@ def test_without_loaders_nothing_overlaps_else_the_slowest_stage_or_the_cores_bi
     assert on_host.seconds(2) == pytest.approx(0.010)
 
 
-@given(SECONDS, SECONDS, COUNTS, st.booleans(), COUNTS)
+@given(SECONDS, SECONDS, COUNTS, st.booleans(), st.integers(0, 64))
 def test_a_loader_more_never_makes_it_slower_and_never_faster_than_the_model(load_s, step_s, cores, on_host, loaders):
     pipeline = InputPipelineLaw(load_s, step_s, cores, on_host)
     assert step_s <= pipeline.seconds(loaders + 1) <= pipeline.seconds(loaders)
     assert 0 <= pipeline.starved(loaders) <= 1
-
-
-@given(SECONDS, SECONDS, COUNTS)
-def test_loading_during_the_model_is_never_slower_than_loading_in_turns(load_s, step_s, cores):
-    assert InputPipelineLaw(load_s, step_s, cores).seconds(1) <= InputPipelineLaw(load_s, step_s, cores).seconds(0)
 
 
 def test_a_model_that_takes_no_time_never_stops_waiting_and_fewer_than_no_loaders_are_refused():

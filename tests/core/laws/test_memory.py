@@ -1,5 +1,3 @@
-"""Memory against the published closed forms, and the order in which ways to save it save more."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The closed forms of tiling against plain counting, and against what the native scheduler really hands out."""
-
 import math
 from collections import defaultdict
 from types import ModuleType

@@ -1,5 +1,3 @@
-"""Parameters of published models, and sizes and rates as nccl-tests counts them."""
-
 import csv
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A stopwatch that replays given samples and keeps its own time: the sampling loop becomes deterministic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

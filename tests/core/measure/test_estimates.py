@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -110,6 +108,8 @@ def effective_by_the_formula(samples) -> float:
 def test_effective_samples_are_those_of_the_formula(rho, length):
     for row in autoregressive(rho, length, trials=10, seed=length):
         assert effective_samples(row) == pytest.approx(effective_by_the_formula(row))
+    # A pair of lags that sums to exactly nothing ends the window.
+    assert effective_samples([0.0] * 6 + [1.0] * 2) == pytest.approx(1.32304, abs=1e-5)
 
 
 def test_fewer_than_four_samples_are_worth_half_as_many_and_equal_ones_all():
@@ -137,7 +137,7 @@ def test_quantiles_are_those_of_linear_interpolation():
     assert all(math.isnan(value) for value in median_and_quantiles([]))
 
 
-def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt() -> None:
+def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
     values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
     assert chance_of_no_trend(values) == pytest.approx(stats.spearmanr(np.arange(8), values).pvalue)
     assert chance_of_no_trend(-values) == pytest.approx(chance_of_no_trend(values))
@@ -147,7 +147,7 @@ def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettit
     assert pettitt(np.ones(4))[1] == 1.0
 
 
-def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_the_lowest_so_far() -> None:
+def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_the_lowest_so_far():
     assert deviations([1.0, 2.0, 4.0, 5.0, 10.0]).tolist() == [-1.5, -1.0, 0.0, 0.5, 3.0]
     assert deviations([[2.0, 2.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]]).tolist() == [[0] * 4, [-1.5, -0.5, 0.5, 1.5]]
     # Of three the lowest has the least deviation -1 or less; that of 5 in 100 such is known from 40,000 draws.
@@ -156,7 +156,7 @@ def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_
     assert np.mean(drawn < low_cutoff(3, 0.05)) == pytest.approx(0.05, abs=0.005)
 
 
-def test_the_interval_is_students_on_the_logarithms() -> None:
+def test_the_interval_is_students_on_the_logarithms():
     ratio = ratio_over_processes([1.0, 2.0, 4.0])
     # Logarithms to base 2: mean 1, standard error 1/sqrt(3), and Student's t of 2 degrees of freedom is 4.3027.
     half_width = 4.3027 / math.sqrt(3)
@@ -165,13 +165,13 @@ def test_the_interval_is_students_on_the_logarithms() -> None:
     assert ratio.high == pytest.approx(2 ** (1 + half_width), rel=1e-4)
 
 
-def test_a_single_process_tells_by_its_own_samples() -> None:
+def test_a_single_process_tells_by_its_own_samples():
     assert ratio_over_processes([3.0], within=0.25) == Ratio(
         pytest.approx(3.0), pytest.approx(3.0 / 1.25), pytest.approx(3.0 * 1.25), processes=1
     )
 
 
-def test_the_inverse_has_its_ends_turned_round() -> None:
+def test_the_inverse_has_its_ends_turned_round():
     ratio = Ratio(2.0, 1.0, 4.0, 3)
     assert ratio.inverse == Ratio(0.5, 0.25, 1.0, 3)
     assert ratio * 3 == Ratio(6.0, 3.0, 12.0, 3)

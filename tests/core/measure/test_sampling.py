@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -86,7 +84,7 @@ def test_operands_can_rotate_by_an_index_that_never_repeats(replay):
 def test_a_watch_discards_blocks_for_its_reason_and_nothing_else(replay):
     stopwatch = replay(noisy(1e-3, 0.01))
 
-    def watch() -> str | None:
+    def watch():
         return "throttled" if len(stopwatch.calls) % 3 == 0 else None
 
     found = measure(ignore, stopwatch, watch=watch, clock=stopwatch.clock)
@@ -163,7 +161,7 @@ def test_blocks_of_a_warm_up_take_an_eighth_of_the_time_and_batches_grow_tenfold
 @pytest.mark.parametrize("told", [1.0, 1e-3], ids=["itself", "more than it tells"])
 def test_warm_up_that_never_ends_is_cut_at_the_cap_and_says_so_whatever_the_stopwatch_costs(replay, told):
     class Costly(replay):
-        def time(self, *call) -> list[float]:
+        def time(self, *call):
             return [told * sample for sample in super().time(*call)]
 
     stopwatch = Costly(lambda index: 0.001 * 1.01**index)

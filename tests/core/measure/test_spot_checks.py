@@ -1,7 +1,3 @@
-"""Launches that are wrong now and then, on one set, or that write nothing, are seen while they are timed."""
-
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -110,29 +106,29 @@ def one_in(count: int, seed: int) -> Callable[[int, int], float]:
 
 @pytest.mark.parametrize("can_stop", [True, False], ids=["host", "device"])
 @pytest.mark.parametrize(("count", "least"), [(10, 40), (100, 40), (1000, 38)])
-def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count: int, least: int, can_stop: bool) -> None:
+def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count, least, can_stop):
     assert sum(is_caught(one_in(count, seed), seed, can_stop=can_stop) for seed in range(40)) >= least
 
 
-def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
+def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught():
     caught = sum(is_caught(lambda launch, _set: 2.0 if launch % 100 == 99 else 1.0, seed) for seed in range(20))
     assert caught == 20
 
 
 @pytest.mark.parametrize("wrong", range(8))
-def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong: int) -> None:
+def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong):
     launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
     with pytest.raises(WrongLaunch) as found:
         SpotChecks(launches).before_timing()
     assert str(found.value) == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
 
 
-def test_a_kernel_that_stops_writing_is_caught() -> None:
+def test_a_kernel_that_stops_writing_is_caught():
     # What stands there is right again and again, unless it is poisoned in between.
     assert all(is_caught(lambda launch, _set: 1.0 if launch < 2000 else None, seed, 1) for seed in range(10))
 
 
-def test_right_launches_pass_and_cost_less_than_a_tenth() -> None:
+def test_right_launches_pass_and_cost_less_than_a_tenth():
     unchecked, launches = Simulated(), Simulated()
     measure(unchecked.launch, unchecked, *STANDARD, clock=unchecked.clock)
     checks = visited(launches)
@@ -141,14 +137,14 @@ def test_right_launches_pass_and_cost_less_than_a_tenth() -> None:
     assert checks.bitwise
 
 
-def test_a_kernel_that_sums_in_no_fixed_order_is_held_to_its_limits() -> None:
+def test_a_kernel_that_sums_in_no_fixed_order_is_held_to_its_limits():
     chance = random.Random(1)
     checks = visited(Simulated(fault=lambda _launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3)))
     assert not checks.bitwise
     assert is_caught(lambda launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3) + (launch % 50 == 49), 0)
 
 
-def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing() -> None:
+def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing():
     launches = Simulated(sets=1, fault=lambda launch, _set: 1.0 if launch < 2 else 2.0)
     checks = SpotChecks(launches, share=0.0, clock=launches.clock)
     assert checks.before_timing().passed
@@ -156,7 +152,7 @@ def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_
         launches.measured(checks)
 
 
-def test_the_bound_says_which_rate_so_many_right_launches_exclude() -> None:
+def test_the_bound_says_which_rate_so_many_right_launches_exclude():
     assert excluded_rate(0) == 1
     assert (1 - excluded_rate(2995)) ** 2995 == pytest.approx(0.05)
     assert excluded_rate(2995) == pytest.approx(1 / 1000, rel=1e-3)

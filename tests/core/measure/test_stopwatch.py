@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import time
 
@@ -40,7 +38,7 @@ def test_the_garbage_collector_rests_while_timing_and_is_left_as_it_was(enabled)
 
 
 def test_the_garbage_collector_comes_back_when_a_launch_fails():
-    def fail(index: int) -> None:
+    def fail(index):
         raise RuntimeError("launch failed")
 
     with pytest.raises(RuntimeError, match="launch failed"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import time
 from types import SimpleNamespace
@@ -50,11 +48,7 @@ def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_i
 
 
 def test_the_hottest_sensor_is_reported(elsewhere):
-    for zone, value in (
-        ("thermal_zone0", "41000\n"),
-        ("thermal_zone1", "55500\n"),
-        ("thermal_zone2", "broken\n"),
-    ):
+    for zone, value in (("thermal_zone0", "41000\n"), ("thermal_zone1", "55500\n"), ("thermal_zone2", "broken\n")):
         folder = elsewhere / "sys/class/thermal" / zone
         folder.mkdir(parents=True)
         (folder / "temp").write_text(value)
@@ -62,7 +56,7 @@ def test_the_hottest_sensor_is_reported(elsewhere):
 
 
 def test_around_reports_the_block_even_if_it_fails():
-    def fail() -> None:
+    def fail():
         time.sleep(0.01)
         raise RuntimeError
 

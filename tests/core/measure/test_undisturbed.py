@@ -1,7 +1,3 @@
-"""What a launch takes when nothing else disturbs it: slices by turns, what disturbs them, and how well it is known."""
-
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -116,7 +112,7 @@ def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
 
 
 def test_after_others_had_a_turn_launches_go_uncounted_first(replay):
-    def taken(others_ran: bool) -> int:
+    def taken(others_ran):
         stopwatch = replay(lambda index: 1e-3)
         turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
         next(turns)

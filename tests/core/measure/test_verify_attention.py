@@ -1,7 +1,3 @@
-"""Correct attention passes in every dtype; each mistake that kernels of attention make is found, also among samples."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +93,7 @@ def mistaken(attention: Attention, mistake: str) -> Attention:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", ROUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_right_outputs_pass_to_the_last_element(shape: Shape, dtype: str, causal: bool, backward: bool) -> None:
+def test_right_outputs_pass_to_the_last_element(shape, dtype, causal, backward):
     attention = Attention(shape, causal, dtype)
     verdict = attention.verify(attention.outputs(backward))
     assert verdict.passed, verdict.message
@@ -107,7 +103,7 @@ def test_right_outputs_pass_to_the_last_element(shape: Shape, dtype: str, causal
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype: str, backward: bool) -> None:
+def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype, backward):
     attention = Attention(MANY, True, dtype)
     attention.between = lambda values: ROUND[dtype](values).astype(np.float64)
     verdict = attention.verify(attention.outputs(backward))
@@ -118,7 +114,7 @@ def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype: str, backwa
 @pytest.mark.parametrize("budget", [FEW_PAIRS, NO_GROUP])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("dtype", ROUND)
-def test_right_outputs_pass_where_only_samples_are_compared(dtype: str, backward: bool, budget: int) -> None:
+def test_right_outputs_pass_where_only_samples_are_compared(dtype, backward, budget):
     for seed in range(4):
         attention = Attention(MANY, seed % 2 == 0, dtype, seed)
         verdict = attention.verify(attention.outputs(backward), pair_budget=budget, seed=seed)
@@ -130,7 +126,7 @@ def test_right_outputs_pass_where_only_samples_are_compared(dtype: str, backward
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_kernel_fails_that(mistake: str, backward: bool, budget: int) -> None:
+def test_a_kernel_fails_that(mistake, backward, budget):
     attention = mistaken(Attention(MANY, causal=True), mistake)
     assert not attention.verify(attention.outputs(backward), pair_budget=budget).passed
 
@@ -144,7 +140,7 @@ def test_a_kernel_fails_that(mistake: str, backward: bool, budget: int) -> None:
     ],
     ids=["first", "last", "too many"],
 )
-def test_one_key_of_thousands_is_seen_though_each_output_is_within_its_limit(shape, place, seen, message) -> None:
+def test_one_key_of_thousands_is_seen_though_each_output_is_within_its_limit(shape, place, seen, message):
     attention = Attention(shape, causal=True)
     attention.mask[place] = seen
     verdict = attention.verify(attention.outputs(backward=False))
@@ -154,7 +150,7 @@ def test_one_key_of_thousands_is_seen_though_each_output_is_within_its_limit(sha
 
 
 @pytest.mark.parametrize("name", ["dk", "dv"])
-def test_a_key_block_nobody_wrote_in_a_group_that_is_not_compared_breaks_its_identity(name: str) -> None:
+def test_a_key_block_nobody_wrote_in_a_group_that_is_not_compared_breaks_its_identity(name):
     attention = Attention(MANY, causal=False)
     outputs = attention.outputs(backward=True)
     outputs[name][1, 0, 64:96] = 0
@@ -165,7 +161,7 @@ def test_a_key_block_nobody_wrote_in_a_group_that_is_not_compared_breaks_its_ide
 
 
 @pytest.mark.parametrize("name", ["o", "dq", "dk", "dv"])
-def test_one_wrong_element_is_named_with_its_place(name: str) -> None:
+def test_one_wrong_element_is_named_with_its_place(name):
     attention = Attention((2, 4, 2, 33, 65, 40), causal=True)
     outputs = attention.outputs(backward=name != "o")
     outputs[name][1, 1, 20, 7] += 1.0
@@ -176,7 +172,7 @@ def test_one_wrong_element_is_named_with_its_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_fails_with_its_place_wherever_it_stands(value: float) -> None:
+def test_what_is_not_finite_fails_with_its_place_wherever_it_stands(value):
     attention = Attention(MANY, causal=True)
     outputs = attention.outputs(backward=False)
     outputs["o"][1, 3, 101, 5] = value
@@ -185,7 +181,7 @@ def test_what_is_not_finite_fails_with_its_place_wherever_it_stands(value: float
     assert f"o[1, 3, 101, 5] is {value}" in verdict.message
 
 
-def test_an_error_everywhere_fails_by_its_norm_though_each_element_is_within_its_limit() -> None:
+def test_an_error_everywhere_fails_by_its_norm_though_each_element_is_within_its_limit():
     attention = Attention(MANY, causal=False)
     outputs = attention.outputs(backward=False)
     outputs["o"] = to_bfloat16(outputs["o"] * 1.03)
@@ -194,7 +190,7 @@ def test_an_error_everywhere_fails_by_its_norm_though_each_element_is_within_its
     assert "relative norm" in verdict.message
 
 
-def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wrong_unseen() -> None:
+def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wrong_unseen():
     attention = Attention((1, 2, 2, 1024, 64, 16), causal=False)
     right = attention.outputs(backward=False)["o"]
     budget = 2 * 2 * 64 * 16  # sixteen queries of each head
@@ -208,9 +204,7 @@ def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wro
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("mistake", ["", "sees one key too many", "drops a block of keys"])
-def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(
-    mistake: str, backward: bool, budget: int
-) -> None:
+def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(mistake, backward, budget):
     torch = pytest.importorskip("torch")
     attention = Attention(MANY, causal=True)
     if mistake:
@@ -227,7 +221,7 @@ def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(
     assert on_device.relative_norm == pytest.approx(on_host.relative_norm, rel=1e-6)
 
 
-def test_one_key_missed_of_thousands_is_seen_in_tensors_too() -> None:
+def test_one_key_missed_of_thousands_is_seen_in_tensors_too():
     torch = pytest.importorskip("torch")
     attention = Attention((1, 4, 4, 1, 4096, 64), causal=True)
     attention.mask[:, 0] = False
@@ -241,7 +235,7 @@ def test_one_key_missed_of_thousands_is_seen_in_tensors_too() -> None:
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
-def test_what_depends_on_the_operands_alone_is_computed_once(budget: int, backward: bool) -> None:
+def test_what_depends_on_the_operands_alone_is_computed_once(budget, backward):
     attention = Attention(MANY, causal=True)
     outputs = attention.outputs(backward)
     keep = Remembered()
@@ -255,7 +249,7 @@ def test_what_depends_on_the_operands_alone_is_computed_once(budget: int, backwa
     assert keep.computed == count
 
 
-def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors() -> None:
+def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors():
     attention = Attention((1, 4, 2, 8, 8, 16), causal=False)
     outputs = attention.outputs(backward=False)
     with pytest.raises(ValueError, match="do not fit together"):

@@ -1,7 +1,3 @@
-"""Results of any function: honest arithmetic passes, that of a narrower type does not."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -45,13 +41,6 @@ def test_rows_that_are_summed_in_any_order_pass(offset):
         assert judged(found, right, sums(x)).passed
 
 
-def test_rows_of_half_precision_do_not_pass_as_float32():
-    x = normal(64, 128)
-    verdict = judged(halved(x).sum(-1), x.astype(float).sum(-1), sums(x))
-    assert not verdict.passed
-    assert verdict.reason == "precision"
-
-
 @pytest.mark.parametrize("count", [1 << 10, 1 << 20])
 def test_an_elementwise_sum_in_half_precision_is_seen_however_long_it_is(count):
     x, y = normal(count), normal(count)
@@ -59,15 +48,6 @@ def test_an_elementwise_sum_in_half_precision_is_seen_however_long_it_is(count):
     pool = Tolerance(terms=2, pools={"out": Pool(1.41, 1.41, 3.0)})
     assert judged(x + y, right, pool).passed
     assert judged(halved(halved(x) + halved(y)), right, pool).reason == "precision"
-
-
-def test_one_wrong_element_of_many_is_seen():
-    x = normal(1 << 16)
-    found = x.copy()
-    found[77] += np.float32(1e-3)
-    verdict = judged(found, x.astype(float), Tolerance(terms=1))
-    assert not verdict.passed
-    assert verdict.worst_at == (77,)
 
 
 def test_what_is_beyond_the_type_is_compared_only_on_usual_inputs():
@@ -86,11 +66,6 @@ def test_a_tolerance_that_is_given_counts_alone():
     assert judged(halved(x), x.astype(float), Tolerance(relative=1e-3)).passed
     assert not judged(x * np.float32(1.0001), x.astype(float), Tolerance(relative=0.0)).passed
     assert judged(x, x.astype(float), Tolerance(relative=0.0)).passed
-
-
-def test_zeros_have_to_be_zeros():
-    assert judged(np.zeros(9, np.float32), np.zeros(9), Tolerance()).passed
-    assert not judged(np.full(9, 1e-6, np.float32), np.zeros(9), Tolerance()).passed
 
 
 SINGLE, HALF = 2.0**-24, 2.0**-11  # unit roundoffs
@@ -263,7 +238,7 @@ def test_a_relative_tolerance_of_nothing_allows_nothing():
 
 
 def test_long_arrays_are_compared_block_by_block_to_the_same_figures(monkeypatch):
-    x = np.sort(normal(100)) * np.float32(3)
+    x = np.sort(np.abs(normal(100))) * np.float32(3)  # each block has larger values than the one before
     found = x + np.float32(1e-5)
     whole = judged(found, x.astype(float), Tolerance())
     monkeypatch.setattr(verify_result, "_BLOCK", 7)

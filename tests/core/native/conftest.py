@@ -1,7 +1,5 @@
 """The native module and doubles of libcuda and libnccl for tests that ask for them; where one is missing they skip."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc
@@ -28,14 +26,8 @@ def native() -> ModuleType:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `isa` runs once for each instruction set this processor has kernels for.
-
-    Or for those that its module names in `ISAS`.
-    """
+    """A test that asks for `isa` runs once for each instruction set this processor has kernels for."""
     if "isa" not in metafunc.fixturenames:
-        return
-    if named := getattr(metafunc.module, "ISAS", ()):
-        metafunc.parametrize("isa", named)
         return
     if importlib.util.find_spec("pyperf_suite._native") is None:
         metafunc.parametrize("isa", [pytest.param("none", marks=pytest.mark.skip(reason=HOW_TO_BUILD))])
@@ -54,7 +46,6 @@ class FakeLibcuda:
         self._library.fake_reset()
 
     def set(self, **figures: int) -> None:
-        """Set figures such as devices=0 or free_bytes=1000."""
         for name, value in figures.items():
             self._library.fake_set(name.encode(), ctypes.c_longlong(value))
 
@@ -66,7 +57,6 @@ class FakeLibcuda:
         self._library.fake_fail(function.encode(), result, after)
 
     def log(self) -> list[str]:
-        """What was queued or set since the last call."""
         lines = self._library.fake_log().decode().splitlines()
         self._library.fake_forget_log()
         return lines
@@ -119,7 +109,6 @@ def disagreements(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def fake_libcuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The double, built; a skip where there is no C compiler."""
     return built("fake_libcuda", tmp_path_factory.mktemp("double"))
 
 
@@ -142,13 +131,11 @@ def fake(fake_libcuda_path: Path, monkeypatch: pytest.MonkeyPatch, small_heap: N
 
 @pytest.fixture
 def cuda(native: ModuleType) -> ModuleType:
-    """`pyperf_suite._native.cuda`."""
     return native.cuda
 
 
 @pytest.fixture
 def context(cuda: ModuleType, fake: FakeLibcuda) -> Any:
-    """The context of the double's one device."""
     return cuda.Context(cuda.Driver())
 
 
@@ -209,5 +196,4 @@ class Ranks:
 
 @pytest.fixture
 def ranks(nccl: ModuleType) -> Ranks:
-    """Ranks over the double that PYPERF_LIBNCCL names."""
     return Ranks(nccl)

@@ -8,6 +8,8 @@
 //   attention ISA DTYPE CAUSAL BATCH HEADS KV_HEADS SEQ_Q SEQ_K HEAD_DIM BLOCK_M BLOCK_N WORKERS SEED
 //     → worst X    the largest error as a share of what was summed, |A|·|B| or weights·|V|
 //     → refused SENTENCE
+//   peak ISA DTYPE
+//     → flop_per_s X    of a loop on registers
 // TILE_N and BLOCK_N count panels of that set; a TILE_M or BLOCK_M of 0 leaves it to the default.
 //
 // Operands end where their memory ends, so that a sanitizer sees any read beyond; a seed decides how they are aligned.
@@ -16,6 +18,7 @@
 #include "cpu/attention.h"
 #include "cpu/default_tile.h"
 #include "cpu/gemm.h"
+#include "cpu/peak.h"
 
 #include <algorithm>
 #include <cmath>
@@ -215,6 +218,12 @@ std::string usable() {
     return all;
 }
 
+std::string peak(std::istream& line) {
+    std::string isa, type;
+    line >> isa >> type;
+    return text("flop_per_s ", measure_peak(kernels_named(isa), type_named(type), 1, 0.001)[0].flop_per_s);
+}
+
 }  // namespace
 
 int main() {
@@ -223,6 +232,7 @@ int main() {
         words >> what;
         try {
             const std::string answer = what == "isas"      ? usable()
+                                       : what == "peak"    ? peak(words)
                                        : what == "product" ? text("worst ", product(words))
                                                            : text("worst ", attention(words));
             std::cout << answer << std::endl;

@@ -1,7 +1,5 @@
 """Builds cpu_cases.cpp and asks it for products and attentions, fixed ones and ones drawn from a seeded generator."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess
@@ -22,8 +20,6 @@ ENVIRONMENT["ASAN_OPTIONS"] = "detect_leaks=0"
 
 
 def objects(folder: Path, compiler: str, options: Sequence[str], sources: Iterable[Path]) -> list[Path]:
-    """The sources, compiled side by side."""
-
     def compiled(source: Path) -> Path:
         target = folder / f"{source.stem}.o"
         includes = [f"-I{CSRC}", f"-I{CSRC.parent / 'kernels' / 'cuda'}"]
@@ -36,7 +32,6 @@ def objects(folder: Path, compiler: str, options: Sequence[str], sources: Iterab
 
 
 def program(folder: Path, compiler: str, options: Sequence[str]) -> Path:
-    """cpu_cases.cpp over all of csrc/cpu."""
     parts = objects(folder, compiler, options, [HERE / "cpu_cases.cpp", *CSRC.glob("cpu/*.cpp")])
     subprocess.run([compiler, *options, *parts, "-o", folder / "cpu_cases", "-pthread"], check=True, env=ENVIRONMENT)
     return folder / "cpu_cases"

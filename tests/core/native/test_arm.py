@@ -1,7 +1,5 @@
 """The kernels of Arm processors, cross-compiled and run by an emulator: results, not speed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -56,7 +54,6 @@ def loops(file: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The program as the extension is compiled."""
     return emulated(tmp_path_factory.mktemp("arm"), "-O3")
 
 
@@ -65,7 +62,7 @@ def cases(rounds: int, most: int, cores: int = 1) -> list[str]:
     return [*lines, *drawn_attentions("neon", 2 * rounds, most, cores)]
 
 
-def test_the_one_set_of_kernels_is_neon_and_others_are_refused_by_name(arm: Command) -> None:
+def test_the_one_set_of_kernels_is_neon_and_others_are_refused_by_name(arm):
     assert answers(arm, ["isas"])[0].split() == ["neon:fma,fma"]
     outcome, _, sentence = answers(arm, list(drawn_products("avx2", rounds=1, most=8))[:1])[0].partition(" ")
     assert outcome == "refused"
@@ -73,18 +70,18 @@ def test_the_one_set_of_kernels_is_neon_and_others_are_refused_by_name(arm: Comm
     assert sentence.endswith("can run neon.")
 
 
-def test_every_layout_schedule_and_height_of_the_micro_kernels_is_right(arm: Command) -> None:
+def test_every_layout_schedule_and_height_of_the_micro_kernels_is_right(arm):
     assert_right(arm, cases(rounds=3, most=90, cores=CORES))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_deepest_tile_and_widest_blocks_are_right(arm: Command, dtype: str) -> None:
+def test_the_deepest_tile_and_widest_blocks_are_right(arm, dtype):
     lines = [f"product neon {dtype} float32 {layout} 13 9 515 13 2 512 0 1 1 1 0 0 0 1" for layout in LAYOUTS]
     assert_right(arm, [*lines, f"attention neon {dtype} 0 1 1 1 14 515 512 14 64 1 1"])
     assert answers(arm, [lines[0].replace(" 512 ", " 513 ")])[0].startswith("refused")
 
 
-def test_the_sums_of_the_largest_tiles_stay_in_registers(arm: Command) -> None:
+def test_the_sums_of_the_largest_tiles_stay_in_registers(arm):
     """A sum that is kept on the stack is loaded and stored at every step, which takes longer than the product."""
     file = Path(arm[-1]).with_name("kernels_portable.o")
     tall = [loop for loop in loops(file) if len(re.findall("fmla", loop)) == 24]
@@ -97,5 +94,5 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return emulated(tmp_path_factory.mktemp("sanitized"), *SANITIZED, "-static-libasan", "-static-libubsan")
 
 
-def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized: Command) -> None:
+def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized):
     assert_right(sanitized, cases(rounds=1, most=40))

@@ -1,11 +1,8 @@
 """Collectives as cases of NCCL, in ranks that torchrun starts, over the double of libnccl: exact, or lost by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +33,7 @@ def pool(fake_libnccl) -> Iterator[WorkerPool]:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: WorkerPool, ranks: int) -> None:
+def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool, ranks):
     # test_nccl_data has every pair. Here each operation has two types, and two operations have every type.
     for number, (op, operation) in enumerate(OPERATIONS.items()):
         if ranks == 1 and op in ("ping_pong", "bisection", "pairs"):
@@ -55,9 +52,7 @@ def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: Wo
 
 
 @pytest.mark.parametrize("name", ["nccl", "nccl_graph"])
-def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
-    pool: WorkerPool, double: Path, name: str
-) -> None:
+def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(pool, double, name):
     parameters = CollectiveParameters("all_reduce", 4096, 2, in_place=True, peer_to_peer=False, registered=True)
     answer = pool.measure(0, Case("collective", parameters, name), QUICK.effort)
     assert answer["outcome"] == "ok", answer
@@ -80,8 +75,8 @@ def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
     ("changed", "calls"), [({}, 16), ({"in_place": True}, 1), ({"bytes": 2 << 20}, 1), ({"op": "all_gather"}, 16)]
 )
 def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_what_one_does(
-    pool: WorkerPool, double: Path, changed: dict[str, Any], calls: int
-) -> None:
+    pool, double, changed, calls
+):
     parameters = replace(SMALL, **changed)
     answer = pool.measure(0, Case("collective", parameters, "nccl_graph"), QUICK.effort)
     assert answer["outcome"] == "ok", answer
@@ -91,9 +86,7 @@ def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_wha
     assert sampling["iterations"] == calls * taken
 
 
-def test_what_a_version_lacks_is_made_of_sends_or_refused(
-    double, fake_libnccl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_version_lacks_is_made_of_sends_or_refused(double, fake_libnccl, monkeypatch):
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     with WorkerPool(resolve("cpu"), 15) as pool:
         gathered = pool.measure(0, Case("collective", CollectiveParameters("gather", 4096, 2), "nccl"), None)
@@ -108,7 +101,7 @@ def test_what_a_version_lacks_is_made_of_sends_or_refused(
         assert "cannot register buffers, 2.19 and later can" in refused["reason"]
 
 
-def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch):
     monkeypatch.setenv("PYPERF_LIBNCCL", "/nowhere/libnccl.so")
     with WorkerPool(resolve("cpu"), 15) as pool:
         answer = pool.measure(0, Case("collective", SMALL, "nccl"), None)
@@ -128,9 +121,7 @@ def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch
         ("init@0:1", "Rank 1 failed in 'connect by NCCL'"),
     ],
 )
-def test_a_fault_on_one_rank_ends_the_case_in_words(
-    double: Path, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
-) -> None:
+def test_a_fault_on_one_rank_ends_the_case_in_words(double, monkeypatch, fault, words):
     monkeypatch.setenv("PYPERF_LIBNCCL", str(double))
     monkeypatch.setenv("FAKE_NCCL_FAULT", fault)
     with WorkerPool(resolve("cpu"), 2) as pool:

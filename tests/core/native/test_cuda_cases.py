@@ -1,7 +1,5 @@
 """What a case leaves behind on a GPU, and which of its errors cost the worker; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +19,6 @@ ELF = b"\x7fELF"
 
 @pytest.fixture
 def device(fake, nvrtc, tmp_path, monkeypatch) -> Iterator[CudaDevice]:
-    """The double's device, as this process's own."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path))
     cuda_device.cache_clear()
     yield cuda_device(0)
@@ -44,7 +41,6 @@ def answer(monkeypatch) -> Callable[[Callable[[], Any]], dict[str, Any]]:
 
 
 def crash(device: CudaDevice) -> None:
-    """Launch a kernel that takes the context with it."""
     kernel = device.native.Kernel(device.native.Module(device.context, ELF), "crashes")
     device.native.Launch(kernel, (1, 1, 1), (1, 1, 1), []).run()
 
@@ -73,7 +69,7 @@ def test_device_memory_that_is_used_up_does_not_cost_the_worker(device, answer):
 
 @pytest.mark.parametrize("message", [True, False])
 def test_a_lost_context_costs_the_worker_whoever_was_told_of_it(device, answer, message):
-    def doing() -> Any:
+    def doing():
         crash(device)
         if message:
             device.context.synchronize()
@@ -102,13 +98,13 @@ def test_torchs_stream_and_cache_are_as_before_after_every_case(device, answer, 
     class Tensor:
         """Part of a cycle, as autograd's graphs are."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.me = self
 
-        def __del__(self) -> None:
+        def __del__(self):
             done.append("freed")
 
-    def doing() -> dict[str, Any]:
+    def doing():
         tensor = Tensor()
         if how == "failed":
             raise RuntimeError(f"kept alive by a traceback: {tensor}")

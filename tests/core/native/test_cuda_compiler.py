@@ -1,7 +1,5 @@
 """The compiler and its cache, with the real NVRTC: no GPU is needed to compile for one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -18,27 +16,6 @@ from pyperf_suite.workloads.scratch import MAGIC, KernelCache
 
 OPTIONS = ["--std=c++17"]
 ADD_ONE = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }'
-HALF_MMA = """
-extern "C" __global__ void multiply(const unsigned* a, const unsigned* b, float* d) {
-    float c[4] = {0, 0, 0, 0};
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-                 " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    for (int i = 0; i < 4; ++i) d[4 * threadIdx.x + i] = c[i];
-}
-"""
-WARPGROUP_MMA = """
-extern "C" __global__ void multiply(unsigned long long a, unsigned long long b, float* d) {
-    float c[4] = {0, 0, 0, 0};
-    asm volatile("wgmma.fence.sync.aligned;");
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, 1, 1, 1, 0, 0;"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a), "l"(b));
-    asm volatile("wgmma.commit_group.sync.aligned;");
-    asm volatile("wgmma.wait_group.sync.aligned 0;");
-    for (int i = 0; i < 4; ++i) d[4 * threadIdx.x + i] = c[i];
-}
-"""
 
 
 @pytest.fixture
@@ -60,14 +37,6 @@ def compiled(compiler: Any, source: str = ADD_ONE, **changes: Any) -> Any:
 def entry(folder: Path) -> Path:
     [file] = folder.iterdir()
     return file
-
-
-@pytest.mark.parametrize(("architecture", "source"), [("sm_80", HALF_MMA), ("sm_90a", WARPGROUP_MMA)])
-def test_tensor_core_kernels_compile_without_a_gpu(compiler, architecture, source):
-    result = compiled(compiler(), source, architecture=architecture)
-    assert result.cubin.startswith(b"\x7fELF")
-    assert b"multiply" in result.cubin
-    assert not result.from_cache
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
@@ -184,7 +153,7 @@ def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, chan
 
 def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, nvrtc, compiler, folder):
     class Newer:
-        def __init__(self) -> None:
+        def __init__(self):
             self.version = "99.9"
             self.compile = cuda.Compiler([nvrtc]).compile
 

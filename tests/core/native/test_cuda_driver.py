@@ -1,7 +1,5 @@
 """Finding a driver and a device, and what each failure says; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Launches: what reaches the driver, and what is refused before it does; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our CUDA matmul's way to the device: operands placed, kernel compiled, launches encoded; the device is a double."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ GPU = Device("cuda")
 
 @pytest.fixture
 def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
-    """Make launches of an implementation on the double, which is a Hopper."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
     # Made when a case is prepared: a test may change the double before.
     monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
@@ -47,23 +44,20 @@ def parameters(schedule: str = "data_parallel@132", tile: Tile | None = None, **
 @pytest.mark.parametrize(
     ("schedule", "blocks"), [("data_parallel@132", 15), ("persistent@7", 7), ("split_k(2)@132", 30), ("stream_k@7", 7)]
 )
-def test_a_launch_has_a_block_for_each_unit_of_the_schedule(
-    prepare, fake, name: str, schedule: str, blocks: int
-) -> None:
+def test_a_launch_has_a_block_for_each_unit_of_the_schedule(prepare, fake, name, schedule, blocks):
     line = launched(prepare(name, parameters(schedule)), fake)
     assert f"grid {blocks}x1x1 " in line
     assert line.endswith("stream own")
 
 
 def launched(launches, fake) -> str:
-    """How the driver is given a launch."""
     fake.log()
     launches.launch(0)
     (line,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
     return line
 
 
-def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fake) -> None:
+def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fake):
     line = launched(prepare("cuda_sm90", parameters("persistent@8", Tile(128, 128, 64, cluster=2))), fake)
     assert "grid 8x1x1 " in line
     assert "cluster 2 " in line
@@ -71,19 +65,23 @@ def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fa
 
 @pytest.mark.parametrize("tile", ["128x256x64:c2", "256x128x64:c1x2"])
 @pytest.mark.parametrize("policy", ["persistent", "stream_k"])
-def test_no_more_workers_are_launched_than_clusters_that_run_at_once(prepare, fake, tile: str, policy: str) -> None:
+def test_no_more_workers_are_launched_than_clusters_that_run_at_once(prepare, fake, tile, policy):
     launches = prepare("cuda_sm90", parameters(f"{policy}@200", Tile.parse(tile), m=8192, n=8192, k=64), sets=1)
     assert "grid 132x1x1 " in launched(launches, fake)  # 66 pairs
     assert launches.kernel.details["slots"] == 132
 
 
-def test_a_device_that_holds_no_cluster_at_once_is_told_to_take_a_tile_without(prepare, fake) -> None:
-    fake.set(multiprocessors=1)
-    with pytest.raises(Unsupported, match="take a tile without a cluster"):
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [({"multiprocessors": 1}, "take a tile without a cluster"), ({"major": 8, "minor": 6}, "sm_80 kernel")],
+)
+def test_a_device_that_holds_no_cluster_at_once_or_is_no_hopper_says_what_to_take(prepare, fake, figures, words):
+    fake.set(**figures)
+    with pytest.raises(Unsupported, match=words):
         prepare("cuda_sm90", parameters("persistent@1", Tile.parse("128x128x64:c2")))
 
 
-def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, fake) -> None:
+def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, fake):
     fake.set(multiprocessors=131)
     launches = prepare("cuda_sm90", parameters("persistent@131", Tile.parse("128x128x64:c2"), m=4096, n=4096), sets=1)
     assert "grid 130x1x1 " in launched(launches, fake)
@@ -92,19 +90,19 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
 @pytest.mark.parametrize(
     ("m", "n", "tile"), [(4096, 4096, "128x256x64:c2"), (1024, 4096, "128x128x64"), (512, 8192, "128x128x64")]
 )
-def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
+def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m, n, tile):
     requested = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
     assert str(Matmul().implementation("cuda_sm90").tile(requested)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])
-def test_a_cluster_is_refused_by_kernels_that_launch_none(name: str) -> None:
+def test_a_cluster_is_refused_by_kernels_that_launch_none(name):
     with pytest.raises(UserError, match=r"launches no clusters, but tile 128x128x64:c1x2"):
         Matmul().implementation(name).validate(parameters("persistent@8", Tile.parse("128x128x64:c1x2")))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, dtype: str) -> None:
+def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, dtype):
     launches = prepare("cuda_sm90", parameters(dtype=dtype))
     launches.poison()
     output = launches.outputs(1)["c"]
@@ -112,7 +110,7 @@ def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, dtype: str) -
     assert np.isnan(widen(output, dtype)).all()
 
 
-def test_the_kernel_is_described_as_it_will_run(prepare) -> None:
+def test_the_kernel_is_described_as_it_will_run(prepare):
     kernel = prepare("cuda_sm80", parameters()).kernel
     assert kernel.path == "16-byte"
     assert kernel.details["slots"] >= 1
@@ -127,13 +125,7 @@ def test_the_kernel_is_described_as_it_will_run(prepare) -> None:
     ],
     ids=str,
 )
-def test_the_narrowest_rows_of_all_operands_decide_the_path(prepare, changed: dict[str, int], path: str) -> None:
+def test_the_narrowest_rows_of_all_operands_decide_the_path(prepare, changed, path):
     assert prepare("cuda_sm80", parameters(**changed)).kernel.path == path
     with pytest.raises(Unsupported, match="TMA needs rows"):
         prepare("cuda_sm90", parameters(**changed))
-
-
-def test_a_gpu_that_is_no_hopper_is_told_to_take_the_other_kernel(prepare, fake) -> None:
-    fake.set(major=8, minor=6)
-    with pytest.raises(Unsupported, match="sm_80 kernel"):
-        prepare("cuda_sm90", parameters())

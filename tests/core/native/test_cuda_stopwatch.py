@@ -1,7 +1,5 @@
 """The device's stopwatch: what is queued in which order, and what the times mean; the device is a double of libcuda."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable
@@ -20,13 +18,11 @@ WORK = "launch work grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"
 
 @pytest.fixture
 def stopwatch(cuda, context) -> Callable[..., Any]:
-    """A stopwatch with the given options."""
     return lambda **options: cuda.Stopwatch(context, ELF, **options)
 
 
 @pytest.fixture
 def work(cuda, context) -> Callable[[Any], Callable[[int], None]]:
-    """A launch of one kernel on a stopwatch's stream."""
     launch = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "work"), (1, 1, 1), (1, 1, 1), [])
 
     def on_stream_of(stopwatch: Any) -> Callable[[int], None]:
@@ -142,7 +138,7 @@ def test_a_launch_that_waits_or_raises_is_reported_and_the_stopwatch_lives_on(
     watch = stopwatch(queueing=queueing, hold_limit_s=0.25)
     live = fake.get("live")
 
-    def fail(index: int) -> None:
+    def fail(index):
         raise KeyError("no operands")
 
     with pytest.raises(getattr(cuda, error) if waits else KeyError, match=words):

@@ -1,7 +1,3 @@
-"""What every collective leaves in every rank's buffers, exactly: operations, types, reductions, ways to run it."""
-
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -100,7 +96,7 @@ def run_once(nccl: Any, communicator: Any, operation: str, count: int, dtype: st
 def test_each_rank_receives_exactly_what_it_should_in_every_type(nccl, ranks, operation, count_of_ranks):
     root = count_of_ranks - 1 if operation in ("broadcast", "reduce", "gather", "scatter") else 0
 
-    def program(communicator: Any) -> list[tuple[str, int]]:
+    def program(communicator):
         wrong = []
         for dtype in DTYPES:
             for count in COUNTS:
@@ -118,7 +114,7 @@ def test_what_an_older_library_lacks_is_made_of_sends_and_receives(nccl, ranks, 
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     root = 0 if operation == "all_to_all" else 2
 
-    def program(communicator: Any) -> bool:
+    def program(communicator):
         received = run_once(nccl, communicator, operation, 1031, "float32", root=root)
         due = expected(operation, communicator.rank, 3, 1031, root)
         return received == (None if due is None else encoded(due, "float32"))
@@ -130,7 +126,7 @@ def test_what_an_older_library_lacks_is_made_of_sends_and_receives(nccl, ranks, 
 def test_in_place_the_ranks_own_part_of_the_larger_buffer_is_the_smaller(nccl, ranks, operation):
     count, root = 1031, 1 if operation in ("broadcast", "reduce", "gather", "scatter") else 0
 
-    def program(communicator: Any) -> bool:
+    def program(communicator):
         rank = communicator.rank
         size, none = nccl.buffer_bytes(operation, count, "float32", rank, 3, root=root, in_place=True)
         assert none == 0
@@ -159,7 +155,7 @@ def test_in_place_the_ranks_own_part_of_the_larger_buffer_is_the_smaller(nccl, r
 def test_every_reduction_is_exact_in_every_type(nccl, ranks, reduction, operation):
     count = 30
 
-    def program(communicator: Any) -> list[str]:
+    def program(communicator):
         rank, whole = communicator.rank, count * (2 if operation == "reduce_scatter" else 1)
         due = REDUCTIONS[reduction](np.stack([sent(each, whole) for each in range(2)]))
         mine = due[rank * count : (rank + 1) * count] if operation == "reduce_scatter" else due
@@ -178,7 +174,7 @@ def test_every_reduction_is_exact_in_every_type(nccl, ranks, reduction, operatio
 def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
     factors = (2.0, 3.0) if "int" in dtype else (0.5, 3.0)
 
-    def program(communicator: Any) -> np.ndarray:
+    def program(communicator):
         factor = factors[communicator.rank]
         received = run_once(nccl, communicator, "all_reduce", 100, dtype, reduction="premulsum", factor=factor)
         return decoded(received, dtype)
@@ -200,7 +196,7 @@ def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
     ],
 )
 def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dtype, held):
-    def program(communicator: Any) -> float:
+    def program(communicator):
         send, receive = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8)
         send.write(encoded(np.ones(1), dtype))
         options = {"reduction": "premulsum", "factor": factor}
@@ -211,7 +207,7 @@ def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dty
 
 
 def test_types_of_eight_bits_of_floating_point_are_moved_as_they_are(nccl, ranks):
-    def program(communicator: Any) -> bytes:
+    def program(communicator):
         send, receive = nccl.Buffer(communicator, 5), nccl.Buffer(communicator, 10)
         send.write(np.arange(5, dtype=np.uint8) + 10 * communicator.rank)
         nccl.Collective(communicator, "all_gather", 5, "float8_e4m3", send, receive).run(DEADLINE_S)
@@ -225,7 +221,7 @@ def test_types_of_eight_bits_of_floating_point_are_moved_as_they_are(nccl, ranks
 def test_timed_runs_are_counted_ordered_and_leave_the_right_data(nccl, ranks, graph, synchronise_each):
     iterations = 150  # more than the host may run ahead
 
-    def program(communicator: Any) -> tuple[bool, ...]:
+    def program(communicator):
         buffer = nccl.Buffer(communicator, 4 * 100)
         buffer.write(encoded(np.ones(100), "float32"))
         options = {"in_place": True, "reduction": "avg"}
@@ -247,7 +243,7 @@ def test_timed_runs_are_counted_ordered_and_leave_the_right_data(nccl, ranks, gr
 
 
 def test_buffers_are_registered_where_the_library_can_and_say_whether_they_were(nccl, ranks, fake_libnccl, monkeypatch):
-    def program(communicator: Any) -> tuple[bool, bool, float]:
+    def program(communicator):
         plain, registered = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8, registered=True)
         plain.write(np.ones(1))
         nccl.Collective(communicator, "all_reduce", 1, "float64", plain, registered).run(DEADLINE_S)
@@ -262,7 +258,7 @@ def test_what_was_allocated_and_registered_is_given_back(nccl, ranks, fake_libnc
     live = ctypes.CDLL(str(fake_libnccl())).fake_live
     before = live()
 
-    def program(communicator: Any) -> int:
+    def program(communicator):
         buffers = [nccl.Buffer(communicator, 8, registered=True) for _ in range(3)]
         held = live()
         communicator.finalize(DEADLINE_S)
@@ -274,7 +270,7 @@ def test_what_was_allocated_and_registered_is_given_back(nccl, ranks, fake_libnc
 
 
 def test_a_split_orders_ranks_by_key_within_a_colour(nccl, ranks):
-    def program(communicator: Any) -> tuple[int, int, float] | None:
+    def program(communicator):
         color = -1 if communicator.rank == 3 else communicator.rank % 2
         part = communicator.split(color, -communicator.rank, DEADLINE_S)
         if part is None:
@@ -288,7 +284,7 @@ def test_a_split_orders_ranks_by_key_within_a_colour(nccl, ranks):
 
 
 def test_what_has_run_is_not_run_again_behind_the_callers_back(nccl, ranks):
-    def program(communicator: Any) -> float:
+    def program(communicator):
         buffer = nccl.Buffer(communicator, 8)
         buffer.write(np.ones(1))
         collective = nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True)

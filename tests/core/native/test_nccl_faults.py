@@ -1,7 +1,3 @@
-"""What happens when a rank fails, hangs or never comes: each wait ends within its deadline, with the right sentence."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -25,7 +21,6 @@ def all_reduce(nccl: Any, communicator: Any) -> Any:
 
 
 def alone(nccl: Any) -> Any:
-    """A communicator of one rank."""
     library = nccl.Library()
     return nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
 
@@ -65,7 +60,7 @@ def test_an_error_in_the_background_of_init_is_seen(nccl, ranks, fault):
 def test_a_rank_that_hangs_in_the_middle_ends_all_at_the_deadline(nccl, ranks, fault, graph, synchronise_each):
     fault("hang", operation=0 if graph else 70)  # what is replayed is queued once
 
-    def program(communicator: Any) -> None:
+    def program(communicator):
         options = {"synchronise_each": synchronise_each, "graph_calls": int(graph)}
         all_reduce(nccl, communicator).time(200, DEADLINE_S, **options)
 
@@ -81,7 +76,7 @@ def test_a_rank_that_hangs_in_the_middle_ends_all_at_the_deadline(nccl, ranks, f
 def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(nccl, ranks, fault):
     fault("error", operation=3)
 
-    def program(communicator: Any) -> None:
+    def program(communicator):
         collective = all_reduce(nccl, communicator)
         if communicator.rank == 0:
             collective.time(10, DEADLINE_S)
@@ -99,7 +94,7 @@ def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(
 def test_a_call_that_is_refused_ends_the_communicator(nccl, ranks, fault):
     fault("refuse")
 
-    def program(communicator: Any) -> tuple[str, bool]:
+    def program(communicator):
         with pytest.raises(nccl.NcclError) as raised:
             all_reduce(nccl, communicator).run(DEADLINE_S)
         return str(raised.value), communicator.alive
@@ -123,7 +118,7 @@ def test_a_group_that_failed_is_closed_so_that_the_thread_can_go_on(nccl, fault)
 def test_wrong_data_is_there_to_be_found(nccl, ranks, fault):
     fault("wrong", operation=0)
 
-    def program(communicator: Any) -> int:
+    def program(communicator):
         send, receive = nccl.Buffer(communicator, 400), nccl.Buffer(communicator, 400)
         send.write(np.ones(100, np.float32))
         nccl.Collective(communicator, "all_reduce", 100, "float32", send, receive).run(DEADLINE_S)
@@ -135,10 +130,10 @@ def test_wrong_data_is_there_to_be_found(nccl, ranks, fault):
 def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
     fault("hang", rank=0)
 
-    def program(communicator: Any) -> float:
+    def program(communicator):
         requested = []
 
-        def ask() -> None:
+        def ask():
             requested.append(time.monotonic())
             communicator.request_abort("rank 7 has said that it stops")
 
@@ -155,7 +150,7 @@ def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
 def test_what_not_even_an_abort_ends_is_left_behind(nccl, ranks, fault):
     fault("stuck", rank=0)
 
-    def program(communicator: Any) -> bool:
+    def program(communicator):
         with pytest.raises(nccl.DeadlineExceeded):
             all_reduce(nccl, communicator).run(DEADLINE_S)
         return communicator.lost
@@ -204,7 +199,7 @@ def test_an_error_in_the_background_can_be_looked_for_between_collectives(nccl, 
 def test_a_finalize_that_others_do_not_join_ends_at_its_deadline(nccl, ranks):
     met = threading.Event()
 
-    def program(communicator: Any) -> None:
+    def program(communicator):
         if communicator.rank == 0:
             met.wait(PATIENCE_S)
             return

@@ -1,7 +1,5 @@
 """Finding libnccl, what a copy of it can do, and what each failure says; the library is a double."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 tests/core/gpu/test_collective_on_gpu.py has every operation, type and reduction.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -101,7 +99,6 @@ finally:
 
 
 def run(program: str, ranks: int, folder: Path) -> list[subprocess.Popen[str]]:
-    """Ranks that run it, each a process; nothing is waited for."""
     helpers = Path(__file__).parent / "test_nccl_data.py"
     return [
         subprocess.Popen(
@@ -115,7 +112,6 @@ def run(program: str, ranks: int, folder: Path) -> list[subprocess.Popen[str]]:
 
 
 def ended(running: list[subprocess.Popen[str]]) -> list[str]:
-    """What each has said once all have ended well."""
     said = [process.communicate(timeout=300)[0] for process in running]
     assert [process.returncode for process in running] == [0] * len(running), said
     return said
@@ -130,7 +126,6 @@ def silicon():
 
 @pytest.fixture(autouse=True)
 def nccl_at_hand(native):
-    """A skip, with the reason, where there is no libnccl."""
     paths = [str(path) for folder in sys.path for path in Path(folder).glob("nvidia/nccl/lib/libnccl.so.2")]
     try:
         native.nccl.Library(paths)

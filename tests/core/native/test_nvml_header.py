@@ -1,7 +1,5 @@
 """How we call NVIDIA's management library, against nvml.h: numbers, structures, and the arguments of each call."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os

@@ -1,10 +1,5 @@
-"""What cores multiply at most: a loop on registers, for every instruction set and dtype."""
-
-from __future__ import annotations
-
 import os
 import time
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +10,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_core_has_a_peak_and_a_clock(native: ModuleType, isa: str, dtype: str) -> None:
+def test_every_core_has_a_peak_and_a_clock(native, isa, dtype):
     cores = native.core_peaks(dtype, 1, 0.002, isa)
     ((flop_per_s, clock_hz, idle_clock_hz),) = cores
     assert 1e8 < idle_clock_hz < 1e10
@@ -24,12 +19,12 @@ def test_every_core_has_a_peak_and_a_clock(native: ModuleType, isa: str, dtype: 
 
 
 @pytest.mark.skipif("PYPERF_SANITIZE" in os.environ, reason="a sanitizer slows what waits for nothing the most")
-def test_no_product_is_faster_than_the_peak(native: ModuleType, isa: str) -> None:
+def test_no_product_is_faster_than_the_peak(native, isa):
     size, columns = 192, native.micro_tile(isa)[1]
     a, b, c = (np.ones((size, size), np.float32) for _ in range(3))
     product = native.Gemm(size, size, size, tile=(size, -(-size // columns) * columns, size), isa=isa)
 
-    def seconds() -> float:
+    def seconds():
         began = time.perf_counter()
         for _ in range(4):
             product.run(a.ctypes.data, size, b.ctypes.data, size, c.ctypes.data, size)
@@ -43,7 +38,7 @@ def test_no_product_is_faster_than_the_peak(native: ModuleType, isa: str) -> Non
     assert 2 * size**3 / best < 1.05 * peak
 
 
-def test_all_cores_are_measured_at_once_and_a_later_look_can_only_raise_the_peak(native: ModuleType) -> None:
+def test_all_cores_are_measured_at_once_and_a_later_look_can_only_raise_the_peak(native):
     workers = len(os.sched_getaffinity(0))
     assert len(native.core_peaks("float32", workers, 0.002)) == workers
     looks = [core_peak("float32").flop_per_s for _ in range(5)]
@@ -61,6 +56,6 @@ def test_all_cores_are_measured_at_once_and_a_later_look_can_only_raise_the_peak
         (("float32", 1, 0.01, "sse9"), "'sse9' cannot be used here"),
     ],
 )
-def test_what_is_out_of_range_is_refused(native: ModuleType, arguments: tuple, words: str) -> None:
+def test_what_is_out_of_range_is_refused(native, arguments, words):
     with pytest.raises(ValueError, match=words):
         native.core_peaks(*arguments)

@@ -1,13 +1,8 @@
-"""The scheduler object that host, device, fix-up and law share: it must hand out all work once and evenly."""
-
-from __future__ import annotations
-
 import re
 from collections import defaultdict
-from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
@@ -33,16 +28,12 @@ def plans(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES) -> dict:
 
 
 def tile_counts(plan: dict) -> tuple[int, int, int]:
-    """Tiles along m, n and k."""
     tiles_m, tiles_n, k_tiles = (-(-plan[axis] // side) for axis, side in zip("mnk", plan["tile"], strict=True))
     return tiles_m, tiles_n, k_tiles
 
 
 @given(plan=plans())
-@settings(max_examples=300, deadline=None)
-def test_every_k_tile_of_every_output_tile_is_computed_exactly_once_and_has_one_owner(
-    native: ModuleType, plan: dict
-) -> None:
+def test_every_k_tile_of_every_output_tile_is_computed_exactly_once_and_has_one_owner(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     segments = defaultdict(list)
     for _, tile_m, tile_n, k_begin, k_end, owner in native.schedule_segments(**plan):
@@ -58,8 +49,7 @@ def test_every_k_tile_of_every_output_tile_is_computed_exactly_once_and_has_one_
 
 
 @given(plan=plans(("stream_k",)))
-@settings(max_examples=300, deadline=None)
-def test_stream_k_shares_k_tiles_out_evenly(native: ModuleType, plan: dict) -> None:
+def test_stream_k_shares_k_tiles_out_evenly(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     work = [0] * plan["workers"]
     for unit, _, _, k_begin, k_end, _ in native.schedule_segments(**plan):
@@ -69,8 +59,7 @@ def test_stream_k_shares_k_tiles_out_evenly(native: ModuleType, plan: dict) -> N
 
 
 @given(plan=plans(("stream_k",)))
-@settings(max_examples=200, deadline=None)
-def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(native: ModuleType, plan: dict) -> None:
+def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(native, plan):
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     segments = native.schedule_segments(**plan)
     partial = {(tile_m, tile_n) for _, tile_m, tile_n, begin, end, _ in segments if end - begin < k_tiles}
@@ -80,8 +69,7 @@ def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(nat
 
 
 @given(plan=plans(("split_k", "stream_k")))
-@settings(max_examples=200, deadline=None)
-def test_nobody_waits_for_work_that_starts_later(native: ModuleType, plan: dict) -> None:
+def test_nobody_waits_for_work_that_starts_later(native, plan):
     """Sums grow in ascending k: split-k hands lower slices out first, stream-k begins with what is waited for."""
     k_tiles = tile_counts(plan)[2]
     finished: dict[tuple[int, int], int] = defaultdict(int)
@@ -102,10 +90,7 @@ def test_nobody_waits_for_work_that_starts_later(native: ModuleType, plan: dict)
 
 
 @given(plan=plans(("data_parallel", "persistent")))
-@settings(max_examples=100, deadline=None)
-def test_persistent_units_visit_every_workers_th_tile_of_the_data_parallel_order(
-    native: ModuleType, plan: dict
-) -> None:
+def test_persistent_units_visit_every_workers_th_tile_of_the_data_parallel_order(native, plan):
     order = [s[1:3] for s in native.schedule_segments(**{**plan, "schedule": "data_parallel"})]
     visits = defaultdict(list)
     for unit, tile_m, tile_n, *_ in native.schedule_segments(**{**plan, "schedule": "persistent"}):
@@ -114,16 +99,16 @@ def test_persistent_units_visit_every_workers_th_tile_of_the_data_parallel_order
         assert visits[unit] == order[unit :: plan["workers"]]
 
 
-def test_group_one_is_row_major_and_larger_groups_go_down_the_columns_of_a_band(native: ModuleType) -> None:
-    def order(group: int) -> list[tuple[int, int]]:
+def test_group_one_is_row_major_and_larger_groups_go_down_the_columns_of_a_band(native):
+    def order(group):
         return [s[1:3] for s in native.schedule_segments(30, 20, 1, (10, 10, 1), "data_parallel", 1, 1, group)]
 
     assert order(1) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert order(2) == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
 
 
-def test_units_are_tiles_slices_or_workers(native: ModuleType) -> None:
-    def units(schedule: str, splits: int = 1) -> int:
+def test_units_are_tiles_slices_or_workers(native):
+    def units(schedule, splits=1):
         return 1 + max(s[0] for s in native.schedule_segments(40, 40, 40, (10, 10, 10), schedule, splits, 3))
 
     assert (units("data_parallel"), units("split_k", 4)) == (16, 64)
@@ -144,7 +129,7 @@ def test_units_are_tiles_slices_or_workers(native: ModuleType) -> None:
         ({"schedule": "round_robin"}, "'round_robin' is unknown"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(native: ModuleType, change: dict, words: str) -> None:
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(native, change, words):
     plan = {"m": 64, "n": 64, "k": 64, "tile": (8, 8, 8), "schedule": "persistent", "splits": 1, "workers": 2}
     with pytest.raises(ValueError, match=re.escape(words)) as refusal:
         native.schedule_segments(**{**plan, **change})

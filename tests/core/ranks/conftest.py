@@ -1,7 +1,5 @@
 """Rank processes as a launcher would start them, around a store that outlives them as torchrun's does."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -45,8 +43,6 @@ group = Group()
 
 @dataclass
 class Rank:
-    """A rank process, with what it says on both streams."""
-
     launcher: subprocess.Popen[str]
     pid: int
     stdout: IO[str]

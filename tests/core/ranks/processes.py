@@ -1,7 +1,5 @@
 """The rank processes below a launcher, as the system lists them."""
 
-from __future__ import annotations
-
 import time
 
 import psutil
@@ -21,7 +19,6 @@ def ranks_of(parent: int) -> list[psutil.Process]:
 
 
 def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:
-    """The same, as soon as all of them are there."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         ranks = ranks_of(parent)

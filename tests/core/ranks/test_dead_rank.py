@@ -3,14 +3,10 @@
 `PYPERF_DRILLS=100 pytest tests/core/ranks/test_dead_rank.py` repeats it, at other moments and with other ranks to die.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -47,7 +43,7 @@ except RanksMissing as missing:
 
 
 @pytest.mark.parametrize("drill", range(DRILLS))
-def test_the_dead_rank_is_named_on_all_others_in_time(drill: int, start_ranks: Callable[..., Any]) -> None:
+def test_the_dead_rank_is_named_on_all_others_in_time(drill, start_ranks):
     chance = random.Random(drill)
     count, victim = 3, chance.randrange(3)
     ranks = start_ranks(PROGRAM, count)

@@ -1,7 +1,3 @@
-"""What launchers tell a rank, and what happens where they contradict themselves."""
-
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.errors import UserError
@@ -21,30 +17,27 @@ TORCHRUN = {
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NNODES": "4", "SLURM_JOB_ID": "77"}
 
 
-def test_torchrun_tells_rank_nodes_and_store() -> None:
-    found = rank_environment(TORCHRUN)
-    assert (found.rank, found.count, found.local_rank, found.nodes) == (9, 16, 1, 2)
-    assert (found.address, found.port, found.agent_store, found.launcher) == ("node0", 29500, True, "torchrun")
+WITHOUT_LOCAL_SIZE = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
+AT_NODE_0 = SLURM | {"MASTER_ADDR": "node0"}
 
 
-def test_srun_tells_rank_and_all_ranks_of_a_job_choose_the_same_port() -> None:
-    found = rank_environment(SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"})
-    assert (found.rank, found.count, found.nodes, found.launcher) == (3, 8, 4, "slurm")
-    other = rank_environment(SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_PROCID": "0"})
-    assert found.port == other.port
-
-
-def test_who_is_on_this_node_is_known_only_where_the_launcher_says_it() -> None:
-    assert rank_environment(TORCHRUN).on_node == 8
-    assert rank_environment({name: TORCHRUN[name] for name in TORCHRUN if name != "LOCAL_WORLD_SIZE"}).on_node == 0
-    slurm = SLURM | {"MASTER_ADDR": "node0"}
-    assert rank_environment(slurm).on_node == 0
-    assert rank_environment(slurm | {"SLURM_NNODES": "1"}).on_node == 8
-
-
-def test_without_a_launcher_a_process_is_alone() -> None:
-    assert rank_environment({}) == ALONE
-    assert rank_environment({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == ALONE
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (TORCHRUN, {"rank": 9, "count": 16, "local_rank": 1, "nodes": 2, "launcher": "torchrun"}),
+        (TORCHRUN, {"address": "node0", "port": 29500, "agent_store": True}),
+        (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, {"rank": 3, "count": 8, "nodes": 4, "launcher": "slurm"}),
+        # Who is on this node is known only where the launcher says it.
+        *((TORCHRUN, {"on_node": 8}), (WITHOUT_LOCAL_SIZE, {"on_node": 0})),
+        *((AT_NODE_0, {"on_node": 0}), (AT_NODE_0 | {"SLURM_NNODES": "1"}, {"on_node": 8})),
+        # All ranks of a job choose the same port.
+        (AT_NODE_0, {"port": rank_environment(AT_NODE_0 | {"SLURM_PROCID": "0"}).port}),
+        *((alone, vars(ALONE)) for alone in ({}, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})),
+    ],
+)
+def test_a_launcher_tells_a_rank_its_place(environ, told):
+    found = rank_environment(environ)
+    assert {name: getattr(found, name) for name in told} == told
 
 
 @pytest.mark.parametrize(
@@ -58,12 +51,12 @@ def test_without_a_launcher_a_process_is_alone() -> None:
         (SLURM, "set MASTER_ADDR to its node"),
     ],
 )
-def test_contradictions_are_one_sentence(environ: dict[str, str], sentence: str) -> None:
+def test_contradictions_are_one_sentence(environ, sentence):
     with pytest.raises(UserError, match=sentence):
         rank_environment(environ)
 
 
-def test_a_port_in_use_and_a_store_that_is_not_there_are_one_sentence_each() -> None:
+def test_a_port_in_use_and_a_store_that_is_not_there_are_one_sentence_each():
     distributed = pytest.importorskip("torch.distributed")
     taken = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     here = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(taken.port)}

@@ -1,7 +1,3 @@
-"""Ranks agree step by step; whoever does not answer is named, on every rank, within the deadline."""
-
-from __future__ import annotations
-
 import re
 import signal
 import time
@@ -18,7 +14,7 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., Any]
 
 
-def test_every_rank_gets_every_answer_in_order_and_rank_0s_word(start_ranks: Start) -> None:
+def test_every_rank_gets_every_answer_in_order_and_rank_0s_word(start_ranks):
     ranks = start_ranks(
         """
         for step in range(30):
@@ -33,13 +29,13 @@ def test_every_rank_gets_every_answer_in_order_and_rank_0s_word(start_ranks: Sta
     assert ranks.end() == [(0, "agreed\n")] * 3
 
 
-def test_one_rank_alone_needs_no_network_and_agrees_with_itself() -> None:
+def test_one_rank_alone_needs_no_network_and_agrees_with_itself():
     with Group(ALONE) as group:
         assert group.gather("count", (1, "a"), 1) == [[1, "a"]]
         assert group.from_first("choose", 5, None) == 5
 
 
-def test_a_rank_that_dies_is_named_on_all_others(start_ranks: Start) -> None:
+def test_a_rank_that_dies_is_named_on_all_others(start_ranks):
     ranks = start_ranks(
         """
         group.gather("begin", None, 20)
@@ -59,7 +55,7 @@ def test_a_rank_that_dies_is_named_on_all_others(start_ranks: Start) -> None:
         assert "'exchange results'" in said
 
 
-def test_a_rank_that_never_joins_is_named(start_ranks: Start) -> None:
+def test_a_rank_that_never_joins_is_named(start_ranks):
     ranks = start_ranks(
         """
         try:
@@ -77,7 +73,7 @@ def test_a_rank_that_never_joins_is_named(start_ranks: Start) -> None:
     assert "'begin'" in first
 
 
-def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_behind(start_ranks: Start) -> None:
+def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_behind(start_ranks):
     ranks = start_ranks(
         """
         group.gather("begin", None, 20)
@@ -94,7 +90,7 @@ def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_beh
         assert "'all_reduce of 8 B'" in said
 
 
-def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(start_ranks: Start) -> None:
+def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(start_ranks):
     ranks = start_ranks(
         """
         group.watchdog.at_end(lambda sentence: print("kept:", sentence, flush=True))
@@ -116,7 +112,7 @@ def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(star
     assert time.monotonic() - began < 15
 
 
-def test_sigterm_from_outside_is_told_as_such(start_ranks: Start) -> None:
+def test_sigterm_from_outside_is_told_as_such(start_ranks):
     ranks = start_ranks(
         """
         group.gather("begin", None, 20)
@@ -134,7 +130,7 @@ def test_sigterm_from_outside_is_told_as_such(start_ranks: Start) -> None:
         assert "ended by SIGTERM" in said
 
 
-def test_ranks_at_different_steps_are_told_apart(start_ranks: Start) -> None:
+def test_ranks_at_different_steps_are_told_apart(start_ranks):
     ranks = start_ranks(
         """
         from pyperf_suite.errors import UserError

@@ -3,8 +3,6 @@
 `PYPERF_DRILLS=100 pytest tests/core/ranks/test_starting.py` repeats it, at other moments and with other ranks to die.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -72,7 +69,6 @@ def launch() -> Iterator[Launch]:
 
 
 def end_all(launcher: int) -> None:
-    """Kill the launcher and its ranks, as many as still run."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for each in [*psutil.Process(launcher).children(recursive=True), psutil.Process(launcher)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -99,7 +95,7 @@ def who_named(output: str, victim: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("drill", range(DRILLS))
 @pytest.mark.parametrize("deed", ["kill", "suspend"])
-def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed: str, drill: int, launch: Launch) -> None:
+def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed, drill, launch):
     chance = random.Random(drill)
     launcher = launch(workers(3))
     assert launcher.stdin is not None
@@ -125,7 +121,7 @@ def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed: str
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_a_rank_of_the_command_line_that_dies_while_torch_is_imported_is_named(launch: Launch, tmp_path: Any) -> None:
+def test_a_rank_of_the_command_line_that_dies_while_torch_is_imported_is_named(launch, tmp_path):
     launcher = launch([*COMMAND_LINE, str(tmp_path)])
     ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
@@ -136,7 +132,7 @@ def test_a_rank_of_the_command_line_that_dies_while_torch_is_imported_is_named(l
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Launch, tmp_path: Any) -> None:
+def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch, tmp_path):
     launcher = launch([*COMMAND_LINE, str(tmp_path), "--deadline", "4"])
     ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
@@ -154,7 +150,7 @@ def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Laun
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch: Launch) -> None:
+def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch):
     launcher = launch(workers(2))
     ranks = wait_for_ranks(launcher.pid, 2)
     wait_until_all_stand_by(ranks)
@@ -165,7 +161,7 @@ def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch:
     assert "died" not in output.split("Traceback")[0]
 
 
-def test_what_ranks_say_at_the_same_time_stays_in_lines() -> None:
+def test_what_ranks_say_at_the_same_time_stays_in_lines():
     program = "from pyperf_suite.ranks.watchdog import say\nfor _ in range(300): say(1, 'x' * 99)"
     end, shared = os.pipe()
     speakers = [subprocess.Popen([sys.executable, "-c", program], stderr=shared) for _ in range(3)]

@@ -1,17 +1,12 @@
 """What the tests of history share: runs made up of records of the suite's form, written where the runner would."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path
 
 import pytest
 
-from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record, metric
+from tests.records import a_product, a_record, metric
 
 MACHINE = "cpu-made-up-2c"
 STATE = {
@@ -29,7 +24,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "history"
 
 
-CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("data_parallel", 1)), "native")
+CASE = a_product(64)
 
 
 @pytest.fixture
@@ -58,7 +53,6 @@ def make_record():
 
 @pytest.fixture
 def results(tmp_path) -> Path:
-    """An empty results folder."""
     folder = tmp_path / "bench_results"
     folder.mkdir()
     return folder

@@ -1,7 +1,3 @@
-"""As many pairs as it takes, none lost, and every way an arm can fail is a finding."""
-
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -9,24 +5,20 @@ import random
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.pairs import ab
 from pyperf_suite.regressions.pairs.ab import compare_arms, compare_case
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pair
 from pyperf_suite.regressions.verdict import SequentialRule, Verdict
-from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = Device("cpu")
 OLD, NEW = this_code("old code"), this_code("new code")
 
 
 def case_of(size: int) -> PairedCase:
-    return PairedCase.same(
-        "made up", Case("matmul", MatmulParameters(size, size, size, Schedule("data_parallel", 1)), "native")
-    )
+    return PairedCase.same("made up", a_product(size))
 
 
 def made_up_pair(ratio=1.0, **fields) -> Pair:

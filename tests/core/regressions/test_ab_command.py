@@ -1,7 +1,3 @@
-"""`pyperf-suite ab`: what it compares, what it tells, what it keeps, and how it ends."""
-
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -22,7 +18,6 @@ VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the command in an empty folder, as the program does."""
     monkeypatch.chdir(tmp_path)
     group = CommandLine(commands={"ab": ab})
     return lambda *arguments: CliRunner().invoke(group, ["ab", *arguments], catch_exceptions=False)

@@ -1,7 +1,3 @@
-"""`pyperf-suite ab` for kernels of the user's own: real processes, of which each side runs the code that it names."""
-
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -58,7 +54,6 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run():
-    """Runs the command as the program does, with one pair a benchmark."""
     group = CommandLine(commands={"ab": ab})
     given = ("--device", "cpu", "--max-pairs", "1", "--json", "--results", "../results")
     return lambda *arguments: CliRunner().invoke(group, ["ab", *given, *arguments], catch_exceptions=False)
@@ -96,18 +91,6 @@ def test_a_kernel_may_be_named_by_its_module_which_each_side_has_of_its_own(repo
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["benchmark"], finding["verdict"]) == ("bench:squares[loop n=64]", "undecided")
     assert versions_told(tmp_path) == {"2", "3"}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "label"),
-    [
-        ("implementation=loop", "implementation=again", "[loop n=64] -> bench.py:squares[again n=64]"),
-        ("n=64", "n=128", "[again n=64] -> bench.py:squares[again n=128]"),
-    ],
-)
-def test_variants_are_fields_of_the_users_cases(repository, run, old, new, label):
-    done = run("--old", old, "--new", new, "bench.py", "-a", "n=64", "-k", "again")
-    assert [each["benchmark"] for each in json.loads(done.stdout)["findings"]] == [f"bench.py:squares{label}"]
 
 
 def test_the_sides_may_be_interpreters_and_the_suite_is_not_among_what_they_need(repository, run, tmp_path):
@@ -151,7 +134,6 @@ def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_pa
 
 
 def case_in(folder, source, monkeypatch):
-    """The only case of a file with that text."""
     (folder / "bench.py").write_text(f"import pyperf_suite as suite\n{source}")
     monkeypatch.chdir(folder)
     describe.cache_clear()

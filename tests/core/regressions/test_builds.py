@@ -1,7 +1,3 @@
-"""Each revision is built once, in a worktree of its own; what does not build is an arm with a reason and a log."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -46,19 +42,20 @@ def source_of(arm):
     return (arm.build / "pyperf_suite" / "__init__.py").read_text()
 
 
-def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_was(repository, checkout):
+def test_a_revision_is_built_once_as_it_was_committed_and_the_checkout_stays_as_it_was(
+    repository, checkout, monkeypatch
+):
     arm = revision_arm(checkout, "v1")
     assert (arm.failure, source_of(arm)) == ("", "__version__ = '1'\n")
     assert arm.commit == repository.git("rev-parse", "v1")
     assert arm.name == f"v1 ({arm.commit[:10]})"
     assert len(repository.git("worktree", "list").splitlines()) == 1
     assert repository.git("status", "--porcelain") == ""
-
-
-def test_a_build_is_kept_by_commit(checkout, monkeypatch):
-    first = revision_arm(checkout, "v1")
+    repository.git("checkout", "-q", "v1")
     monkeypatch.setattr(builds, "_make_build", lambda *_: pytest.fail("built again"))
-    assert revision_arm(checkout, first.commit[:12]).build == first.build
+    assert revision_arm(checkout, arm.commit[:12]).build == arm.build
+    # A working tree without changes is its commit.
+    assert (revision_arm(checkout, ".").build, revision_arm(checkout, ".").dirty) == (arm.build, False)
 
 
 @pytest.mark.slow
@@ -89,12 +86,6 @@ def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_o
     assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
 
 
-def test_a_working_tree_without_changes_is_its_commit(checkout):
-    arm = revision_arm(checkout, ".")
-    assert not arm.dirty
-    assert arm.build == revision_arm(checkout, "v2").build
-
-
 def test_revisions_with_the_same_native_sources_share_one_extension(checkout):
     compiles = SETUP + (
         "import pathlib, sys\n"
@@ -120,9 +111,16 @@ def test_what_is_no_revision_is_refused_in_one_sentence(checkout, revision):
         revision_arm(checkout, revision)
 
 
-def test_without_git_it_says_so(checkout, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="git, which is not installed"):
+@pytest.mark.parametrize(
+    ("variable", "place", "words"),
+    [("PATH", "", "git, which is not installed"), ("PYPERF_CACHE_DIR", "file", "cannot be written")],
+)
+def test_without_git_or_a_folder_that_can_be_written_it_says_so(
+    checkout, monkeypatch, tmp_path, variable, place, words
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(variable, str(tmp_path / place))
+    with pytest.raises(UserError, match=words):
         revision_arm(checkout, "v1")
 
 
@@ -132,13 +130,6 @@ def test_outside_of_a_checkout_the_running_packages_own_is_meant_or_it_says_so(t
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UserError, match="lies in one"):
         find_checkout(tmp_path)
-
-
-def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="cannot be written"):
-        revision_arm(checkout, "v1")
 
 
 @pytest.mark.slow

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -211,6 +209,9 @@ def test_the_noise_is_the_standard_deviation_of_runs_without_a_slow_drift():
     assert run_noise(series(noise(400))).deviation == pytest.approx(0.03, rel=0.1)
     drifting = run_noise(series(noise(400) + np.linspace(0, 1, 400)))
     assert drifting.deviation == pytest.approx(run_noise(series(noise(400))).deviation, rel=0.05)
+    # The runs that are compared do not tell their own noise.
+    logs = [*noise(6), 0.4]
+    assert run_noise(series(logs), without=["run6"]).deviation < 0.04 < run_noise(series(logs)).deviation
 
 
 def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
@@ -220,11 +221,6 @@ def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
     assert run_noise(series(noise(40) + step, breaks=[20])).deviation == pytest.approx(quiet, rel=0.1)
     other_gpu = series(noise(40) + step, unit=lambda index: "a" if index < 20 else "b")
     assert run_noise(other_gpu).deviation == pytest.approx(quiet, rel=0.1)
-
-
-def test_the_runs_that_are_compared_do_not_tell_their_own_noise():
-    logs = [*noise(6), 0.4]
-    assert run_noise(series(logs), without=["run6"]).deviation < 0.04 < run_noise(series(logs)).deviation
 
 
 def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():

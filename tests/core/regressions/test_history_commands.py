@@ -1,7 +1,3 @@
-"""`history` and `export` as they are typed: what they print, write and refuse."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +5,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 MACHINE = "cpu-someones-2c"
-SMALL = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")
-LARGE = Case("matmul", MatmulParameters(512, 8, 8, Schedule("library", 1)), "torch")
+SMALL, LARGE = (a_product(m, 8, 8, "torch", "library@1") for m in (8, 512))
 
 
 def invoke(*arguments: Any) -> Result:
@@ -56,17 +50,13 @@ def test_without_a_name_each_benchmark_is_a_line_with_its_runs_and_newest_time(h
 
 
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
-def test_a_series_is_told_whole_by_case_label_or_glob(history, name):
+def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_unconfirmed_step(history, name):
     message = invoke("history", name, "--results", history)
     assert message.exit_code == 0, message.output
     assert SMALL.label in message.output
     assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in message.output
     assert "20260120T000000Z-0014" in message.output
-
-
-def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(history):
-    message = invoke("history", SMALL.case_id, "--results", history).output
-    (step,) = [line for line in message.splitlines() if line.startswith("step")]
+    (step,) = [line for line in message.output.splitlines() if line.startswith("step")]
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step

@@ -1,7 +1,3 @@
-"""Journals into what each run measured, and runs into series: medians, intervals, breaks, and what is no record."""
-
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -23,8 +19,6 @@ def deep(levels):
 
 @pytest.fixture
 def only_series(results):
-    """The one series of the results folder."""
-
     def find(**wanted):
         (series,) = Store(results).series(**wanted)
         return series

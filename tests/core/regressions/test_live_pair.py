@@ -1,7 +1,3 @@
-"""Two fresh processes take turns; whatever an arm does wrong is a reason, never a traceback."""
-
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -29,7 +25,6 @@ def arm_that_first_runs(program: str, folder) -> Arm:
 
 
 def with_launch(body: str, folder) -> Arm:
-    """This code with another launch of the native product."""
     program = f"""
         import os
         from pyperf_suite.workloads import operator
@@ -47,6 +42,8 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert len(pair.old_slices) == len(pair.new_slices) == len(pair.order) / 2
     assert min(pair.old_s, pair.new_s) > 0
     assert pair.seconds > pair.startup_s > 0
+    # Of a case of one worker, on one core.
+    assert not hasattr(os, "sched_getaffinity") or pair.machine["cores"][0] in os.sched_getaffinity(0)
 
 
 def test_what_lasts_longer_than_a_round_is_in_no_ratio():
@@ -69,12 +66,6 @@ def test_chance_decides_who_begins():
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinities")
-def test_both_sides_of_a_case_of_one_worker_share_a_core():
-    pair = measure_pair(THIS, THIS, CASE, CPU, seed=1, pace=SHORT)
-    assert pair.machine["cores"][0] in os.sched_getaffinity(0)
 
 
 def test_a_wrong_result_fails_the_arm_that_has_it_where_asked_to_verify(tmp_path):
@@ -117,7 +108,7 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
 
 
-def test_what_imports_torch_says_so_that_sides_import_it_side_by_side() -> None:
+def test_what_imports_torch_says_so_that_sides_import_it_side_by_side():
     for name, torch in (("native", False), ("torch", True), ("torch_padded", True), ("cublas", True)):
         assert find_workload("matmul").implementation(name).needs_torch is torch
     assert all(way.needs_torch for way in find_workload("grouped_matmul").implementations.values())

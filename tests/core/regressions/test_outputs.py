@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -15,6 +13,7 @@ from rich.console import Console
 
 from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.cli.options import OutcomeOptions, finish, outcome_options
+from pyperf_suite.files import strict_json
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
@@ -74,10 +73,7 @@ def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smalle
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [
-        (Ratio(0.95, 0.94, 0.962), "-5.0 % [-6.0, -3.8]"),
-        (Ratio(12.34, 11.0, 14.0), "12.34 × [11.00, 14.00]"),
-    ],
+    [(Ratio(0.95, 0.94, 0.962), "-5.0 % [-6.0, -3.8]"), (Ratio(12.34, 11.0, 14.0), "12.34 × [11.00, 14.00]")],
 )
 def test_a_change_reads_as_a_percentage_and_a_large_one_as_a_factor(ratio, text):
     assert in_words(change(ratio)) == text
@@ -110,28 +106,10 @@ def test_what_a_terminal_would_obey_is_not_sent_to_it():
 
 
 def test_the_json_is_strict_whatever_the_details_hold():
-    message = comparisons_as_json(
-        "compare",
-        [
-            finding(
-                "undecided", further_pairs=math.inf, commits=("a", "b"), p=np.float64(0.5), sd=np.array([1.0, math.nan])
-            )
-        ],
-        [],
-        3,
-        {"false_alarms": float("nan")},
-    )
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    read = json.loads(message, parse_constant=refuse)
-    assert read["findings"][0]["details"] == {
-        "further_pairs": None,
-        "commits": ["a", "b"],
-        "p": 0.5,
-        "sd": [1.0, None],
-    }
+    details = {"further_pairs": math.inf, "commits": ("a", "b"), "p": np.float64(0.5), "sd": np.array([1.0, math.nan])}
+    message = comparisons_as_json("compare", [finding("undecided", **details)], [], 3, {"false_alarms": float("nan")})
+    read = strict_json(message)
+    assert read["findings"][0]["details"] == {"further_pairs": None, "commits": ["a", "b"], "p": 0.5, "sd": [1.0, None]}
     assert read["counts"]["undecided"] == 1
     assert read["exit_code"] == 3
     assert read["false_alarms"] is None

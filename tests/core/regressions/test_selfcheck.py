@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -10,15 +8,12 @@ from click.testing import CliRunner
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
 from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.render import text
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import Journal
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record, metric
+from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
 from tools.repeats import ALL, findings_of_repeats, measure_again, records_of, spreads
 from tools.selfcheck import (
@@ -187,7 +182,6 @@ def test_a_damaged_selfcheck_is_passed_over_and_its_file_left_as_it_is(tmp_path,
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """The tool with made-up comparisons, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tool, "_comparing", lambda *_: verdict_of)
     return lambda *arguments: CliRunner().invoke(tool.selfcheck, ["--device", "cpu", *arguments])
@@ -237,11 +231,10 @@ def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, a
     assert said in " ".join(done.stderr.split())
 
 
-REPEATED = [Case("matmul", MatmulParameters(n, n, n, Schedule("library", 1)), "torch") for n in (16, 32)]
+REPEATED = [a_product(n, implementation="torch", schedule="library@1") for n in (16, 32)]
 
 
 def journal(folder: Path, *times: float, probe: str = "baseline", spread: float = 0.05) -> Path:
-    """A run of one benchmark for each time."""
     path = folder / "records.jsonl"
     folder.mkdir()
     with Journal(path) as written:
@@ -252,7 +245,7 @@ def journal(folder: Path, *times: float, probe: str = "baseline", spread: float 
     return path
 
 
-def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -> None:
+def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path):
     runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.1, 2.0), journal(tmp_path / "3", 1.0, 2.0)]
     cases = records_of(runs)
     found = spreads(cases)
@@ -273,7 +266,7 @@ def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path: Path) -> None:
+def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path):
     journals = measure_again(2, ["transfer", "--device", "cpu"], tmp_path)
     assert len(journals) == 2
     rows = findings_of_repeats(records_of(journals)).tables[0].rows

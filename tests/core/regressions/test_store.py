@@ -1,7 +1,3 @@
-"""The store over all runs: always what the journals say, whatever happens to what is kept of them."""
-
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -155,22 +151,20 @@ def test_a_summary_that_is_damaged_is_made_anew(results, write_run, cache, spoil
     assert points(results) == [1e-3]
 
 
-def test_a_cache_folder_that_others_can_write_is_not_used(results, write_run, cache):
+@pytest.mark.parametrize("why", ["can be written by other users", "Not a directory"])
+def test_a_cache_folder_that_others_can_write_or_that_cannot_be_made_is_reported_and_not_used(
+    results, write_run, cache, why
+):
     write_run(run_id(1), [1e-3])
-    cache.mkdir(parents=True)
-    cache.chmod(0o777)
+    if why == "Not a directory":
+        cache.parent.write_text("")
+    else:
+        cache.mkdir(parents=True)
+        cache.chmod(0o777)
     store = Store(results)
-    assert ["can be written by other users" in note for note in store.notes] == [True]
+    assert [why in note for note in store.notes] == [True]
     assert store.series()[0].values == [1e-3]
-    assert list(cache.iterdir()) == []
-
-
-def test_a_cache_folder_that_cannot_be_made_is_reported_and_the_records_are_read(results, write_run, cache):
-    write_run(run_id(1), [1e-3])
-    cache.parent.write_text("")
-    store = Store(results)
-    assert len(store.notes) == 1
-    assert store.series()[0].values == [1e-3]
+    assert not cache.exists() or list(cache.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_holds_nothing_and_is_not_made(tmp_path):

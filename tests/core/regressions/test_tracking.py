@@ -1,7 +1,3 @@
-"""`track` over stored runs: what it tells, what it leaves as a note, how it exits, and what --confirm reruns."""
-
-from __future__ import annotations
-
 import datetime
 import json
 from dataclasses import replace
@@ -75,18 +71,19 @@ def test_older_changes_and_such_as_were_made_good_are_notes(message, write_histo
     assert len(data["earlier"]) == 1
 
 
-def test_since_tells_changes_however_many_points_ago_they_began(message, write_history):
-    write_history([1.0] * 20 + [1.1] * 40)
-    assert message()[0]["findings"] == []
-    assert len(message("--since", "2026-01-20")[0]["findings"]) == 1
-    assert message("--since", "2026-01-25")[0]["findings"] == []
-
-
-def test_too_few_points_are_said_to_be_too_few(message, write_history):
-    write_history([1.0, 1.0, 2.0, 2.0, 2.0])
+@pytest.mark.parametrize(
+    ("levels", "fields", "note"),
+    [
+        ([1.0, 1.0, 2.0, 2.0, 2.0], {}, "fewer than 6 points"),
+        ([1.0] * 20 + [1.1] * 6, {"kind": "sentinel"}, "Not the code"),
+        ([1.0] * 20 + [1.1] * 6, {"commits": ["a" * 40] * 26}, "Not the code"),
+    ],
+)
+def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message, write_history, levels, fields, note):
+    write_history(levels, **fields)
     data, code = message()
     assert (data["findings"], code) == ([], 0)
-    assert any("fewer than 6 points" in note for note in data["notes"])
+    assert any(note in each for each in data["notes"])
 
 
 def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
@@ -106,18 +103,17 @@ def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, wr
     assert code == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("matmul*",)])
-def test_no_run_at_all_is_one_sentence(results, arguments, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(track, ["--results", str(results), *arguments])
-    assert isinstance(done.exception, UserError)
-    assert "No measured run" in str(done.exception)
-
-
-def test_a_benchmark_there_is_not_is_one_sentence(message, write_history):
-    write_history([1.0] * 10)
-    with pytest.raises(UserError, match=r"No benchmark in .* matches 'softmax'"):
-        message("softmax")
+@pytest.mark.parametrize(
+    ("runs", "arguments", "words"),
+    [
+        *((0, arguments, "No measured run") for arguments in ((), ("matmul*",))),
+        (10, ("softmax",), r"No benchmark in .* matches 'softmax'"),
+    ],
+)
+def test_runs_or_benchmarks_there_are_not_are_one_sentence(message, write_history, runs, arguments, words):
+    write_history([1.0] * runs)
+    with pytest.raises(UserError, match=words):
+        message(*arguments)
 
 
 @pytest.fixture
@@ -165,14 +161,6 @@ def test_changes_of_the_same_commits_are_rerun_as_one_suite(message, write_histo
     assert [len(cases) for _, _, cases, _ in rerun.compared] == [2]
 
 
-def test_a_commit_that_the_checkout_does_not_have_leaves_the_change_open(message, write_history, rerun):
-    write_history([1.0] * 20 + [1.1] * 6)
-    rerun.unknown = {commit(19)}
-    data, code = message("--confirm", "--device", "cpu")
-    assert "It was not rerun" in data["findings"][0]["sentence"]
-    assert code == 3
-
-
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_a_change_is_rerun_where_lines_of_its_journal_are_damaged(message, write_history, results, rerun):
     write_history([1.0] * 20 + [1.1] * 6)
@@ -184,14 +172,16 @@ def test_a_change_is_rerun_where_lines_of_its_journal_are_damaged(message, write
 
 
 @pytest.mark.parametrize(
-    ("commits", "machine", "why"),
+    ("commits", "machine", "unknown", "why"),
     [
-        ([""] * 26, MACHINE, "do not name their commits"),
-        (None, "cpu-another-8c", "measured on cpu-another-8c"),
+        ([""] * 26, MACHINE, set(), "do not name their commits"),
+        (None, "cpu-another-8c", set(), "measured on cpu-another-8c"),
+        (None, MACHINE, {commit(19)}, "It was not rerun"),
     ],
 )
-def test_what_cannot_be_rerun_here_says_why(message, write_history, rerun, commits, machine, why):
+def test_what_cannot_be_rerun_here_says_why(message, write_history, rerun, commits, machine, unknown, why):
     write_history([1.0] * 20 + [1.1] * 6, commits=commits, machine=machine)
+    rerun.unknown = unknown
     data, code = message("--confirm", "--device", "cpu")
     assert rerun.compared == []
     assert why in data["findings"][0]["sentence"]
@@ -272,14 +262,6 @@ def test_a_clock_that_fell_by_as_much_is_named():
     assert "clock" not in found.sentence
     [found] = nominations(a_series(values, clocks=[2e9] * 20 + [2.2e9] * 6))  # it would explain the opposite
     assert "clock" not in found.sentence
-
-
-@pytest.mark.parametrize("fields", [{"kind": "sentinel"}, {"commits": ["a" * 40] * 26}], ids=["sentinel", "same code"])
-def test_what_slowed_down_without_the_code_is_a_note_on_the_machine(message, write_history, fields):
-    write_history([1.0] * 20 + [1.1] * 6, **fields)
-    data, code = message()
-    assert (data["findings"], code) == ([], 0)
-    assert any(note.startswith("Not the code") for note in data["notes"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,3 @@
-"""Arms for anybody's kernels: requirements, revisions of any repository, other interpreters; each made but once."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -54,8 +50,6 @@ version = "1"
 
 
 class Bench(Repository):
-    """A repository of somebody's, of which arms are made."""
-
     def arm(self, requested: str, *benches: str):
         return side_of(requested, self.root, benches)()
 

@@ -1,21 +1,13 @@
-"""Two variants of one case differ in what was said and in nothing else."""
-
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant
 from pyperf_suite.runner.plan import PlannedCase
-from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 
-def planned(m, schedule="data_parallel", tile=None, implementation="native"):
-    return PlannedCase(
-        "baseline", Case("matmul", MatmulParameters(m, 64, 64, Schedule(schedule, 1), tile), implementation)
-    )
+def planned(m, tile=""):
+    return PlannedCase("baseline", a_product(m, 64, 64, tile=tile))
 
 
 def test_fields_and_values_are_read_from_one_word():
@@ -31,8 +23,7 @@ def test_half_a_variant_is_refused(text):
 
 def test_each_case_is_paired_with_itself_but_for_the_field():
     (pair,) = pair_variants([planned(65)], {"tile": "32x32x32"}, {"tile": "64x64x64"})
-    assert pair.old.parameters == MatmulParameters(65, 64, 64, Schedule("data_parallel", 1), Tile(32, 32, 32))
-    assert pair.new.parameters == MatmulParameters(65, 64, 64, Schedule("data_parallel", 1), Tile(64, 64, 64))
+    assert (pair.old, pair.new) == tuple(a_product(65, 64, 64, tile=tile) for tile in ("32x32x32", "64x64x64"))
     assert pair.label == f"{pair.old.label} -> {pair.new.label}"
 
 
@@ -41,7 +32,7 @@ def test_a_schedule_keeps_the_cases_workers_numbers_are_fields_too_and_cases_tha
     assert (str(pair.old.parameters.schedule), str(pair.new.parameters.schedule)) == ("persistent@1", "split_k(2)@1")
     (pair,) = pair_variants([planned(64)], {"k": "65"}, {"k": "66"})
     assert (pair.old.parameters.k, pair.new.parameters.k) == (65, 66)
-    cases = [planned(64, tile=Tile(32, 32, 32)), planned(64, tile=Tile(64, 64, 64))]
+    cases = [planned(64, "32x32x32"), planned(64, "64x64x64")]
     assert len(pair_variants(cases, {"tile": "32x32x64"}, {"tile": "64x64x64"})) == 1
 
 

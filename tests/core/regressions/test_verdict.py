@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -251,6 +249,7 @@ def test_exact_figures_are_worse_by_rule_or_show_that_the_code_changed(changed, 
     assert (found, listed) == (word, {name: [FIGURES[name], value] for name, value in changed.items()})
     assert all(f"{name} {FIGURES[name]:g} -> {value:g}" in sentence for name, value in changed.items())
     assert changed or sentence == "All 3 exact figures are the same."
+    assert judge_figures({}, {"stack": 0.0})[0] == judge_figures({"stack": 0.0}, {})[0] == "undecided"
 
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)

@@ -1,7 +1,5 @@
 """What is verified where it was computed, with tensors of the host in the place of a GPU's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,19 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Launches, OutputVerifier, as_stored
 from pyperf_suite.workloads.workload import Kernel
+from tests.records import a_product
 
 torch = pytest.importorskip("torch")
 
-PRODUCT = Case("matmul", MatmulParameters(96, 80, 64, Schedule("library", 1), dtype="bfloat16", layout="TN"), "cublas")
+PRODUCT = a_product(96, 80, 64, "cublas", "library@1", dtype="bfloat16", layout="TN")
 ATTENTION = Case("attention", AttentionParameters(1, 2, 16, 48, kv_heads=1, causal=True, backward=True), "sdpa_math")
 
 
@@ -89,7 +86,7 @@ def judged(case: Case, launches: OnDevice) -> tuple[Any, OutputVerifier]:
 
 
 @pytest.mark.parametrize("case", [PRODUCT, ATTENTION], ids=["product", "gradients"])
-def test_what_is_right_passes_on_its_device_without_a_download(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_right_passes_on_its_device_without_a_download(case, monkeypatch):
     monkeypatch.setattr(operator, "HOST_FLOP", 0)
     monkeypatch.setattr(operator, "HOST_JUDGES_ONE_OF", 1 << 64)
     launches = OnDevice(case, 3, nothing)
@@ -101,15 +98,15 @@ def test_what_is_right_passes_on_its_device_without_a_download(case: Case, monke
 
 @pytest.mark.parametrize("case", [PRODUCT, ATTENTION], ids=["product", "gradients"])
 @pytest.mark.parametrize("wrong_set", [0, 2])
-def test_one_wrong_element_on_any_set_fails(case: Case, wrong_set: int) -> None:
-    def spoil(index: int, outputs: dict[str, Any]) -> None:
+def test_one_wrong_element_on_any_set_fails(case, wrong_set):
+    def spoil(index, outputs):
         if index == wrong_set:
             first_output(outputs).view(-1)[7] += 3
 
     assert not judged(case, OnDevice(case, 3, spoil))[0].passed
 
 
-def test_a_cheap_case_is_judged_by_the_host_too_and_once() -> None:
+def test_a_cheap_case_is_judged_by_the_host_too_and_once():
     launches = OnDevice(PRODUCT, 2, nothing)
     verification, judge = judged(PRODUCT, launches)
     assert verification.passed
@@ -119,7 +116,7 @@ def test_a_cheap_case_is_judged_by_the_host_too_and_once() -> None:
     assert launches.downloads == 1
 
 
-def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch):
     monkeypatch.setattr(operator, "HOST_FLOP", 0)
     counts = {"device": 0, "host": 0}
     for number in range(200):
@@ -129,7 +126,7 @@ def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.Monk
     assert 3 <= counts["host"] <= 30
 
 
-def test_references_that_disagree_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_that_disagree_fail_the_case(monkeypatch):
     # As where the device's own arithmetic, or the inputs that it was given, are not what they should be.
     launches = OnDevice(PRODUCT, 1, nothing)
     launches._inputs = {name: tensor.clone() for name, tensor in launches._inputs.items()}
@@ -139,10 +136,10 @@ def test_references_that_disagree_fail_the_case(monkeypatch: pytest.MonkeyPatch)
     assert "disagree" in verification.message
 
 
-def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypatch):
     on_either = Matmul.compare
 
-    def full(self: Matmul, parameters: MatmulParameters, values: dict[str, Any], keep: Any) -> Any:
+    def full(self, parameters, values, keep):
         if isinstance(values["c"], torch.Tensor):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return on_either(self, parameters, values, keep)
@@ -153,8 +150,8 @@ def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypat
     assert judge.references == ["host"]
 
 
-def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch):
+    def broken(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Matmul, "compare", broken)
@@ -162,7 +159,7 @@ def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch: pyte
         judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
 
 
-def test_bits_are_compared_where_they_lie() -> None:
+def test_bits_are_compared_where_they_lie():
     launches = OnDevice(PRODUCT, 2, nothing)
     launches.launch(0)
     launches.launch(1)

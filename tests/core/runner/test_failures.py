@@ -1,7 +1,3 @@
-"""Cases that need not be run, since others failed of a cause that does not depend on the case."""
-
-from __future__ import annotations
-
 import sys
 import textwrap
 
@@ -9,17 +5,16 @@ import pytest
 
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.record import Case, SparedCases, cause_of
 from pyperf_suite.runner.workers import WorkerPool
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
 
 
 def a_case(n: int, implementation: str = "native") -> Case:
-    return Case("matmul", MatmulParameters(33, n, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), implementation)
+    return a_product(33, n, 70, implementation, tile="32x32x32")
 
 
 def failed(reason: str, witnesses: int) -> dict[str, object]:
@@ -37,12 +32,12 @@ def failed(reason: str, witnesses: int) -> dict[str, object]:
         ("f raised A", "f raised A [not run: the same was found in f[n=1]]", True),
     ],
 )
-def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(one: str, other: str, is_same: bool) -> None:
+def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(one, other, is_same):
     causes = [cause_of(one, {"dtype": "float32"}), cause_of(other, {"dtype": "bfloat16", "n": 4})]
     assert (causes[0] == causes[1]) is is_same
 
 
-def test_what_cannot_depend_on_the_case_spares_the_others_at_once() -> None:
+def test_what_cannot_depend_on_the_case_spares_the_others_at_once():
     cases = SparedCases()
     cases.note(a_case(1), failed("x is not installed", 1))
     found = cases.answer(a_case(2))
@@ -53,7 +48,7 @@ def test_what_cannot_depend_on_the_case_spares_the_others_at_once() -> None:
     assert cases.answer(a_case(2, "torch")) is None
 
 
-def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way() -> None:
+def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way():
     cases = SparedCases()
     for n, reason in ((1, "bench.py:7: SIGSEGV"), (1, "bench.py:7: SIGSEGV"), (2, "bench.py:9: SIGSEGV")):
         cases.note(a_case(n), failed(reason, 2))
@@ -62,7 +57,7 @@ def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way
     assert cases.answer(a_case(3)) is not None
 
 
-def test_an_implementation_that_ran_in_some_case_and_an_exception_of_its_own_spare_no_case() -> None:
+def test_an_implementation_that_ran_in_some_case_and_an_exception_of_its_own_spare_no_case():
     cases = SparedCases()
     cases.note(a_case(0), {"outcome": "ok"})
     for n in (1, 2):
@@ -89,8 +84,8 @@ DYING = """
     ("dies", "tries"), [("os.kill(os.getpid(), 11)", 2), ("os.kill(os.getpid(), 9)", 4)], ids=["crash", "out of memory"]
 )
 def test_four_crashes_cost_the_time_of_two_but_what_was_killed_may_have_taken_too_much_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path, dies: str, tries: int
-) -> None:
+    monkeypatch, tmp_path, dies, tries
+):
     program = textwrap.dedent(DYING.format(log=str(tmp_path / "log"), dies=dies))
     monkeypatch.setattr("pyperf_suite.runner.workers.COMMAND", (sys.executable, "-c", program))
     with WorkerPool(CPU, 20) as pool:
@@ -100,10 +95,10 @@ def test_four_crashes_cost_the_time_of_two_but_what_was_killed_may_have_taken_to
     assert sum("[not run: " in answer["reason"] for answer in answers.values()) == 4 - tries
 
 
-def test_cases_that_take_turns_in_one_process_are_spared_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_that_take_turns_in_one_process_are_spared_there(monkeypatch):
     begun = []
 
-    def prepare(case: Case, *_: object) -> object:
+    def prepare(case, *_):
         begun.append(case)
         raise Failed("no driver", witnesses=1)
         yield

@@ -1,7 +1,3 @@
-"""The journal keeps every complete record whatever happens to the writer, and names what it cannot read."""
-
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -49,7 +45,7 @@ reasons = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=2
 
 @given(reasons)
 @settings(max_examples=60, deadline=None)
-def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_records_come_back_as_they_were_written(tmp_path_factory, texts):
     records = [a_record(position, text) for position, text in enumerate(texts)]
     path = tmp_path_factory.mktemp("journal") / "records.jsonl"
     write(path, records)
@@ -58,9 +54,7 @@ def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
-def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # test_power_cut.py is about what is on the disk
     path = tmp_path / "records.jsonl"
     records = [a_record(position, "a\u2028b\n" * position) for position in range(3)]
@@ -76,7 +70,7 @@ def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(
         assert read_journal(path) == [*records[:complete], a_record(99)], cut
 
 
-def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_path):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0)])
     whole = path.read_bytes()
@@ -89,7 +83,7 @@ def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_p
     assert len(read_journal(path)) == 2
 
 
-def test_a_record_of_another_schema_stops_the_reader_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_record_of_another_schema_stops_the_reader_and_the_file_stays_as_it_is(tmp_path):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0)])
     content = path.read_bytes() + b'{"schema_version": 99}\n'
@@ -102,17 +96,17 @@ def test_a_record_of_another_schema_stops_the_reader_and_the_file_stays_as_it_is
 @pytest.mark.parametrize(
     "line", ["[]", "7", "not json", '{"schema_version": 1}', "[" * 100_000, "\xff\xfe", "\0" * 500]
 )
-def test_a_damaged_line_is_named_and_costs_no_other_record(tmp_path: Path, line: str) -> None:
+def test_a_damaged_line_is_named_and_costs_no_other_record(tmp_path, line):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0), a_record(1)])
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + line.encode("latin-1") + b"\n" + second)
     with pytest.warns(DamagedJournal, match="line 2") as warned:
         assert read_journal(path) == [a_record(0), a_record(1)]
-    assert len(warned) == 1
+    assert [each.filename for each in warned] == [__file__]
 
 
-def test_every_byte_of_a_record_is_guarded(tmp_path: Path) -> None:
+def test_every_byte_of_a_record_is_guarded(tmp_path):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0), a_record(1)])
     whole = path.read_bytes()
@@ -125,7 +119,7 @@ def test_every_byte_of_a_record_is_guarded(tmp_path: Path) -> None:
         assert found in ([a_record(1)], [a_record(0), a_record(1)]), at
 
 
-def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(tmp_path: Path) -> None:
+def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(a_record(0).to_json()) + "\n")
     write(path, [a_record(1)])
@@ -136,7 +130,7 @@ def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(
         require_whole(b'{"a":1,"sealed":"3:00000000"}\n')
 
 
-def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused_without_waiting(tmp_path):
     path = tmp_path / "records.jsonl"
     os.mkfifo(path)
     with pytest.raises(UserError, match="pipe"):
@@ -151,14 +145,14 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
         Journal(path)
 
 
-def test_the_seconds_of_a_trial_are_read_by_their_earlier_name_too() -> None:
+def test_the_seconds_of_a_trial_are_read_by_their_earlier_name_too():
     stored = replace(a_record(0), trial_s=2.5).to_json()
     earlier = {"visit_s" if name == "trial_s" else name: value for name, value in stored.items()}
     assert Record.from_json(earlier) == Record.from_json(stored)
 
 
 @pytest.mark.parametrize("field", ["schema_version", "kind", "outcome"])
-def test_a_record_of_another_kind_is_told_of_in_a_sentence_however_long_its_words(field: str) -> None:
+def test_a_record_of_another_kind_is_told_of_in_a_sentence_however_long_its_words(field):
     with pytest.raises(UserError) as refused:
         Record.from_json(a_record(0).to_json() | {field: "a" * 10_000})
     assert len(str(refused.value)) < 200
@@ -185,12 +179,12 @@ def test_a_record_of_another_kind_is_told_of_in_a_sentence_however_long_its_word
         {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "unit": None}}},
     ],
 )
-def test_a_record_without_what_readers_use_or_with_what_they_stumble_over_is_refused(wrong: dict[str, object]) -> None:
+def test_a_record_without_what_readers_use_or_with_what_they_stumble_over_is_refused(wrong):
     with pytest.raises(UserError, match="record"):
         Record.from_json(a_record(0).to_json() | wrong)
 
 
-def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records(tmp_path):
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
@@ -204,7 +198,7 @@ def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records
     assert read_journal(path) == [a_record(0)]
 
 
-def test_two_writers_of_one_run_and_a_folder_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+def test_two_writers_of_one_run_and_a_folder_that_cannot_be_written_are_refused(tmp_path):
     path = tmp_path / "records.jsonl"
     with Journal(path), pytest.raises(UserError, match="Another process is writing"):
         Journal(path)
@@ -215,8 +209,8 @@ def test_two_writers_of_one_run_and_a_folder_that_cannot_be_written_are_refused(
 
 
 def test_a_record_is_sealed_with_its_length_and_checksum_and_kept_by_the_byte_at_which_it_begins(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path, records = tmp_path / "records.jsonl", [a_record(position) for position in range(3)]
     lines = [sealed(record) for record in records]
     content = json.dumps(records[0].to_json(), separators=(",", ":")).encode()
@@ -236,7 +230,7 @@ def test_a_record_is_sealed_with_its_length_and_checksum_and_kept_by_the_byte_at
     assert (other.state, other.identity is first.identity) == ({"another": 1}, True)
 
 
-def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_path: Path) -> None:
+def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_path):
     machine, plan = identity(made_up.PLAN.device), replace(made_up.PLAN, seed=3, requested=("m=64",))
     run = create_run(tmp_path, machine, plan)
     assert re.fullmatch(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}", run.run_id)
@@ -268,9 +262,7 @@ def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_pat
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_a_last_line_that_lacks_its_newline_alone_is_whole_and_one_that_lacks_more_is_not(
-    tmp_path: Path, cut: int
-) -> None:
+def test_a_last_line_that_lacks_its_newline_alone_is_whole_and_one_that_lacks_more_is_not(tmp_path, cut):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0), a_record(1)])
     path.write_bytes(path.read_bytes()[:-cut])
@@ -281,7 +273,7 @@ def test_a_last_line_that_lacks_its_newline_alone_is_whole_and_one_that_lacks_mo
     assert [record.position for record in read_journal(path)] == ([0, 1, 2] if cut == 1 else [0, 2])
 
 
-def test_a_run_that_was_deleted_meanwhile_says_so(tmp_path: Path) -> None:
+def test_a_run_that_was_deleted_meanwhile_says_so(tmp_path):
     with Journal(tmp_path / "records.jsonl") as journal:
         (tmp_path / "records.jsonl").unlink()
         with pytest.raises(UserError, match="was deleted while the run was writing it"):

@@ -1,18 +1,13 @@
-"""What one trial of a case may take, and what it says of how it was taken."""
-
-from __future__ import annotations
-
 import pytest
 
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule
 from pyperf_suite.runner.measuring import measure_by_turns
 from pyperf_suite.runner.profiles import QUICK, Effort
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE, MOST_SETS, sets_to_rotate
+from tests.records import a_product
 
 CPU = resolve("cpu")
 
@@ -25,28 +20,24 @@ CPU = resolve("cpu")
         (2.0 * CACHE_TURNOVER, 1, "larger_than_l2"),
     ],
 )
-def test_operands_rotate_through_more_than_the_cache(share_of_cache: float, sets: int, cache: str) -> None:
+def test_operands_rotate_through_more_than_the_cache(share_of_cache, sets, cache):
     footprint = round(cpu.detect().l2_total_bytes * share_of_cache)
     assert sets_to_rotate(footprint, CPU) == (sets, cache)
 
 
 def test_operands_are_partly_warm_where_the_cache_holds_too_many_sets_or_memory_too_few(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert sets_to_rotate(8, CPU) == (MOST_SETS, "partly_warm")
     footprint = cpu.detect().l2_total_bytes // 10
     monkeypatch.setattr(memory, "available_bytes", lambda: round(5 * footprint / MEMORY_SHARE))
     assert sets_to_rotate(footprint, CPU) == (5, "partly_warm")
 
 
-def product(n: int) -> Case:
-    return Case("matmul", MatmulParameters(n, n, n, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
-
-
-def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name() -> None:
+def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name():
     turns: list[int] = []
     effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), QUICK.effort.stop)
-    answers = dict(measure_by_turns([product(64), product(65)], effort, CPU, begin_turn=turns.append))
+    answers = dict(measure_by_turns([a_product(64), a_product(65)], effort, CPU, begin_turn=turns.append))
     assert {answer["outcome"] for answer in answers.values()} == {"ok"}
     # Each round has both, in an order that chance has: none is done before the other has begun.
     assert sorted(turns[:2]) == [0, 1]
@@ -59,8 +50,8 @@ def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name() -> None
         assert 0 <= answer["quality"]["disturbances"]["clean_share"] <= 1
 
 
-def test_a_case_that_cannot_be_prepared_leaves_the_others_their_turns() -> None:
-    wrong = Case("matmul", product(64).parameters, "no_such_implementation")
-    answers = dict(measure_by_turns([wrong, product(64)], QUICK.effort, CPU))
+def test_a_case_that_cannot_be_prepared_leaves_the_others_their_turns():
+    wrong = Case("matmul", a_product(64).parameters, "no_such_implementation")
+    answers = dict(measure_by_turns([wrong, a_product(64)], QUICK.effort, CPU))
     assert answers[0]["outcome"] in ("failed", "unsupported")
     assert answers[1]["outcome"] == "ok"

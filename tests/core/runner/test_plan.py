@@ -1,7 +1,3 @@
-"""What a run will take, added up by hand from the constants that were read off records, and the order of its cases."""
-
-from __future__ import annotations
-
 import itertools
 import re
 from contextlib import nullcontext
@@ -176,7 +172,7 @@ def test_progress_is_told_every_ten_seconds_with_what_is_left():
 
 
 def test_sizes_come_from_coarse_to_fine_and_those_within_two_percent_together():
-    def order(*sizes: int) -> list[int]:
+    def order(*sizes):
         return [planned.case.parameters.n for planned in most_informative_first([product(1, n=n) for n in sizes], 0)]
 
     assert order(1, 2, 3, 4, 5, 6, 7) == [4, 2, 6, 1, 3, 5, 7]

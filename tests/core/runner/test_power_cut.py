@@ -4,8 +4,6 @@ A run is recorded as its operations on files. A cut after any of them leaves the
 had forced to the disk yet: a write before its fsync, a name before the fsync of its folder.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import pytest
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.runner.results import Journal, RunFolder, create_run, open_run, read_journal
+from pyperf_suite.runner.results import Journal, create_run, open_run, read_journal
 from tests.records import PLAN, SMALL, a_record
 
 Operation = tuple[Any, ...]
@@ -119,7 +117,8 @@ def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_o
     root.mkdir()
     operations.clear()
     promised = []  # how many operations were done when so many records were on disk
-    run = create_run(root / "results", identity(CPU), PLAN)
+    run = create_run(root / "a" / "results", identity(CPU), PLAN)
+    assert not undecided(operations), "nothing is left to chance once the folder is handed out"
     began = len(operations)
     records = [a_record(SMALL, 1e-3, position=position) for position in range(3)]
     for some in (records[:2], records[2:]):
@@ -151,12 +150,3 @@ def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_o
                 with Journal(path / "records.jsonl") as journal:
                     journal.append(records[2])
                 assert read_journal(path / "records.jsonl") == [*found, records[2]]
-
-
-def test_a_run_folder_is_found_after_a_cut_as_soon_as_it_was_made(tmp_path, operations):
-    root = tmp_path / "root"
-    root.mkdir()
-    operations.clear()
-    run: RunFolder = create_run(root / "a" / "results", identity(CPU), PLAN)
-    assert not undecided(list(operations)), "nothing is left to chance once the folder is handed out"
-    assert run.path.exists()

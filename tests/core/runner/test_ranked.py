@@ -1,7 +1,3 @@
-"""Cases that a group of ranks measures together: what is recorded, and how a group ends that loses a rank."""
-
-from __future__ import annotations
-
 import os
 import random
 import secrets
@@ -61,7 +57,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 @pytest.mark.slow
-def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: WorkerPool) -> None:
+def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool):
     answer = pool.measure(0, all_reduce(1 << 16), EFFORT)
     assert answer["outcome"] == "ok", answer
     assert answer["work"] == {"flop": 0, "bytes": 1 << 16}
@@ -78,7 +74,7 @@ def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: Wor
 
 
 @pytest.mark.slow
-def test_cases_take_turns_on_ranks_that_live_on(pool: WorkerPool) -> None:
+def test_cases_take_turns_on_ranks_that_live_on(pool):
     answers = dict(pool.measure_by_turns(0, [all_reduce(size) for size in (8, 1024, 1 << 16)], EFFORT))
     assert {number: answer["outcome"] for number, answer in answers.items()} == dict.fromkeys(range(3), "ok"), answers
     ranks = [each.pid for each in ranks_of(os.getpid())]
@@ -136,9 +132,7 @@ def measured_alone(transfers: Transfers, until: StopRule = BRIEFLY) -> dict[str,
 @pytest.mark.parametrize(
     ("is_wrong", "until"), [(lambda number: True, BRIEFLY), (lambda number: number % 4 == 0, FORTY_BLOCKS)]
 )
-def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at_random(
-    monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[int], bool], until: StopRule
-) -> None:
+def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at_random(monkeypatch, is_wrong, until):
     monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
     answer = measured_alone(SometimesWrong(is_wrong, repeatable=True), until)
@@ -148,8 +142,8 @@ def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at
 
 
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
     checked = verification["launches_checked"]
@@ -159,7 +153,7 @@ def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_e
     assert verification["confidence"] == 0.95
 
 
-def test_what_changes_its_own_input_is_looked_at_before_and_after_alone() -> None:
+def test_what_changes_its_own_input_is_looked_at_before_and_after_alone():
     answer = measured_alone(SometimesWrong(lambda number: True, repeatable=False))
     assert answer["outcome"] == "ok"
     assert "launches_checked" not in answer["verification"]
@@ -167,7 +161,7 @@ def test_what_changes_its_own_input_is_looked_at_before_and_after_alone() -> Non
 
 
 @pytest.mark.slow
-def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goes_on(pool: WorkerPool) -> None:
+def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goes_on(pool):
     refused = pool.measure(0, all_reduce(64, implementation="c10d_nccl"), EFFORT)
     assert refused["outcome"] == "unsupported"
     assert not refused["reason"].startswith("Rank ")
@@ -178,7 +172,7 @@ def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, 0])
-def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool: WorkerPool, victim: int) -> None:
+def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool, victim):
     pool.measure(0, all_reduce(64), None)
     before = ranks_of(os.getpid())
     assert len(before) == 2
@@ -217,7 +211,7 @@ def two_ranks(results: Path, *options: tuple[str, ...]) -> list[tuple[int, str]]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path: Path) -> None:
+def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path):
     (code, first), (_, second) = two_ranks(tmp_path, *[("-a", "op=allreduce")] * 2)
     assert code == 2
     assert first.count("op=allreduce") == 1
@@ -227,7 +221,7 @@ def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tm
 
 
 @pytest.mark.slow
-def test_all_ranks_measure_what_rank_0_was_asked_which_alone_reports_and_records(tmp_path: Path) -> None:
+def test_all_ranks_measure_what_rank_0_was_asked_which_alone_reports_and_records(tmp_path):
     sizes = [("-a", "op=all_reduce", "-a", "dtype=float32", "-a", f"size={size}") for size in ("64,1024", "4096")]
     (code, output), (other_code, other) = two_ranks(tmp_path, *sizes)
     assert (code, other_code) == (0, 0), output + other
@@ -240,7 +234,7 @@ def test_all_ranks_measure_what_rank_0_was_asked_which_alone_reports_and_records
 
 
 @pytest.mark.slow
-def test_a_rank_killed_under_torchrun_costs_nothing_that_was_measured(tmp_path: Path) -> None:
+def test_a_rank_killed_under_torchrun_costs_nothing_that_was_measured(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--soak", "5", "--results", str(tmp_path)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,9 +1,4 @@
-"""A run records every trial once, resumes where it stopped, and never loses what it holds."""
-
-from __future__ import annotations
-
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,16 +7,15 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
+from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
 from pyperf_suite.runner.workers import Workers
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.01))
@@ -29,8 +23,7 @@ TWO_PROCESSES = Profile("quick", 2, EFFORT, "for tests")
 
 
 def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) -> Plan:
-    schedule = Schedule("persistent", 1)
-    cases = [Case("matmul", MatmulParameters(size, size, size, schedule, Tile(32, 32, 32)), "native") for size in sizes]
+    cases = [a_product(size, schedule="persistent@1", tile="32x32x32") for size in sizes]
     return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, CPU)
 
 
@@ -78,9 +71,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sess
 
 
 @pytest.mark.slow
-def test_every_case_is_measured_in_every_process_between_two_sentinels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_case_is_measured_in_every_process_between_two_sentinels(tmp_path, monkeypatch):
     plan = a_plan()
     monkeypatch.setitem(SENTINELS, "cpu", plan.cases[0].case)
     session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=InThisProcess()).open()
@@ -98,9 +89,7 @@ def test_every_case_is_measured_in_every_process_between_two_sentinels(
     assert all(record.identity["kind"] == "cpu" and record.state for record in records)
 
 
-def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
-    begin: Callable[..., Session], tmp_path: Path
-) -> None:
+def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(begin, tmp_path):
     plan, workers = a_plan(), Instant()
     first = begin(plan, workers)
     assert not first.kept
@@ -122,9 +111,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
 
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 @pytest.mark.parametrize(("outcome", "damaged"), [("failed", False), ("unsupported", True)])
-def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
-    begin: Callable[..., Session], outcome: str, damaged: bool
-) -> None:
+def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(begin, outcome, damaged):
     plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
     session = begin(plan, Instant(seconds=2.5, outcome=outcome))
     (record,) = session.measure(plan.cases[0])
@@ -137,7 +124,7 @@ def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
         assert not again.is_finished(plan.cases[0])
 
 
-def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path: Path) -> None:
+def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path):
     plan = a_plan()
     with pytest.raises(UserError, match="no run"):
         find_run(tmp_path, identity(CPU), plan)
@@ -148,19 +135,17 @@ def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path:
         find_run(tmp_path, identity(CPU), plan, "20000101T000000Z-0000")
 
 
-def test_the_order_is_random_but_the_seeds_own() -> None:
+def test_the_order_is_random_but_the_seeds_own():
     cases = a_plan(sizes=tuple(range(1, 40))).cases
     assert in_random_order(cases, 1) == in_random_order(cases, 1)
     assert in_random_order(cases, 1) != in_random_order(cases, 2)
     assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
 
 
-def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
 
-    def steps(count: int, processes: int) -> Profile:
+    def steps(count, processes):
         effort = Effort(SteadyRule(launches=1), StopRule.exactly(count, 0.1))
         return Profile(f"{count} steps", processes, effort, "steps")
 
@@ -180,16 +165,7 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
 
 
-def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:
-    plan = a_plan(sizes=(8, 16, 24, 32))
-    session = begin(plan, Instant())
-    trials = session.trials()
-    assert [process for _, process in trials] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [planned for planned, _ in trials] == [*plan.cases, *plan.cases]
-    session.close()
-
-
-def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin: Callable[..., Session]) -> None:
+def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
     session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
@@ -206,9 +182,7 @@ def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin:
     again.close()
 
 
-def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(
-    begin: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(begin, tmp_path, monkeypatch):
     plan, workers = a_plan(sizes=(8, 16)), Instant()
     first = begin(plan, workers)
     first.measure_trial(plan.cases[0], 0)
@@ -219,26 +193,3 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
-
-
-def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: Sequence[str]) -> list[PlannedCase]:
-    return [
-        PlannedCase("baseline", Case("matmul", MatmulParameters(*size, Schedule(policy, 1), dtype=dtype), "native"))
-        for size, dtype, policy in itertools.product(sizes, dtypes, policies)
-    ]
-
-
-def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coarse_to_fine() -> None:
-    sizes = [(64, n, 64) for n in (128, 256, 257, 512, 1024, 2048, 4096)]
-    cases = of(sizes, ("float32", "bfloat16"), ("data_parallel", "stream_k"))
-    ordered = most_informative_first(cases, seed=3)
-    assert sorted(map(str, ordered)) == sorted(map(str, cases))
-    problems = [(planned.case.parameters.dtype, planned.case.parameters.n) for planned in ordered]
-    # One bundle of each dtype in turn; 256 and 257 are neighbours and make one bundle.
-    assert {dtype for dtype, _ in problems[:4]} == {"float32", "bfloat16"}
-    assert [n for dtype, n in problems if dtype == "float32"][:2] == [1024, 1024]
-    first_of_each = list(dict.fromkeys(n for dtype, n in problems if dtype == "float32"))
-    assert first_of_each[0] == 1024
-    assert set(first_of_each[1:3]) == {256, 257}
-    assert first_of_each[3] == 4096
-    assert most_informative_first(cases, seed=3) == ordered

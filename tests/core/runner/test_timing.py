@@ -1,7 +1,3 @@
-"""What is recorded of launches: times in figures worked out by hand, and who looked at what they left, and when."""
-
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,3 @@
-"""A worker that crashes, hangs, talks nonsense or is killed costs one case, in one sentence, within the deadline."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -16,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess, request_for
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_product
 
 CPU = resolve("cpu")
-CASE = Case("matmul", MatmulParameters(33, 65, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
+CASE = a_product(33, 65, 70, tile="32x32x32")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.02))
 
 
@@ -33,7 +27,7 @@ def double(program: str) -> WorkerProcess:
     return WorkerProcess(CPU, (sys.executable, "-c", textwrap.dedent(program)))
 
 
-def test_a_worker_measures_a_case_and_says_how() -> None:
+def test_a_worker_measures_a_case_and_says_how():
     worker = WorkerProcess(CPU)
     try:
         answer = worker.measure(CASE, EFFORT, 60)
@@ -72,13 +66,13 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
         ("input(); print('this is no JSON', flush=True); input()", "JSON"),
     ],
 )
-def test_a_worker_that_dies_or_babbles_is_lost_with_the_reason(program: str, words: str) -> None:
+def test_a_worker_that_dies_or_babbles_is_lost_with_the_reason(program, words):
     with pytest.raises(WorkerLost, match=words):
         double(program).measure(CASE, EFFORT, 30)
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> None:
+def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children():
     worker = double(
         """
         import subprocess, sys, time
@@ -96,7 +90,7 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> Non
 
 
 @pytest.mark.slow
-def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
+def test_the_case_after_a_crash_is_measured_by_a_fresh_worker():
     with WorkerPool(CPU, deadline_s=60) as pool:
         assert pool.measure(0, CASE, EFFORT)["outcome"] == "ok"
         (worker,) = pool._workers.values()
@@ -109,7 +103,7 @@ def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_a_worker_dies_with_its_parent() -> None:
+def test_a_worker_dies_with_its_parent():
     program = f"""
         import os, signal
         from pyperf_suite.hardware.devices import resolve
@@ -128,7 +122,7 @@ def test_a_worker_dies_with_its_parent() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 @pytest.mark.parametrize("command", [["pyperf_suite.runner.worker"], ["pyperf_suite.ranks.launch", "2", "os"]])
-def test_what_finds_its_parent_dead_already_ends_without_taking_a_case(command: list[str]) -> None:
+def test_what_finds_its_parent_dead_already_ends_without_taking_a_case(command):
     # As if the parent had died before the kernel could be asked to tell: this process has another parent than named.
     request = json.dumps({"case": CASE.to_json(), "effort": None, "device": "cpu", "deadline_s": 60})
     environ = os.environ | {"PYPERF_PARENT": str(os.getppid())}
@@ -138,7 +132,7 @@ def test_what_finds_its_parent_dead_already_ends_without_taking_a_case(command: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
-def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None:
+def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not():
     program = """
         import ctypes
         from pyperf_suite.runner import measuring, worker
@@ -160,9 +154,7 @@ def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None
         worker.close()
 
 
-def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_measured_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_measured_alone(monkeypatch, tmp_path):
     program = textwrap.dedent("""
         import json, os, sys
         from pathlib import Path
@@ -183,7 +175,7 @@ def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_
     assert "exit code 7" in answers[1]["reason"]
 
 
-def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have() -> None:
+def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have():
     worker = double("print(input(), flush=True)")
     try:
         request = worker.measure(CASE, EFFORT, 20, 30)
@@ -192,7 +184,7 @@ def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have() -> 
     assert request["give_up_s"] > 20 + 30
 
 
-def test_what_a_worker_and_a_rank_import_first_is_light() -> None:
+def test_what_a_worker_and_a_rank_import_first_is_light():
     heavy = "numpy", "torch", "pyperf_suite.workloads", "pyperf_suite.hardware", "click"
     program = f"""
         import sys, pyperf_suite.runner.worker, pyperf_suite.__main__
@@ -203,7 +195,7 @@ def test_what_a_worker_and_a_rank_import_first_is_light() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="folders are named after what /proc says of their owner")
-def test_a_pool_removes_what_a_killed_run_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pool_removes_what_a_killed_run_left(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = f"""
         import os, tempfile
@@ -243,7 +235,7 @@ WRITER = """
     """
 
 
-def test_what_a_killed_worker_wrote_is_removed() -> None:
+def test_what_a_killed_worker_wrote_is_removed():
     worker = double(WRITER)
     folder = Path(worker.measure(CASE, EFFORT, 30)["reason"])
     assert (folder / "files").is_dir()
@@ -251,7 +243,7 @@ def test_what_a_killed_worker_wrote_is_removed() -> None:
     assert not folder.exists()
 
 
-def test_torchrun_keeps_its_logs_where_they_are_removed() -> None:
+def test_torchrun_keeps_its_logs_where_they_are_removed():
     pytest.importorskip("torch.distributed.run")
     worker = WorkerProcess(CPU, (sys.executable, "-c", "import os; os.write(1, os.environ['PET_LOG_DIR'].encode())"))
     from torch.distributed.run import parse_args
@@ -268,7 +260,7 @@ def test_torchrun_keeps_its_logs_where_they_are_removed() -> None:
 
 
 @pytest.mark.slow
-def test_processes_of_a_run_share_references_in_a_folder_that_is_gone_after_it() -> None:
+def test_processes_of_a_run_share_references_in_a_folder_that_is_gone_after_it():
     pool = WorkerPool(CPU, deadline_s=60)
     folder = Path(pool._shared.name)
     try:

@@ -1,7 +1,3 @@
-"""Wrong results injected into the native product end as failed."""
-
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,15 +5,13 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import STANDARD, Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import operator
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import NativeCpuMatmul
 from pyperf_suite.workloads.operator import Launches
+from tests.records import a_product
 
 SETS = 8
 
@@ -29,7 +23,7 @@ LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half
 Fault = Callable[[int, int], bool]
 
 # Of which the native product makes tens of thousands of launches in a standard run.
-CASE = Case("matmul", MatmulParameters(96, 96, 96, Schedule("data_parallel", 1)), "native")
+CASE = a_product(96)
 
 
 class FaultyLaunches(Launches):
@@ -78,7 +72,7 @@ def rotation_through_eight_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", range(SETS))
-def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: int) -> None:
+def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong):
     answer, _ = trial(lambda _launch, at: at == wrong)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result before timing")
@@ -86,7 +80,7 @@ def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: i
     assert answer["verification"]["worst_at"] == [11, 13]
 
 
-def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed() -> None:
+def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed():
     answer, _ = trial(lambda launch, _set: launch > 500, LONG)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed: operand set ")

@@ -106,7 +106,7 @@ def sent(traffic: Traffic, operation: str) -> float:
     return sum(t.calls * t.size_bytes for t in traffic.transfers if t.operation == operation)
 
 
-@given(models, works, ranks_of_data)
+@given(models | st.sampled_from([*KINDS.values()]), works, ranks_of_data)
 def test_data_parallel_traffic_is_that_of_the_zero_paper(model, work, ranks):
     # In units of the bytes of all parameters: DDP and ZeRO-1 move 2, ZeRO-3 moves 3 for each micro-batch.
     psi = model.parameters * 2 * (ranks - 1) / ranks
@@ -214,7 +214,7 @@ def test_a_faster_network_or_more_computing_never_exposes_more(model, work, rank
 def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not():
     sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), TrainingWorkload(seq=8), 4)
 
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
+    def seconds(operation, size_bytes, ranks):
         return 1e-5 + size_bytes / 1e9
 
     bound_s = bound_below_s(sent, seconds)
@@ -259,10 +259,3 @@ def test_an_operation_that_was_not_measured_is_refused_with_those_that_were():
         asked("broadcast", 1000, 2)
     with pytest.raises(UserError, match="only nothing"):
         seconds_of({})("broadcast", 1000, 2)
-
-
-@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
-def test_zero_3_gathers_all_parameters_of_layers_of_all_kinds(model):
-    gathered = [t for t in zero_3(model, TrainingWorkload(seq=4096), 8).transfers if "forward" in t.purpose]
-    sent = sum(transfer.calls * transfer.size_bytes for transfer in gathered)
-    assert sent == pytest.approx(2 * model.parameters, rel=1e-3)
