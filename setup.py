@@ -100,7 +100,13 @@ setup(
     # Both stand here by name: a top-level package called `kernels` would collide with the one on PyPI.
     package_dir={"pyperf_suite": "pyperf_suite", "pyperf_suite.kernels": "kernels"},
     package_data={
-        "pyperf_suite": ["py.typed", "**/*.toml", "planner/laws/calibrations/*.npz", "render/assets/*", "cli/templates/*"],
+        "pyperf_suite": [
+            "py.typed",
+            "**/*.toml",
+            "planner/laws/calibrations/*.npz",
+            "render/assets/*",
+            "cli/templates/*",
+        ],
         "pyperf_suite.kernels": ["cuda/*.cu", "cuda/*.cuh"],
     },
     ext_modules=[native],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from importlib import metadata, resources
@@ -82,6 +81,8 @@ def _filled(template: str, **values: str) -> str:
 
 def _requirement() -> str:
     """What pip installs this version by elsewhere: the commit of a git URL that it came from, else its name."""
+    import json
+
     origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")
     if commit := origin.get("vcs_info", {}).get("commit_id"):
         return f"git+{origin['url']}@{commit}"

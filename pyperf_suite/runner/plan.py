@@ -326,7 +326,7 @@ class ProgressLines:
 def slowed() -> float:
     """How long a thread takes to compute for a second: 1, or more where others have the cores meanwhile.
 
-    What a moment shows, but no more than by how many have wanted each core in the last minute.
+    Between what a moment shows, and by how many have wanted each core in the last minute, in the middle by logarithms.
     """
 
     def look() -> float:
@@ -336,7 +336,7 @@ def slowed() -> float:
         return (time.perf_counter() - began_s) / (time.thread_time() - computed_s)
 
     now, queue = statistics.median(look() for _ in range(LOOKS)), (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
-    return max(1.0, min(now, queue) if queue > 1 else now)
+    return max(1.0, math.sqrt(now * queue) if queue > 1 else now)
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished):
     (records,) = results.glob("*/*/records.jsonl")
     (picture,) = results.glob("*/*/*.png")
     assert str(records) in result.output
-    assert picture.name in result.output
+    assert "1 picture" in result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert {record.outcome for record in read_journal(records)} == {"ok"}
 

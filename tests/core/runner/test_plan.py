@@ -122,9 +122,9 @@ def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measu
 
 @pytest.mark.parametrize(
     ("load", "seconds"),
-    [(0.0, 4.0), (1.0, 4.0), (3.0, 2.0), (11.0, 4.0)],  # a queue shorter than the cores says nothing
+    [(0.0, 4.0), (1.0, 4.0), (7.0, 4.0), (1.5, 5**0.5), (17.0, 6.0)],  # a queue shorter than the cores says nothing
 )
-def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_no_more_than_the_queue(monkeypatch, load, seconds):
+def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_what_the_queue_says(monkeypatch, load, seconds):
     SLOWED.cache_clear()
     now = itertools.count()
     passed = {"perf_counter": 4.0, "thread_time": 1.0}
