@@ -8,7 +8,6 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner import plan as module
 from pyperf_suite.runner.plan import (
@@ -26,9 +25,9 @@ from pyperf_suite.user_kernels import workload
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
+from tests.records import a_product
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
 HOST_FLOP_PER_S, SLOWED = module.host_flop_per_s, module.slowed
@@ -45,9 +44,7 @@ def slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def product(m: int, mode: str = "burst", n: int = 1000) -> PlannedCase:
     """2·m·n FLOP in thousands."""
-    return PlannedCase(
-        "baseline", Case("matmul", MatmulParameters(m, n, 1000, Schedule("library", 1)), "torch", mode=mode)
-    )
+    return PlannedCase("baseline", a_product(m, n, 1000, "torch", "library@1", mode=mode))
 
 
 EXACT = PlannedCase("topology", Case("topology", TopologyParameters("host"), "system"))
@@ -198,11 +195,11 @@ def test_sizes_come_from_coarse_to_fine_and_those_within_two_percent_together():
 def test_what_cannot_be_measured_here_is_refused_before_anything_is(size, device, sentence, monkeypatch):
     monkeypatch.setattr(module.memory, "available_bytes", lambda: 2 << 30)
     monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
-    parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
-    plan = Plan((PlannedCase("baseline", Case("matmul", parameters, "cublas")),), QUICK, device)
+    case = a_product(size, implementation="cublas", schedule="library@132", dtype="bfloat16")
+    plan = Plan((PlannedCase("baseline", case),), QUICK, device)
     with pytest.raises(UserError, match=re.escape(sentence)) if sentence else nullcontext():
         plan.validate()
-    needed = PlannedCase("baseline", Case("matmul", MatmulParameters(16384, 16384, 1, Schedule("library", 1)), "torch"))
+    needed = PlannedCase("baseline", a_product(16384, 16384, 1, "torch", "library@1"))
     monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384))
     Plan((needed,), QUICK, CPU).validate()
     monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384) - 1)
