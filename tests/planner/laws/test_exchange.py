@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.laws.traffic import (
-    PARALLELISMS,
-    StepTransfer,
-    TrainingWorkload,
-    verdict,
-)
+from pyperf_suite.laws.traffic import PARALLELISMS, StepTransfer, TrainingWorkload, verdict
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.training.step import exposed_exchange_s
 
