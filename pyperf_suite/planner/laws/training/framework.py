@@ -57,8 +57,7 @@ class Traits:
         bucket: elements that are sent together, sums of ZeRO 1 and 2 to every rank; 0: about a layer, sums scattered.
         composite: norms, rotary embedding and gates are single operations of torch, most of them in 32 bits.
         hides_sums: TP sums an input's gradient next to the product of the weights' gradient.
-        adds_apart: micro-batches' gradients are added up by an operation of torch, not within their product.
-        cuts_kept: TP's ranks keep a share each of what is recomputed from, and gather it first.
+        adds_apart: as of a plan; cuts_kept: ranks of TP keep a share each of what is recomputed from, gathered first.
     """
 
     attention: tuple[float, float, float] = (1.0, 1.0, 1.0)

@@ -182,8 +182,8 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
         again_s = ALL_REDUCES_PER_PASS * c.tensor * layer.gathered
         tensor_s = tensor_s + exposed_comm_s(again_s, during_s, layer.taken_tensor)
         if plan.traits.hides_sums:
-            sums_s = ALL_REDUCES_PER_PASS * c.tensor * (layer.summed - layer.gathered)
-            tensor_s = tensor_s - sums_s + exposed_comm_s(sums_s, during_s, layer.taken_tensor)
+            sums_s, taken = ALL_REDUCES_PER_PASS * c.tensor * layer.summed - again_s, layer.taken_tensor
+            tensor_s = tensor_s + (1 - taken) * again_s + exposed_comm_s(sums_s, during_s, taken) - taken * sums_s
     if plan.traits.cuts_kept:
         tensor_s = tensor_s + c.tensor * plan.recompute_fraction * layer.summed / 2
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
@@ -220,7 +220,9 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else c.scores)
     # What is left of an exchange that a gradient's product hides: what it takes from the product.
-    gathers = ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node)
+    taken = taken_share(plan.tensor, plan.ranks_per_node)
+    hidden = taken if plan.traits.hides_sums else 1.0
+    summed = c.tensor_overlapped if plan.overlap_tensor else c.tensor * (forward + hidden) / (forward + 1)
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),
@@ -233,8 +235,8 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "cast": ((forward + 1) / 2, c.slowdown * c.cast),
         "permuted": (forward + 1, sorted_apart * c.slowdown * c.permute),
         "all_to_all": (4 + 2 * plan.recompute_fraction, c.all_to_all),
-        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), c.tensor_overlapped if plan.overlap_tensor else c.tensor),
-        "gathered": (gathers, 0.0 if plan.overlap_tensor else c.tensor),
+        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
+        "gathered": (ALL_REDUCES_PER_PASS * taken, 0.0 if plan.overlap_tensor else c.tensor / hidden),
         "ends": (1.0, c.slowdown),
         "loss": (1.0, memory),
     }

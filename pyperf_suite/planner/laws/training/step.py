@@ -292,8 +292,8 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     model, plan, c = priced.model, priced.plan, constants
     layer, ends = layer_work(priced.layer, plan, c), ends_work(priced.ends, plan, c)
     layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
-    m, others, mean = plan.micro_batches, plan.pipeline - 1, model.layers / plan.pipeline
-    chunks = np.asarray(plan.chunks)
+    m, others, chunks = plan.micro_batches, plan.pipeline - 1, np.asarray(plan.chunks)
+    mean = model.layers / plan.pipeline
     parts = {
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
@@ -365,8 +365,7 @@ def step_time(
     Parts are of all micro-batches on the slowest stage: products, attention, memory bound and host (waiting for
     launches), what is waited for of tensor, context and experts' exchange; then bubble (the pipeline fills, drains and
     sends), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost), optimizer, and offload.
-    `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is None and the
-    interval wider.
+    `extrapolated`: no run of the framework on that GPU was published; `error_percent` is None, the interval wider.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
