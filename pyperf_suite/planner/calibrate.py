@@ -49,7 +49,7 @@ from pyperf_suite.planner.laws.training.engine_step import (
     unpack_lines,
 )
 from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.layer_work import work_of
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, law_dtype, predicted_seconds
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
@@ -274,8 +274,7 @@ def _step_features(prices: CpuPrices, p: TransformerShape) -> tuple[float, float
     piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=DTYPES["float32"])
     model: ModelDimensions = p.dimensions
     alone = StepConstants(1.0, 0.0)
-    layer = work_of_layer(model, piece, prices, alone)
-    ends = work_of_ends(model, piece, prices, alone)
+    layer, ends = work_of(model, piece, prices, alone)
     return float(model.layers * layer.seconds + ends.seconds), float(model.layers), 1.0
 
 

@@ -78,7 +78,15 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
         run = each.run
         if each.predicted is None or not each.is_timed:
             continue
-        similar = (run.source.split("@")[0], run.name, run.gpu.name, run.plan.dtype, run.plan.ranks, run.plan.seq)
+        similar = (
+            run.source.split("@")[0],
+            run.name,
+            run.model,
+            run.gpu.name,
+            run.plan.dtype,
+            run.plan.ranks,
+            run.plan.seq,
+        )
         times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.predicted.seconds) / run.tokens])
         groups[similar][str(run.plan)].append((float(times[0]), float(times[1])))
     right = pairs = 0

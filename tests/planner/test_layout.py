@@ -35,11 +35,10 @@ from pyperf_suite.planner.layout.plan import (
     smallest_network,
 )
 from pyperf_suite.planner.layout.report import findings_of_layouts, layout_answer
+from tests.models import LLAMA, MIXTRAL
 from tests.records import printed_lines, printed_values
 
 A100 = find_gpu("A100")
-LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
-MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
 SMALL = ModelDimensions(12, 768, 3072, 12, 50304, bias=True, tied=True, positions=1024)
 NODE = Cluster(A100, 8, 8, A100.memory_bytes)
 EIGHT_NODES = Cluster(A100, 64, 8, A100.memory_bytes)

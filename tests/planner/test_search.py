@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -11,14 +9,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.sizing.search import Bounds, costs_of, judged, neighbours, search
 from pyperf_suite.planner.sizing.step import Setting, parts_of, price, resized, shapes_of
+from tests import models
+from tests.models import LLAMA, MIXTRAL
 
 GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
-LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
-MIXTRAL = dataclasses.replace(LLAMA, vocab=32000, experts=8, top_k=2)
-DEEPSEEK = ModelDimensions(
-    layers=27, hidden=2048, ffn=10944, heads=16, vocab=102400, head_dim=192, gated=True, experts=64, top_k=6,
-    expert_ffn=1408, shared_ffn=2816, dense_layers=1, latent_rank=512, rope_head_dim=64, value_head_dim=128,
-)  # fmt: skip
+DEEPSEEK = models.MODELS["deepseek-v2-lite"]
 MODELS = pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL, DEEPSEEK], ids=["gpt", "llama", "mixtral", "deepseek"])
 
 
@@ -129,13 +124,9 @@ def test_tensor_parallelism_costs_its_collectives(made_up):
 @pytest.mark.parametrize(
     ("make", "wrong", "words"),
     [
-        (Setting, {"tp": 3}, "TP over 3 ranks cannot divide heads = 32 evenly: take tp = 2 or 4"),
         (Setting, {"tp": 0}, "tp has to lie between 1 and"),
-        (Setting, {"seq": 0}, "seq has to lie between 1 and"),
         (Setting, {"micro_batch": -1}, "micro_batch has to lie between"),
         (Setting, {"seq": 1 << 20, "micro_batch": 1 << 12}, "tokens at a time, beyond"),
-        (Bounds, {"vary": ("depth",)}, "choose from hidden, heads"),
-        (Bounds, {"vary": ("head",)}, "did you mean heads"),
         (Bounds, {"parameter_change": -0.1}, "shares of the model's own figures"),
         (Bounds, {"reach": 2.0}, "shares of the model's own figures"),
     ],

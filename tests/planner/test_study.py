@@ -22,7 +22,7 @@ from pyperf_suite.planner.laws.calibration import Calibration, load_calibration,
 from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.layer_work import work_of
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, default_axes, worlds_of
@@ -243,9 +243,9 @@ def true_seconds(case: Case) -> float:
     if case.operator == "data_parallel":
         piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=4)
         alone = StepConstants(constants.slowdown, 0.0)
-        layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
-        ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
-        return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)
+        layer, ends = work_of(p.dimensions, piece, prices, alone)
+        host_s = p.layers * constants.host_s_per_layer + constants.host_s_at_ends
+        return constants.crowded(p.ranks, 2) * (p.layers * layer.seconds + ends.seconds + host_s)
     return predicted_step(TRUTH, p, 2).seconds
 
 

@@ -74,6 +74,9 @@ def test_orders_that_are_wrong_are_counted(tmp_path: Path) -> None:
     wrong = judged(read_runs(table(tmp_path / "wrong.csv", *turned))[0])
     assert right_orders(right)[0] == right_orders(right)[1] > 0
     assert right_orders(wrong)[0] == 0 < right_orders(wrong)[1]
+    # Two models of one name have no order.
+    others = judged(read_runs(table(tmp_path / "others.csv", rows[0], rows[-1] | {"heads": 64}))[0])
+    assert right_orders(others) == (0, 0)
 
 
 def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path) -> None:

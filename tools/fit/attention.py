@@ -6,7 +6,6 @@ head shapes (heads, kv_heads, head_dim) with all their batches and lengths, of w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -378,17 +377,3 @@ def _by_width(table: PrefillTable) -> Iterator[tuple[int, PrefillTable]]:
 def _missed(choices: Sequence[KernelChoice], rows: PrefillTable) -> Floats:
     predicted = sum(each.weight * each.kernel.seconds(rows.shape()) for each in choices)
     return np.asarray(np.log(rows.seconds / predicted))
-
-
-def main() -> None:
-    """Print each, and all of one sort together."""
-    by_sort: dict[str, list[Floats]] = {}
-    for sort, gpu, name, missed in left_out(Path(sys.argv[1])):
-        print(f"{sort}: {gpu} {name}: {fitting.in_words(missed)}", flush=True)
-        by_sort.setdefault(sort.split(",")[0], []).append(missed)
-    for sort, errors in by_sort.items():
-        print(f"ALL {sort}: {fitting.in_words(np.concatenate(errors))}")
-
-
-if __name__ == "__main__":
-    main()

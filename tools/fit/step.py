@@ -39,14 +39,7 @@ from pyperf_suite.planner.laws.training.framework import (
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
-from pyperf_suite.planner.laws.training.step import (
-    MEASURED_GPU,
-    PricedStep,
-    kind_of,
-    price_step,
-    prices_of,
-    step_parts,
-)
+from pyperf_suite.planner.laws.training.step import MEASURED_GPU, PricedStep, kind_of, price_step, prices_of, step_parts
 from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
 from tools.fit.published import read_columns, rows_of
 
@@ -91,10 +84,9 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "tensor_overlapped": (0.3, 0.3),
     "exchange": (1.15, 0.15),
     "all_to_all": (1.15, 0.07),
-    "send": (0.3, 1.0),
     "accumulate": (1.2, 0.2),
     "step_s": (20e-3, 0.5),
-    "micro_batch_s": (2e-3, 0.7),
+    "micro_batch_s": (1e-3, 0.7),
     "nodes": (0.003, 0.7),
 }
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
@@ -195,7 +187,8 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
 def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
     """The iterations of a table of vTrain's. Raises UserError where the folder has not got it.
 
-    They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed.
+    They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed, gradients of
+    16 bits (src/predictor.py of vTrain counts 2 bytes each), as is Megatron-LM's default in fp16.
     """
     return [
         Iteration(
@@ -218,7 +211,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
                 pipeline=row["pipeline_parallelism"],
                 recompute="layers",
                 fused_attention=False,
-                gradient_bytes=4,
+                dtype="fp16",
             ),
             row["iteration_time_(ms)"] * 1e-3,
         )
@@ -279,7 +272,7 @@ BY_GPU = ("nvfp4", "attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention"),
+    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention", "adds_apart"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
@@ -302,8 +295,7 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         model: Any = SimpleNamespace(layers=np.array([step.model.layers for step in steps]))
         groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
         seconds = (
-            np.array([float(getattr(step, name)) for step in steps])
-            for name in ("sends", "whole_sends", "optimizer", "gradient_byte")
+            np.array([float(getattr(step, name)) for step in steps]) for name in ("sends", "optimizer", "gradient_byte")
         )
         own = [on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu, runs[place].framework) for place in places]
         ratios = replace(
@@ -356,7 +348,7 @@ def errors_left_out(runs: Sequence[PricedRun], how: str) -> NDArray[np.float64]:
 
 
 # Errors of one source, and fewer than these, say little of how wide they scatter: those of other frameworks do, wider.
-FEWEST_ERRORS, WIDER, LEAST_END = 12, 1.3, 0.05
+FEWEST_ERRORS, WIDER, LEAST_END, FEWEST_SOURCES = 12, 1.3, 0.05, 2
 
 
 def ends_of(
@@ -365,8 +357,8 @@ def ends_of(
     """Between what nine of ten errors lie of runs such as one, each source counting the same, and their mean in %.
 
     The next run is of a source of its own: errors scatter by their sources, and within them (Student's t of as many
-    degrees of freedom as sources). They are of its kind and framework, or of its kind, or all where there are too few;
-    `without` leaves out those that have it in common.
+    degrees of freedom as sources). They are of its kind and framework, or of its kind, or all where there are too few,
+    and then wider, by the few sources of its own framework; `without` leaves out those that have it in common.
     """
     from scipy.stats import t
 
@@ -379,8 +371,11 @@ def ends_of(
             break
     weights = np.array([1 / count[runs[place].source] for place in places])
     scatter = float(np.sqrt(np.average(errors[places] ** 2, weights=weights)))
-    wider = 1.0 if "framework" in names else WIDER
-    end = max(LEAST_END, wider * float(t.ppf(0.95, len(count))) * scatter)
+    wider, freedom = 1.0, len(count)
+    if "framework" not in names:
+        own = {runs[place].source for place in known if runs[place].framework == like.framework}
+        wider, freedom = WIDER, min(freedom, max(FEWEST_SOURCES, len(own)))
+    end = max(LEAST_END, wider * float(t.ppf(0.95, freedom)) * scatter)
     return -end, end, _percent(errors[places])
 
 

@@ -24,13 +24,7 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants, usual_framework
-from pyperf_suite.planner.laws.training.memory import (
-    OFFLOADS,
-    ON_GPU,
-    MemoryNeed,
-    Verdict,
-    training_memory,
-)
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict, training_memory
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, check_offload
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
@@ -229,10 +223,8 @@ class Planned:
         shares = []
         for place in places:
             plan = plan_at(self.training, self.cluster, self.grid, place)
-            constants = self.found[str(plan.framework)].constants
-            constants = replace(constants, launch_s=0.0)
-            network = self.cluster.network
-            parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
+            constants = replace(self.found[str(plan.framework)].constants, launch_s=0.0)
+            parts = step_time(self.laws, self.training.model, plan, constants, prices, self.cluster.network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
             unseen_s = sum(
                 min(float(part), float(self.parts[name][place])) for name, part in parts.items() if name != "offload"

@@ -7,12 +7,7 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import PLAIN
-from pyperf_suite.planner.laws.attention_kernels import (
-    BEYOND_WIDTHS,
-    OTHER_WINDOW,
-    SOFTMAX_COLUMNS,
-    unpack_attention,
-)
+from pyperf_suite.planner.laws.attention_kernels import BEYOND_WIDTHS, OTHER_WINDOW, SOFTMAX_COLUMNS, unpack_attention
 from pyperf_suite.planner.laws.calibration import ResidualGrid, shipped_calibration
 from pyperf_suite.planner.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
 from tools.fit.attention import block_of, fit_grid, fit_law, left_out, read_tables

@@ -28,7 +28,7 @@ def test_the_planner_prices_published_iterations_by_the_very_law_that_was_fitted
     """Without SP, overlap and fused attention, as they were run."""
     for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
         plan = iteration.plan
-        training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False)
+        training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False, dtype=plan.dtype)
         cluster = Cluster(A100, plan.tensor * plan.data * plan.pipeline, 8, A100.memory_bytes)
         counts = {name: getattr(plan, name) for name in ("data", "tensor", "pipeline", "micro_batch")}
         found = evaluated(training, cluster, one("layers", **counts), A100)
@@ -62,7 +62,7 @@ def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_
     mean = np.mean(np.abs(list(errors.values())))
     assert mean < 0.04
     assert max(map(abs, errors.values())) < 0.08
-    assert 100 * mean == pytest.approx(2.4, abs=0.1)
+    assert 100 * mean == pytest.approx(2.2, abs=0.1)
     # What the paper is about: its two measures save a quarter to a third.
     for name, (*_, full_s, selective_s) in SELENE.items():
         saved = (1 + errors[name, "layers"]) * full_s / ((1 + errors[name, "attention"]) * selective_s)
@@ -117,12 +117,13 @@ def test_the_order_of_the_study_of_2_7_billion_parameters(
     assert is_whole == ((network_bytes_per_s, gpus, micro_batches) in AS_THE_STUDY), found
 
 
-# Where the whole order comes out. With one micro-batch ZeRO 3 comes out before 1 and 2 on few GPUs, for DeepSpeed
-# gathers what these updated next to nothing; over two ports, with several micro-batches, ZeRO 3 sends longer than it
-# computes.
+# Where the whole order comes out. With one micro-batch, or two, ZeRO 3 comes out before 1 or 2 on few GPUs, for
+# DeepSpeed gathers what these updated next to nothing; over two ports, with several micro-batches, ZeRO 3 sends longer
+# than it computes.
 AS_THE_STUDY: set[tuple[float | None, int, int]] = {
     (None, 16, 4),
-    *((None, gpus, micro_batches) for gpus in (32, 64, 128) for micro_batches in (2, 4)),
+    *((None, gpus, 4) for gpus in (32, 64, 128)),
+    (None, 128, 2),
     *((None, 512, micro_batches) for micro_batches in (1, 2)),
     (TWO_PORTS, 16, 2),
     *((TWO_PORTS, gpus, 1) for gpus in (32, 64, 128, 512)),

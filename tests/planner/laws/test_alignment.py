@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.tiling import (
-    Tile,
-)
 from pyperf_suite.planner.laws.alignment import (
     ALIGNED_BYTES,
     ON_ADA,
@@ -23,11 +20,6 @@ from pyperf_suite.planner.laws.alignment import (
     cliffs_of,
 )
 
-sizes = st.integers(1, 3000)
-pairs = st.integers(1, 2)
-tiles = st.builds(
-    Tile, *(st.integers(1, 300) for _ in range(3)), stages=st.integers(1, 6), cluster=pairs, cluster_n=pairs
-)
 H100, ADA = find_gpu("H100"), find_gpu("RTX 4090")
 DIMENSIONS = st.integers(1, 1 << 20)
 LAYOUTS = st.sampled_from(("TN", "NN", "NT", "TT"))

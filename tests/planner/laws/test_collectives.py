@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta, held_out_errors
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, OPERATIONS, bus_factor
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.collectives import (
@@ -30,7 +30,7 @@ from pyperf_suite.planner.laws.collectives import (
     unpack_laws,
 )
 from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, network_of
-from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks, seconds_of
+from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from tools.fit import collectives as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
@@ -409,71 +409,3 @@ def test_more_bytes_never_take_less_time_whatever_the_noise(seed: int) -> None:
     seconds = law.seconds(np.concatenate([[0.0], np.geomspace(1, 1e12, 200)]))
     assert np.all(np.diff(seconds) >= 0)
     assert seconds[0] >= 0
-
-
-def test_the_segments_are_joined_and_together_are_the_law() -> None:
-    seconds = np.maximum(10e-6, 8e-6 + SIZES / 20e9) + np.maximum(0, SIZES - 2**22) / 100e9
-    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
-    assert len(law.betas_s_per_byte) == len(law.bends_bytes) + 1 > 1
-    ends = np.array([0.0, *law.bends_bytes, 1e12])
-    # Each straight line by its own slope leads to where the next one begins.
-    steps = np.array(law.betas_s_per_byte) * np.diff(ends)
-    np.testing.assert_allclose(law.seconds(ends), law.start_s + np.concatenate([[0.0], np.cumsum(steps)]), rtol=1e-9)
-
-
-def test_one_outlier_bends_nothing() -> None:
-    seconds = 10e-6 + SIZES / 100e9
-    seconds[12] *= 5
-    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
-    others = np.arange(SIZES.size) != 12
-    np.testing.assert_allclose(law.seconds(SIZES[others]), seconds[others], rtol=0.05)
-
-
-def test_the_stated_error_is_of_sizes_that_were_left_out() -> None:
-    seconds = (10e-6 + SIZES / 100e9) * np.random.default_rng(5).lognormal(0, 0.1, SIZES.size)
-    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
-    seen = np.median(np.abs(law.seconds(SIZES) / seconds - 1))
-    assert law.held_out_error is not None
-    assert law.held_out_error >= seen
-    assert law.held_out_error == np.median(held_out_errors(SIZES, seconds))
-
-
-def test_too_few_sizes_give_a_line_that_states_no_error() -> None:
-    law = PiecewiseAlphaBeta.fit([8, 1024, 2**20], [1e-5, 1e-5, 2e-5])
-    assert len(law.betas_s_per_byte) == 1
-    assert law.held_out_error is None
-    assert PiecewiseAlphaBeta.fit([1024], [3e-6]).seconds(1024) == pytest.approx(3e-6)
-
-
-def test_the_time_of_other_numbers_of_ranks_lies_between_theirs_or_goes_by_bytes_on_the_bus() -> None:
-    law = over_ranks(
-        "all_reduce", np.tile(SIZES, 2), np.repeat([2, 8], SIZES.size), np.repeat([1e-5, 3e-5], SIZES.size)
-    )
-    np.testing.assert_allclose([law.seconds(64, ranks) for ranks in (1, 2, 4, 8)], [0, 1e-5, 2e-5, 3e-5], rtol=1e-6)
-    # Beyond them as many bytes on the bus take as long: 2(n-1)/n is 7/4 for 8 ranks and 1 for 2, so that a message of
-    # 7 MB among 2 loads the bus as one of 4 MB among 8.
-    law = over_ranks("all_reduce", SIZES, np.full(SIZES.size, 8), 1e-5 + SIZES / 100e9)
-    np.testing.assert_allclose(law.seconds(7e6, 2), law.seconds(4e6, 8), rtol=1e-9)
-    assert law.seconds(4e6, 1024) > law.seconds(4e6, 8)
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "seconds", "sentence"),
-    [
-        ([], [], "no measurements"),
-        ([-1], [1e-6], "at least 0 bytes"),
-        ([8], [0.0], "above 0 seconds"),
-        ([8], [np.nan], "above 0 seconds"),
-    ],
-)
-def test_what_is_no_measurement_is_refused(size_bytes: list[float], seconds: list[float], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        PiecewiseAlphaBeta.fit(size_bytes, seconds)
-
-
-def test_an_operation_without_a_law_is_refused_with_those_that_have_one() -> None:
-    law = over_ranks("broadcast", SIZES, np.full(SIZES.size, 2), 1e-5 + SIZES / 1e9)
-    seconds = seconds_of({"broadcast": law})
-    assert seconds("broadcast", 1e9, 2) == pytest.approx(1, rel=1e-3)
-    with pytest.raises(UserError, match="all_to_all was not measured, only broadcast"):
-        seconds("all_to_all", 1e9, 2)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.traffic import (
-    PARALLELISMS,
-    StepTransfer,
-    TrainingWorkload,
-    verdict,
-)
+from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer, TrainingWorkload, verdict
 from pyperf_suite.planner.laws.training.step import exposed_exchange_s
 
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)

@@ -22,8 +22,8 @@ from pyperf_suite.planner.laws.training.framework import (
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import prices_of, step_time
+from tests.models import LLAMA
 
-LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
 PLAN = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=16, overlap_gradients=True)
 SHARDED = replace(PLAN, zero_stage=3)
 ALONE = ParallelPlan(global_batch=64, micro_batch=1, seq=4096)
@@ -66,8 +66,9 @@ def test_where_no_run_was_published_the_interval_is_wider_and_no_error_is_stated
     assert np.log(unknown.high / unknown.low) > 1.2 * np.log(known.high / known.low)
 
 
-def test_generations_are_known_by_the_compute_capability():
+def test_generations_are_known_by_the_compute_capability_and_of_other_makers_by_their_units():
     names = {"V100 SXM": "Ampere", "L40S": "Ampere", "H200": "Hopper", "B300": "Blackwell", "RTX 5090": "Blackwell"}
+    names |= {"MI250X": "Ampere", "MI300X": "Hopper", "MI355X": "Blackwell"}
     assert {name: generation_of(find_gpu(name)) for name in names} == names
 
 

@@ -11,10 +11,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
+from tests.models import GPT_3 as GPT
+from tests.models import LLAMA, MIXTRAL
 
-GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
-LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
-MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
 GIB = 2**30
 
 

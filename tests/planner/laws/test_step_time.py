@@ -10,10 +10,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.traffic import exposed_comm_s
-from pyperf_suite.planner.laws.training.framework import GENERATIONS, StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import HOP_S, step_time
@@ -106,7 +105,7 @@ def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> No
 
 
 def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
-    plan = replace(PLAN, tensor=2, data=2)
+    plan = replace(PLAN, tensor=2, data=2, framework="fsdp2")
     alone, within = parts(plan), parts(plan, constants=replace(IDLE_HOST, slowdown=1.5))
     for name in ("products", "attention", "memory bound", "optimizer"):
         assert within[name] == pytest.approx(1.5 * alone[name])
@@ -115,23 +114,33 @@ def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
 
 
 def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
-    plan = replace(PLAN, tensor=2)
-    activations_s = 2 * 2 * 1024 * 1024 / 1e9
-    assert parts(plan)["tensor"] == pytest.approx(32 * (24 * 4 + 2) * activations_s)
-    assert parts(replace(plan, recompute="layers"))["tensor"] == pytest.approx(32 * (24 * 6 + 2) * activations_s)
+    plan = replace(PLAN, tensor=2, framework="fsdp2")
+    again = replace(plan, recompute="layers")
+    assert parts(plan)["tensor"] == pytest.approx(32 * (24 * 4 + 2) * STREAM_S)
+    assert parts(again)["tensor"] == pytest.approx(32 * (24 * 6 + 2) * STREAM_S)
     assert parts(PLAN)["tensor"] == 0
+    # DeepSpeed's ranks first gather a layer's input, of which each has kept a share.
+    kept = parts(replace(again, framework="deepspeed"))["tensor"]
+    assert kept == pytest.approx(32 * (24 * 6.5 + 2) * STREAM_S)
+    # Megatron sums the gradients of inputs next to the products of the weights' gradients.
+    beside_s = parts(plan)["products"] / 3 - 2 * 1024 * 51200 / 2 * 64 * 1024 / 1e14
+    beside = parts(replace(plan, framework="megatron"))["tensor"]
+    ends_s = 32 * STREAM_S
+    assert parts(plan)["tensor"] - beside == pytest.approx((1 - TAKEN_IN_NODE) * (beside_s + ends_s))
 
 
-def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
-    block = pack_constants(dict.fromkeys(GENERATIONS, StepConstants(2.0, 0.0)), {"mape": 5.0}, "made up", {})
-    own = step_time(Calibration("A100 SXM", {"step.megatron": block}), MODEL, PLAN, None, MadeUpPrices())
-    assert own.seconds == pytest.approx(2 * seconds(PLAN))
-    assert own.error_percent == 5.0
-    assert not own.extrapolated
-    of_another = step_time("L40S", MODEL, PLAN, None, MadeUpPrices())
-    assert of_another.extrapolated
-    assert of_another.error_percent is None
-    assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated
+def test_gradients_that_torch_adds_up_are_read_twice_and_written_once_from_the_second_micro_batch_on() -> None:
+    constants = replace(IDLE_HOST, accumulate=1.0)
+    plan = replace(PLAN, framework="deepspeed", global_batch=2)
+    one, two = (parts(replace(plan, global_batch=batch), constants=constants)["optimizer"] for batch in (2, 4))
+    parameters = 24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab
+    assert two - one == pytest.approx(6 * parameters / 1e12, rel=1e-3)
+
+
+def test_a_tied_embeddings_gradients_are_summed_by_the_first_and_the_last_stage() -> None:
+    plan = replace(PLAN, pipeline=4)
+    assert parts(plan)["gradients"] == pytest.approx(2 * MODEL.hidden * MODEL.vocab / 1e9)
+    assert parts(plan, replace(MODEL, tied=False))["gradients"] == 0
 
 
 def test_chunks_divide_the_bubble() -> None:
@@ -148,7 +157,7 @@ def test_chunks_send_more_often_beside_computation() -> None:
 
 
 def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
-    plan = replace(PLAN, tensor=4)
+    plan = replace(PLAN, tensor=4, framework="fsdp2")
     plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
     again = 24 * 32 * float(exposed_comm_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
     # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
@@ -218,7 +227,9 @@ def test_a_grid_is_told_as_its_plans_alone() -> None:
     }  # fmt: skip
     for recompute in ("nothing", "attention", "layers"):
         for fused in (True, False):
-            usual = replace(PLAN, recompute=recompute, fused_attention=fused, sequence_parallel=True)
+            usual = replace(
+                PLAN, recompute=recompute, fused_attention=fused, sequence_parallel=True, framework="megatron"
+            )
             grid = replace(usual, **{name: np.array(column) for name, column in counts.items()})
             together = step_time("A100", EXPERTS, grid, IDLE_HOST, MadeUpPrices()).parts
             for place in range(5):

@@ -1,6 +1,6 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
-`CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of_layer` adds them up as for GPUs.
+`CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of` adds them up as for GPUs.
 Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is simulated,
 because a stage that waits leaves its core to the others. What no kernel knows are constants with names.
 """
@@ -26,7 +26,7 @@ from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.held_by_rank import Action, interleaved, rank_weights, round_robin
-from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.layer_work import work_of
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 FLOAT = 4
@@ -292,8 +292,7 @@ class _EngineStep:
         plan, crowd = self.plan, self.constants.crowded(self.ranks, self.cores)
         layers, m = self.model.layers // self.stages, int(plan.micro_batches)
         step = StepConstants(self.constants.slowdown, 0.0)
-        layer = work_of_layer(self.model, plan, self.prices, step)
-        ends = work_of_ends(self.model, plan, self.prices, step)
+        layer, ends = work_of(self.model, plan, self.prices, step)
         stage = rank_weights(self.model, self.tensor, self.stages, self.chunks, self.stages - 1)
         host_s = self.constants.host_s_per_layer * plan.passes / 3
         parts: dict[str, Any] = {

@@ -53,18 +53,20 @@ class Traits:
 
     Attributes:
         attention: by GENERATIONS, its kernel's time over that of the law's kernel.
-        hides_gradients, hides_parameters: whether what ZeRO 0 to 2 exchanges once a step goes next to computation.
-        reduces: whether ZeRO 1 and 2 sum all gradients on every rank, rather than scatter their sums.
-        bucket: elements that are reduced, or gathered after an update, together; 0: about a layer.
+        hides_parameters: what ZeRO 1 and 2 gather once a step goes next to computation.
+        bucket: elements that are sent together, sums of ZeRO 1 and 2 to every rank; 0: about a layer, sums scattered.
         composite: norms, rotary embedding and gates are single operations of torch, most of them in 32 bits.
+        hides_sums: TP sums an input's gradient next to the product of the weights' gradient.
+        adds_apart: as of a plan; cuts_kept: ranks of TP keep a share each of what is recomputed from, gathered first.
     """
 
     attention: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    hides_gradients: bool = True
     hides_parameters: bool = True
     composite: bool = False
-    reduces: bool = False
     bucket: float = 0.0
+    hides_sums: bool = False
+    adds_apart: bool = False
+    cuts_kept: bool = False
 
 
 # FlashAttention-2 on H100 reaches 335 TFLOP/s where 3 reaches 616 (head_dim 128, causal; Shah et al. 2024,
@@ -72,12 +74,13 @@ class Traits:
 ON_HOPPER = 1.8
 FLASH_2, FLASH_1 = (1.0, ON_HOPPER, ON_HOPPER), (1.7, 3.1, 3.1)
 TRAITS: Mapping[str, Traits] = {
-    "megatron": Traits(),
+    # LinearWithGradAccumulationAndAsyncCommunication of Megatron-LM, since 2021.
+    "megatron": Traits(hides_sums=True),
     "fsdp1": Traits(FLASH_1),
     "fsdp2": Traits(FLASH_2, composite=True),
     "torchtitan": Traits(FLASH_2),
     # A pipeline's engine reduces gradients when the last micro-batch is through, and gathers after the update.
-    "deepspeed": Traits(hides_parameters=False, reduces=True, bucket=5e8),
+    "deepspeed": Traits(hides_parameters=False, bucket=5e8, adds_apart=True, cuts_kept=True),
     "ddp": Traits(FLASH_2),
 }
 
@@ -106,7 +109,6 @@ class StepConstants:
     tensor_overlapped: Any = 0.3
     exchange: Any = 1.0
     all_to_all: Any = 1.0
-    send: Any = 0.0
     accumulate: Any = 0.0
     step_s: Any = 0.0
     micro_batch_s: Any = 0.0
@@ -145,7 +147,6 @@ CONSTANTS: Mapping[str, Meaning] = {
     "tensor_overlapped": Meaning("share of TP's exchange that products do not hide, where they hide it", 0.0, 0.6),
     "exchange": Meaning("traffic over data-parallel ranks over the law of the network", 1.0, 1.5),
     "all_to_all": Meaning("traffic of tokens to experts and back over its law", 1.0, 1.5),
-    "send": Meaning("share of a pipeline's sends that is waited for, with one chunk a stage", 0.0, 1.0),
     "accumulate": Meaning("traffic of adding up or copying gradients over the counted bytes", 1.0, 2.0),
     "step_s": Meaning("fixed time of a step of several nodes", 0.0, 50e-3, "s"),
     "micro_batch_s": Meaning("time of a pipeline's engine for a micro-batch", 0.0, 15e-3, "s"),
@@ -192,8 +193,10 @@ def usual_framework(zero_stage: int, offload: str = "none") -> Framework:
 
 
 def generation_of(spec: GpuSpec) -> str:
-    """The one of GENERATIONS whose constants a GPU takes: its own, or the nearest."""
-    major = (spec.compute_capability or (8, 0))[0]
+    """The one of GENERATIONS whose constants a GPU takes: its own, or the nearest; of other makers by its units."""
+    if spec.compute_capability is None:
+        return GENERATIONS[("fp8" in spec.peak_flop_per_s) + ("fp4" in spec.peak_flop_per_s)]
+    major = spec.compute_capability[0]
     return GENERATIONS[0] if major < 9 else GENERATIONS[1] if major == 9 else GENERATIONS[2]
 
 

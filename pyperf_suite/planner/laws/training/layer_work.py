@@ -157,18 +157,12 @@ def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
     return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
 
 
-def work_of_layer(
+def work_of(
     model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
-) -> StepWork:
-    """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
-    return layer_work(price_layer(model, plan, prices, constants.network), plan, constants)
-
-
-def work_of_ends(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
-) -> StepWork:
-    """The logits and their loss, and what TP sums up at either end."""
-    return ends_work(price_ends(model, plan, prices, constants.network), plan, constants)
+) -> tuple[StepWork, StepWork]:
+    """One layer's passes over one micro-batch, and the ends': logits, their loss, and what TP sums up there."""
+    of = (model, plan, prices, constants.network)
+    return layer_work(price_layer(*of), plan, constants), ends_work(price_ends(*of), plan, constants)
 
 
 def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
@@ -185,8 +179,13 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
     if not plan.overlap_tensor:
         # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
         during_s = (products_s + routed_s) / (3 + plan.recompute_fraction)
-        again_s = exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, during_s, layer.taken_tensor)
-        tensor_s = tensor_s + c.tensor * again_s
+        again_s = ALL_REDUCES_PER_PASS * c.tensor * layer.gathered
+        tensor_s = tensor_s + exposed_comm_s(again_s, during_s, layer.taken_tensor)
+        if plan.traits.hides_sums:
+            sums_s, taken = ALL_REDUCES_PER_PASS * c.tensor * layer.summed - again_s, layer.taken_tensor
+            tensor_s = tensor_s + (1 - taken) * again_s + exposed_comm_s(sums_s, during_s, taken) - taken * sums_s
+    if plan.traits.cuts_kept:
+        tensor_s = tensor_s + c.tensor * plan.recompute_fraction * layer.summed / 2
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
     context_s = exposed_comm_s(attended * layer.ring, forward_s, layer.taken_context)
     context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s, layer.taken_context)
@@ -221,7 +220,9 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else c.scores)
     # What is left of an exchange that a gradient's product hides: what it takes from the product.
-    gathers = ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node)
+    taken = taken_share(plan.tensor, plan.ranks_per_node)
+    hidden = taken if plan.traits.hides_sums else 1.0
+    summed = c.tensor_overlapped if plan.overlap_tensor else c.tensor * (forward + hidden) / (forward + 1)
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),
@@ -234,8 +235,8 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "cast": ((forward + 1) / 2, c.slowdown * c.cast),
         "permuted": (forward + 1, sorted_apart * c.slowdown * c.permute),
         "all_to_all": (4 + 2 * plan.recompute_fraction, c.all_to_all),
-        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), c.tensor_overlapped if plan.overlap_tensor else c.tensor),
-        "gathered": (gathers, 0.0 if plan.overlap_tensor else c.tensor),
+        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
+        "gathered": (ALL_REDUCES_PER_PASS * taken, 0.0 if plan.overlap_tensor else c.tensor / hidden),
         "ends": (1.0, c.slowdown),
         "loss": (1.0, memory),
     }

@@ -14,14 +14,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.memory import (
-    LAST_STAGE,
-    MIXED,
-    NEAR_LIMIT,
-    layers_bytes,
-    outside_bytes,
-    sequence_ranks,
-)
+from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, NEAR_LIMIT, layers_bytes, outside_bytes, sequence_ranks
 from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.

@@ -66,6 +66,7 @@ class ParallelPlan(Sharding):
         shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
+        adds_apart: micro-batches' gradients are added up by an operation of torch, not within their product.
         gathers: collectives for one of a layer's parameters where ZeRO gathers them; 1: they are sent together.
 
     Raises UserError for numbers below 1, a stage of ZeRO that there is not, or a batch, a sequence or experts that do
@@ -100,6 +101,7 @@ class ParallelPlan(Sharding):
     shard_over: Sizes = 0
     gathers: Sizes = 1
     slower_attention: float = 1.0
+    adds_apart: bool = False
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)

@@ -49,6 +49,8 @@ NOT_FUSED = "no flash"
 # From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
 # NeMo of March 2024 has FlashAttention-2 on Hopper too.
 OLD_NEMO = "NeMo 24.03"
+# InternLM's runs had the first FlashAttention (1.0.5), twice as slow as the second (Dao 2023, FlashAttention-2, 4).
+INTERN_EVO, FIRST_FLASH = "InternEvo", 2.0
 # DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
 PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
 # torchtitan compiles only where that is said; Automodel has the fused kernels of Transformer Engine instead.
@@ -162,19 +164,20 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         assumed.append("TP and DP overlapped")
     micro_batch = number("micro_batch", 1, "a micro-batch of 1")
     dtype = given.get("dtype") or "bf16"
-    old = NOT_FUSED in note or "as table 1" in note
+    old, shares = NOT_FUSED in note or "as table 1" in note, re.search(r"zero1=(\d+)", note)
     plan = ParallelPlan(
         global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
         pipeline=pipeline, recompute=recompute, fused_attention=not old,
         overlap_gradients=(zero_stage > 0 and framework != "deepspeed") or "dp" in overlaps,
         gradient_bytes=_gradient_bytes(framework, given.get("engine", ""), dtype, note),
         ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
-        zero_stage=zero_stage, shard_over=_shard_over(note), gathers=TENSORS if PER_TENSOR in note else 1,
+        zero_stage=zero_stage, shard_over=int(shares[1]) if shares else 0, gathers=TENSORS if PER_TENSOR in note else 1,
         sequence_parallel=tensor > 1 and _cuts_sequence(framework, recompute),
         dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
         recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
         expert_kernels=_expert_kernels(note, dtype),
-        slower_attention=ON_HOPPER if OLD_NEMO in note and modern else 1.0,
+        slower_attention=ON_HOPPER if OLD_NEMO in note and modern else FIRST_FLASH if INTERN_EVO in note else 1.0,
+        adds_apart=INTERN_EVO in note,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)
@@ -203,13 +206,7 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
 def _gradient_bytes(framework: Framework, engine: str, dtype: str, note: str) -> int:
     """Of an element as it is sent: NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True."""
     narrow = framework == "deepspeed" or engine == "nemo" or dtype == "fp16"
-    return 2 if narrow or any(each in note for each in ("PURE", BRIDGE, "InternEvo")) else 4
-
-
-def _shard_over(note: str) -> int:
-    """Ranks that ZeRO shares over where these are not all."""
-    found = re.search(r"zero1=(\d+)", note)
-    return int(found[1]) if found else 0
+    return 2 if narrow or any(each in note for each in ("PURE", BRIDGE, INTERN_EVO)) else 4
 
 
 def _cuts_sequence(framework: Framework, recompute: Recompute) -> bool:

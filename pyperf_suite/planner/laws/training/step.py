@@ -68,7 +68,8 @@ class ExchangePrices:
     """Seconds of a stage's parameters, or their gradients, over the ranks that have the same; `taken` as of layers.
 
     Frameworks send them by layers, or by buckets about as large, and the output matrix on its own, DeepSpeed by larger
-    buckets; `edge` is the share of the first or the last of these, next to which nothing is computed.
+    buckets; `edge` is the share of the first or the last of these, next to which nothing is computed, `embedding` that
+    of the embedding, which is gathered first. `tied` are gradients of an embedding that the first and last stage share.
     """
 
     reduced: Any
@@ -76,6 +77,8 @@ class ExchangePrices:
     gathered: Any
     taken: Any
     edge: Any = 0.0
+    embedding: Any = 0.0
+    tied: Any = 0.0
 
 
 def price_exchange(
@@ -87,9 +90,13 @@ def price_exchange(
     layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
     shards = np.asarray(plan.zero_stage) > 0
     # DeepSpeed's stages 1 and 2 reduce whole buckets, of which each rank keeps its share.
-    reduced = shards & (np.asarray(plan.zero_stage) < LAST_STAGE) & plan.traits.reduces
+    reduced = shards & (np.asarray(plan.zero_stage) < LAST_STAGE) & (plan.traits.bucket > 0)
 
     buckets = np.maximum(1, ours.shared / plan.traits.bucket) if plan.traits.bucket else layers + 1
+    tied_s: Any = model.tied * (np.asarray(plan.pipeline) > 1)
+    if np.any(tied_s):
+        size = as_plain(plan.gradient_bytes * ends)
+        tied_s = tied_s * prices.collective("all_reduce", size, 2, _stages_together(plan), network).seconds
 
     def seconds(operation: str, element_bytes: Sizes, is_sent: Any, pieces: Any = 1) -> Any:
         if not np.any(is_sent):
@@ -115,6 +122,8 @@ def price_exchange(
         seconds("all_gather", plan.element_bytes, shards, plan.gathers),
         taken_share(plan.sharing, plan.per_node_next_to_tensor),
         1 / buckets,
+        np.maximum(layer.shared, ends) / ours.shared,
+        tied_s,
     )
 
 
@@ -145,35 +154,33 @@ def exposed(
             "reduce_scatter": constants.exchange * exchange.scattered,
             "all_gather": constants.exchange * exchange.gathered,
         }
-        for key, seconds in exposed_exchange_s(number, sent, behind, exchange.taken, exchange.edge).items():
+        edges = dict.fromkeys(sent, exchange.edge)
+        if number == LAST_STAGE:
+            edges["all_gather"] = exchange.embedding
+        for key, seconds in exposed_exchange_s(number, sent, behind, exchange.taken, edges).items():
             found[key] = found[key] + np.where(stage == number, seconds, 0.0)
+    found["gradients", False] = found["gradients", False] + constants.exchange * exchange.tied
     return found
 
 
-def send_s(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None, whole: bool = False
-) -> Any:
-    """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room.
+def send_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
+    """Activations to the next stage and their gradients back.
 
-    `whole` sends from every rank of TP what with SP each has a share of.
+    Each rank of TP sends a share, gathered where SP keeps none (Narayanan et al. 2021, section 4.1; as DeepSpeed does).
     """
     if not np.any(np.asarray(plan.pipeline) > 1):
         return 0.0
-    together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    size = plan.element_bytes * plan.tokens * model.hidden / (1 if whole else plan.sequence_ranks)
-    if np.ndim(together) == 0:
-        together = int(together)
-    return 2 * prices.collective("send_receive", size, 2, together, network).seconds
+    size, together = plan.element_bytes * plan.tokens * model.hidden, _stages_together(plan)
+    seconds = prices.collective("send_receive", size / plan.tensor, 2, together, network).seconds
+    if np.any(np.asarray(plan.tensor) > plan.sequence_ranks):
+        seconds = seconds + prices.collective("all_gather", size, plan.tensor, plan.ranks_per_node, network).seconds
+    return 2 * seconds
 
 
-def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
-    """What sending during computation costs where every chunk of `chunk_s` does it, v times as often.
-
-    With one chunk a stage it is part of what the constants of a step were found on.
-    """
-    each = exposed_comm_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
-    chunks = np.asarray(plan.chunks)
-    return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
+def _stages_together(plan: ParallelPlan) -> Any:
+    """How many of two stages' ranks share a node: both where a whole stage leaves room for another."""
+    together = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
+    return together if together.ndim else int(together)
 
 
 # The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
@@ -243,7 +250,6 @@ class PricedStep:
     ends: EndPrices
     exchange: ExchangePrices
     sends: Any
-    whole_sends: Any
     optimizer: Any
     gradient_byte: Any
 
@@ -277,7 +283,6 @@ def price_step(
         ends,
         price_exchange(model, plan, prices, network),
         send_s(model, plan, prices, network),
-        send_s(model, plan, prices, network, whole=True),
         prices.memory_bound(_updated_bytes(ours, plan)).seconds,
         prices.memory_bound(as_plain(ours.shared + ours.experts)).seconds,
     )
@@ -288,19 +293,19 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     model, plan, c = priced.model, priced.plan, constants
     layer, ends = layer_work(priced.layer, plan, c), ends_work(priced.ends, plan, c)
     layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
-    m, others, mean = plan.micro_batches, plan.pipeline - 1, model.layers / plan.pipeline
+    m, others, chunks = plan.micro_batches, plan.pipeline - 1, np.asarray(plan.chunks)
+    mean = model.layers / plan.pipeline
     parts = {
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
     sent = exposed(plan, priced.exchange, c, mean * layer.seconds)
     fill_s = (mean * layer.seconds + sent["gradients", True] + sent["parameters", True]) / plan.chunks
-    parts["bubble"] = others * (fill_s + priced.sends)
-    if np.any(np.asarray(plan.chunks) > 1):
-        parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, priced.sends, fill_s)
-    alone = (np.asarray(plan.chunks) == 1) & (others > 0)
-    engine_s = m * c.send * priced.whole_sends + (m + others) * c.micro_batch_s
-    parts["bubble"] = parts["bubble"] + np.where(alone, engine_s, (m + others) * c.micro_batch_s * (others > 0))
+    # In between, one chunk a stage waits for what it sends, the last stage to one side, and several send during others.
+    taken = taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node)
+    alone_s = priced.sends / (1 + with_ends)
+    between_s = np.where(chunks > 1, chunks * exposed_comm_s(priced.sends, fill_s, taken), alone_s)
+    parts["bubble"] = others * (fill_s + priced.sends) + (others > 0) * (m * between_s + (m + others) * c.micro_batch_s)
     for kind in get_args(Kind):
         parts[kind] = sent[kind, False] + m * sent[kind, True]
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
@@ -312,28 +317,32 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
 
 def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
     """Gradients added up, or copied, in each micro-batch, and gone over once more where there are several ranks."""
-    plan, stage = priced.plan, np.asarray(priced.plan.zero_stage)
+    plan, stage, m = priced.plan, np.asarray(priced.plan.zero_stage), priced.plan.micro_batches
     # A gradient that is scattered is copied to where that is done from; else a product adds it to the ones before, of
-    # whose reading and writing its law counts one result in 16 bits.
+    # whose reading and writing its law counts one result in 16 bits, or torch does: two are read and one is written.
     sent = np.asarray(plan.gradient_bytes)
-    each = np.where(stage > 1, HALF + sent, 2 * sent - HALF) + COPIED_BYTES * (stage == LAST_STAGE)
+    apart = plan.adds_apart or plan.traits.adds_apart
+    added = (m - 1) * 3 * sent if apart else m * (2 * sent - HALF)
+    each = np.where(stage > 1, m * (HALF + sent), added) + m * COPIED_BYTES * (stage == LAST_STAGE)
     once = SCALED_BYTES * ((np.asarray(plan.ranks) > 1) & (stage < LAST_STAGE))
-    return constants.slowdown * (plan.micro_batches * constants.accumulate * each + once) * priced.gradient_byte
+    return constants.slowdown * (constants.accumulate * each + once) * priced.gradient_byte
 
 
 def exposed_exchange_s(
-    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0, edge: Any = 0.0
+    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0, edges: Any = None
 ) -> dict[tuple[Kind, bool], Any]:
     """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
 
     `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
-    the share `edge` of each, its first piece or its last one, goes next to nothing. All may be arrays.
+    the share of each operation in `edges`, its first piece or its last one, goes next to nothing. All may be arrays.
     """
     left = dict(during_s)
     exposed: dict[tuple[Kind, bool], Any] = {}
     for each in SENT_BY_STAGE[stage]:
         seconds, key = sent_s[each.operation], (each.what, each.each)
-        waited = np.maximum(edge * seconds, exposed_comm_s(seconds, left[each.behind], taken))
+        waited = np.maximum(
+            (edges or {}).get(each.operation, 0.0) * seconds, exposed_comm_s(seconds, left[each.behind], taken)
+        )
         exposed[key] = exposed.get(key, 0.0) + waited
         left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
     return exposed
@@ -352,15 +361,12 @@ def step_time(
     Micro-batches go through the stages one forward, one backward: the slowest stage as often as there are
     micro-batches, and all others once, with v chunks of layers a stage 1/v of once (Narayanan et al. 2021, section
     2.2). The last stage is the slowest, for it computes the logits. Stages send during the computation of other
-    micro-batches, save where the pipeline fills and drains. Not counted: reading data, saving, and the gradients of
-    tied embeddings between the first and last stage.
+    micro-batches, save where the pipeline fills and drains. Not counted: reading data and saving.
 
-    The parts are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
-    context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
-    fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost)
-    and optimizer; where states are offloaded the optimizer is Adam on the CPU, and offload what is waited for of the
-    bus and drives. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
-    None and the interval wider.
+    Parts are of all micro-batches on the slowest stage: products, attention, memory bound and host (waiting for
+    launches), what is waited for of tensor, context and experts' exchange; then bubble (the pipeline fills, drains and
+    sends), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost), optimizer, and offload.
+    `extrapolated`: no run of the framework on that GPU was published; `error_percent` is None, the interval wider.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
