@@ -62,7 +62,7 @@ def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_
     mean = np.mean(np.abs(list(errors.values())))
     assert mean < 0.04
     assert max(map(abs, errors.values())) < 0.08
-    assert 100 * mean == pytest.approx(2.2, abs=0.1)
+    assert 100 * mean == pytest.approx(2.0, abs=0.1)
     # What the paper is about: its two measures save a quarter to a third.
     for name, (*_, full_s, selective_s) in SELENE.items():
         saved = (1 + errors[name, "layers"]) * full_s / ((1 + errors[name, "attention"]) * selective_s)
