@@ -1,10 +1,9 @@
 """Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other parts bring.
 
 They bring probes by entry points of the group `pyperf_suite.probes`, each named as its probe: the planner, the node
-package, and any other package. One that cannot be
-imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
-is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured. While a
-run goes on, probes may ask for more cases: `follow_ups`.
+package, and any other package. One that cannot be imported is named in a warning and passed over; only who asks for it
+is refused. A name that ends in `.py` or holds `:` is a user's own: a file with all its kernels, one kernel of a file or
+module, or a test that pytest measured. While a run goes on, probes may ask for more cases: `follow_ups`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 # Libraries that take long to import, and whose state a copy of a process may share.
 PRELOADED = ("numpy", "scipy", "torch", "triton") if sys.platform == "linux" else ()
+
+
+class _WithoutBytecode(SourceFileLoader):
+    """Leaves nothing next to the file."""
+
+    def set_data(self, *_: Any, **__: Any) -> None:
+        """Keep no bytecode."""
 
 
 class UserFile:
@@ -99,9 +107,8 @@ class UserFile:
         if is_file:
             if not file.is_file():
                 raise UserCodeError(f"there is no file {target}")
-            spec = importlib.util.spec_from_file_location(file.stem, str(file))
-            assert spec is not None
-            assert spec.loader is not None
+            loader = _WithoutBytecode(file.stem, str(file))
+            spec: Any = importlib.util.spec_from_file_location(file.stem, str(file), loader=loader)
             module = importlib.util.module_from_spec(spec)
             sys.modules[file.stem] = module
             spec.loader.exec_module(module)
@@ -267,8 +274,7 @@ class UserFile:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
 
         With a path for `sizes`, also how far rounding moves each element (sensitivity.py); the number of `terms` where
-        it is known. Answers with `unsuited`
-        where the reference fails on inputs that are not of the usual kind.
+        it is known. Answers with `unsuited` where the reference fails on inputs that are not of the usual kind.
         """
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[launch.baseline]
