@@ -173,7 +173,7 @@ LINE_EVERY_S = 10.0
 
 # A worker imports torch where there is one, on an H200 with CUDA in 7 to 8 s; a group of ranks is started by torchrun
 # and finds itself.
-START_S = {"cpu": 2.0, "cuda": 7.0}
+START_S = {"cpu": 2.7, "cuda": 7.0}
 START_WITHOUT_TORCH_S = 0.7
 START_OF_A_GROUP_S = 4.0
 # The findings at the end: pictures and files.
@@ -185,9 +185,10 @@ START_OF_FRESH_RANKS_S = 6.5
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
-# Importing a user's file, by what its arrays are of, and the processes and checks of each of its cases.
-START_OF_A_FILE_S = {"": 0.0, "numpy": 0.5, "torch": 2.5}
-AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 0.4, "torch": 1.0}
+# Importing a user's file, by what its arrays are of; then the processes of each case, and checks that processes share.
+START_OF_A_FILE_S = {"": 0.0, "numpy": 1.0, "torch": 5.0}
+AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 1.0, "torch": 2.0}
+CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.7, "torch": 1.0}
 
 # The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is required.
 SHARE_OF_CAPS = 0.8
@@ -277,6 +278,7 @@ class Outlook:
         effort = self._plan.profile.effort
         effort = effort.sustained() if case.mode == "sustained" else effort
         seconds = AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
+        seconds += CHECKS_OF_A_USERS_CASE_S[workload.library] / effort.processes
         float64_s = workload.work(case.parameters).flop / host_flop_per_s()
         launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
         # The other processes of a run share what the first computed.
