@@ -46,7 +46,7 @@ SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One size of a curve: the row of its case, its trials, what the kernel reported of itself, the elements in error.
+    """One size of a curve: the row of its case, its trials, the elements in error.
 
     Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
     """
