@@ -364,21 +364,6 @@ REPEATED_SHARE = 0.5
 WAKE_S = 2e-3
 
 
-def measure(
-    launch: Launch,
-    stopwatch: Stopwatch,
-    rule: StopRule | None = None,
-    steady: SteadyRule | None = None,
-    watch: Watch | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Measurement:
-    """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`.
-
-    Raises whatever `launch` raises.
-    """
-    return to_the_end(sampling(launch, stopwatch, rule, steady, watch, clock))
-
-
 def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> int:
     """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
     if launch_s >= WAKE_S:
@@ -397,7 +382,9 @@ def sampling(
     clock: Callable[[], float] = time.monotonic,
     disturbances: Disturbances | None = None,
 ) -> Turns[Measurement]:
-    """As `measure`, a slice of about `rule.block_s` a turn.
+    """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`, in turns.
+
+    A turn is a slice of about `rule.block_s`. Raises whatever `launch` raises.
 
     With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
     do not count as time spent.

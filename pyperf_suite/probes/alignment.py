@@ -183,22 +183,15 @@ class AlignmentAxes(ProductAxes):
     workers: Workers = by(all_cores, full=one_and_all_cores, cuda=multiprocessors)
     implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_kernels))
     dtype: Dtypes = by(
-        ("float32",),
-        full=("float32", "bfloat16"),
-        cuda=by(("bfloat16",), standard=("bfloat16", "float16"), full=GPU_DTYPES),
+        ("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), ("bfloat16", "float16"), GPU_DTYPES)
     )
     padded: Implementations = by(("torch_padded",), cuda=("cublas_padded",))
     base: tuple[Base, ...] = by(
-        parsed(Base, "fprop:128x512x512"),
-        standard=ALL_LAYERS[:1],
-        full=ALL_LAYERS,
-        cuda=by(ALL_GPU_LAYERS[:1], full=ALL_GPU_LAYERS),
+        parsed(Base, "fprop:128x512x512"), ALL_LAYERS[:1], ALL_LAYERS, cuda=by(ALL_GPU_LAYERS[:1], full=ALL_GPU_LAYERS)
     )
     along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = by(("n", "k"), standard=("m", "n", "k"))
     offset: tuple[int, ...] = by((0,), full=EVERY_OFFSET, cuda=by((0,), standard=(0, 1, 8), full=EVERY_OFFSET))
-    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = by(
-        (1,), standard=(1, 8), full=EVERY_CLASS, cuda=by((1, 8), standard=EVERY_CLASS)
-    )
+    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = by((1,), (1, 8), EVERY_CLASS, cuda=by((1, 8), EVERY_CLASS))
     # Further away from its base a product is another one.
     span: Annotated[tuple[float, ...], Within(0.01, 16)] = by((1.0,), full=EVERY_SPAN, cuda=by((1.0,), EVERY_SPAN))
     pad_to: Annotated[tuple[int, ...], Within(2)] = (64,)

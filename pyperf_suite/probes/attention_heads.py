@@ -66,17 +66,13 @@ class AttentionHeadsAxes(AxisTable):
     extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[1:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
     hidden: Sizes = by((768,), cuda=(5120,))
     # 40 and 64 heads of 5120 are the two that have been built most.
-    heads: Sizes = by(
-        (12, 6), (12, 6, 8, 16), (12, 8, 6, 16, 4, 24), cuda=by((40, 64), standard=(40, 64, 20, 32, 80, 160))
-    )
+    heads: Sizes = by((12, 6), (12, 6, 8, 16), (12, 8, 6, 16, 4, 24), cuda=by((40, 64), (40, 64, 20, 32, 80, 160)))
     head_dim: Sizes = by((), (72, 136), BUCKET_EDGES, cuda=by((), standard=BUCKET_EDGES))
     # With 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200.
     heads_of_head_dim: Sizes = by((8,), cuda=by((32,), full=(32, 33)))
     kv_ratio: tuple[str, ...] = by(("1",), full=("1", "4", ALL), cuda=by(("1",), standard=("1", "4", "8", ALL)))
     # Causal first on a GPU, as models are trained.
-    mask: Annotated[tuple[str, ...], OneOf(MASKS)] = by(
-        MASKS[:1], standard=MASKS, cuda=by(("causal",), standard=("causal", "full"))
-    )
+    mask: Annotated[tuple[str, ...], OneOf(MASKS)] = by(MASKS[:1], MASKS, cuda=by(("causal",), ("causal", "full")))
     phase: Annotated[tuple[str, ...], OneOf(PHASES)] = by(PHASES[:2], full=PHASES, cuda=by(PHASES[:2], PHASES))
     seq: Sizes = by(
         (256,),

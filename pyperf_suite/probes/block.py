@@ -53,9 +53,7 @@ class BlockAxes(AxisTable):
     workers: tuple[int, ...] = by(all_cores, cuda=(1,))
     model: Annotated[tuple[str, ...], OneOf(MODELS)] = by(MODELS[:1], standard=MODELS)
     compiled: Annotated[tuple[str, ...], OneOf(COMPILED)] = by(EAGER, full=COMPILED, cuda=by(EAGER, COMPILED))
-    checkpointing: tuple[Checkpointing, ...] = by(
-        (Checkpointing(),), standard=(Checkpointing(), Checkpointing("every"))
-    )
+    checkpointing: tuple[Checkpointing, ...] = by((Checkpointing(),), (Checkpointing(), Checkpointing("every")))
     precision: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
     part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = by((), standard=BLOCK_PARTS)
     edge: tuple[int, ...] = by((1024,), cuda=(8192,))

@@ -79,10 +79,7 @@ class CheckpointingAxes(AxisTable):
     workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
     batch: Annotated[tuple[int, ...], Within(1)] = by((4,), full=(1, 2, 4), cuda=by((2,), full=(1, 2, 4, 8)))
     checkpointing: tuple[Checkpointing, ...] = by(
-        (NONE, BLOCK),
-        standard=POLICIES,
-        full=(*POLICIES, Checkpointing("every", 4)),
-        cuda=by((NONE, BLOCK), standard=POLICIES),
+        (NONE, BLOCK), POLICIES, (*POLICIES, Checkpointing("every", 4)), cuda=by((NONE, BLOCK), POLICIES)
     )
 
 

@@ -199,29 +199,20 @@ class DataParallelAxes(AxisTable):
     seq: tuple[int, ...] = by((64,), cuda=(2048,))
     batch: tuple[int, ...] = (1,)
     exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)] = by(
-        ("none", "ddp"),
-        standard=("none", "ddp", "after"),
-        cuda=by(("none", "ddp"), standard=("none", "ddp", "after", "dp")),
+        ("none", "ddp"), ("none", "ddp", "after"), cuda=by(("none", "ddp"), ("none", "ddp", "after", "dp"))
     )
     bucket: tuple[Sizes, ...] = by(
         sizes("4MiB"),
-        standard=sizes("4MiB", "1MiB", "25MiB"),
-        full=sizes("4MiB", "1MiB", "2MiB", "8MiB", "25MiB"),
-        cuda=by(
-            sizes("25MiB"),
-            standard=sizes("25MiB", "100MiB", "4GiB"),
-            full=sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB"),
-        ),
+        sizes("4MiB", "1MiB", "25MiB"),
+        sizes("4MiB", "1MiB", "2MiB", "8MiB", "25MiB"),
+        cuda=by(sizes("25MiB"), sizes("25MiB", "100MiB", "4GiB"), sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB")),
     )
     vocab: tuple[int, ...] = (0,)
     accumulate: tuple[int, ...] = by((1,), standard=(1, 2), full=(1, 2, 4))
     peer_to_peer: tuple[Flag, ...] = by((YES,), cuda=by((YES,), standard=(YES, NO)))
     dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
     all_reduce: tuple[Sizes, ...] = by(
-        (),
-        standard=sizes("64KiB..16MiB:16"),
-        full=sizes("64KiB..32MiB:2"),
-        cuda=by((), standard=sizes("1MiB..1GiB:4"), full=sizes("1MiB..1GiB:2")),
+        (), sizes("64KiB..16MiB:16"), sizes("64KiB..32MiB:2"), cuda=by((), sizes("1MiB..1GiB:4"), sizes("1MiB..1GiB:2"))
     )
 
 

@@ -74,9 +74,7 @@ class MemoryAxes(AxisTable):
     attention: tuple[str, ...] = by(("sdpa",), standard=("sdpa", "explicit"))
     dropout: tuple[float, ...] = by((0.0,), standard=(0.0, 0.1))
     checkpointing: tuple[Checkpointing, ...] = by(POLICIES[:2], standard=POLICIES)
-    precision: tuple[str, ...] = by(
-        ("bfloat16", "autocast_bfloat16"), standard=("bfloat16", "autocast_bfloat16", "float32")
-    )
+    precision: tuple[str, ...] = by(("bfloat16", "autocast_bfloat16"), ("bfloat16", "autocast_bfloat16", "float32"))
     batch: tuple[int, ...] = by((2,), standard=(2, 1, 4))
     seq: tuple[int, ...] = by((64,), standard=(64, 128), cuda=(2048, 4096))
     kv_heads: tuple[int, ...] = by((0,), standard=(0, 2))

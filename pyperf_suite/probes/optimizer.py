@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by
 from pyperf_suite.findings.data import BEKMAN, TRANSFORMERS, Claim, Findings, findings
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
@@ -42,13 +41,13 @@ class OptimizerAxes(AxisTable):
     parameters are then the `tensors`.
     """
 
-    optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)] = by(OPTIMIZERS[:1], standard=OPTIMIZERS)
-    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = by(WAYS[:3], standard=WAYS)
+    optimizer: tuple[str, ...] = by(OPTIMIZERS[:1], standard=OPTIMIZERS)
+    implementation: tuple[str, ...] = by(WAYS[:3], standard=WAYS)
     tensors: tuple[TensorSet, ...] = by(
         CPU_SETS[2:3], CPU_SETS[:3:2], CPU_SETS, cuda=by(GPU_SETS[2:3], GPU_SETS[:3:2], GPU_SETS)
     )
     dtype: tuple[str, ...] = by(("float32",), full=("float32", "bfloat16"))
-    workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
+    workers: tuple[int, ...] = by(all_cores, cuda=(1,))
     shape: Annotated[tuple[str, ...], NAMES] = ()
 
 

@@ -75,9 +75,7 @@ class PrecisionAxes(AxisTable):
         cuda=by((BASE, "autocast_bfloat16"), standard=(BASE, "tfloat32", *HALVES)),
     )
     extra: Precisions = by((), standard=("bfloat16",), full=(), cuda=())
-    batch: Sizes = by(
-        (4,), (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), cuda=by((4,), standard=(1, 4, 16), full=(1, 2, 4, 8, 16, 32))
-    )
+    batch: Sizes = by((4,), (1, 4, 16), (1, 2, 4, 8, 16, 32, 64), cuda=by((4,), (1, 4, 16), (1, 2, 4, 8, 16, 32)))
     seq: Sizes = by((32,), full=(128,), cuda=(1024,))
     hidden: Sizes = by((256,), cuda=(2048,))
     heads: Sizes = by((4,), cuda=(16,))
@@ -86,9 +84,7 @@ class PrecisionAxes(AxisTable):
     unaligned_hidden: SizesOrNone = by((0,), standard=(255,), cuda=by((0,), standard=(2047,)))
     unaligned_heads: Sizes = by((5,), cuda=(23,))
     unaligned_batch: Sizes = by((4,), full=(16,), cuda=(4,))
-    cast_cache: Annotated[tuple[str, ...], OneOf(CAST_CACHES)] = by(
-        CAST_CACHES[:1], standard=CAST_CACHES, cuda=CAST_CACHES
-    )
+    cast_cache: Annotated[tuple[str, ...], OneOf(CAST_CACHES)] = by(CAST_CACHES[:1], CAST_CACHES, cuda=CAST_CACHES)
     micro_batches: Sizes = by((1,), standard=(4,), cuda=(4,))
     cached_batch: Sizes = by((4,), standard=(1,), cuda=(1,))
     workers: Sizes = (1,)

@@ -92,17 +92,12 @@ class TileWaveAxes(ProductAxes):
     implementation: Implementations = by(("native",), cuda=by(own_kernel, standard=own_and_triton))
     dtype: Dtypes = by(("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16")))
     tile: tuple[Tile, ...] = by(
-        CPU_TILES[1:2],
-        standard=CPU_TILES[:2],
-        full=CPU_TILES,
-        cuda=by(lambda gpu: gpu_tiles(gpu)[:1], full=gpu_tiles),
+        CPU_TILES[1:2], CPU_TILES[:2], CPU_TILES, cuda=by(lambda gpu: gpu_tiles(gpu)[:1], full=gpu_tiles)
     )
     schedule: tuple[str, ...] = by(SCHEDULES, cuda=by(("data_parallel", "stream_k"), standard=SCHEDULES))
     k: tuple[int, ...] = by((1024,), cuda=by((2048,), standard=(4096,)))
     layout: tuple[str, ...] = by(("NN",), cuda=("TN",))
-    along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(
-        ("n",), standard=("n", "m"), cuda=by(("n",), full=("n", "m"))
-    )
+    along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(("n",), ("n", "m"), cuda=by(("n",), full=("n", "m")))
     across: Annotated[tuple[int, ...], Within(1, 10_000)] = by((1,), cuda=rows_of_tiles)
     waves: Annotated[tuple[int, ...], Within(1, 1_000)] = by((2,), standard=(3,))
     offset: tuple[int, ...] = by((-1, 0, 1), cuda=by((0, TMA_STEP), standard=(-TMA_STEP, 0, TMA_STEP)))

@@ -77,9 +77,7 @@ class TransferAxes(AxisTable):
     """
 
     way: Annotated[tuple[str, ...], OneOf(WAYS)] = by(
-        ("memcpy", *ON_DISK),
-        standard=(*IN_HOST, *ON_DISK),
-        cuda=by(OVER_BUS, standard=(*OVER_BUS, *IN_HOST, *ON_DISK)),
+        ("memcpy", *ON_DISK), (*IN_HOST, *ON_DISK), cuda=by(OVER_BUS, (*OVER_BUS, *IN_HOST, *ON_DISK))
     )
     size: tuple[Sizes, ...] = by(
         sizes("64KiB", "16MiB"),

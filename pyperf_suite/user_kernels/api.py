@@ -14,6 +14,7 @@ the interpreter that its package was built for, which need not be the suite's.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import itertools
 import os
@@ -42,11 +43,17 @@ INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)
 class DeclaredKernel:
     """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`.
 
-    `axes` are the values of each by profile; a profile that is not there has those of the one before it.
+    `axes` are the values of each by profile; a profile that is not there has those of the one before it. Or the
+    function takes `parameters`, whose values a probe's sweep chooses.
     """
 
-    def __init__(self, builder: Callable[..., Launch], axes: Mapping[str, Mapping[str, tuple[Scalar, ...]]]) -> None:
-        self.builder, self.axes = builder, dict(axes)
+    def __init__(
+        self,
+        builder: Callable[..., Launch],
+        axes: Mapping[str, Mapping[str, tuple[Scalar, ...]]],
+        parameters: type | None = None,
+    ) -> None:
+        self.builder, self.axes, self.parameters = builder, dict(axes), parameters
         self.name = builder.__name__
         self.file, self.line = _where(builder)
         self.doc = (inspect.getdoc(builder) or "").strip().split("\n\n")[0].replace("\n", " ")
@@ -66,13 +73,16 @@ class DeclaredKernel:
             yield dict(zip(self.axes, values))
 
 
-def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], DeclaredKernel]:
+def kernel(parameters: type | None = None, /, **axes: Any) -> Callable[[Callable[..., Launch]], DeclaredKernel]:
     """Declare a kernel with a case for each combination: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
 
     An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. Profiles
     may have values of their own: `n=dict(quick=(1024,), standard=(1024, 4096))`, and full then has those of standard.
     The function makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under
     secret seeds of `random`, numpy, torch and `randn`.
+
+    Kernels of the suite's own have a dataclass of `parameters` instead of axes, whose fields carry their limits, and a
+    probe that sweeps it.
 
     Raises TypeError for an axis that is no argument of the function, and for a value that is not one of these.
     """
@@ -81,13 +91,15 @@ def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], DeclaredKernel]:
         raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
 
     def decorate(builder: Callable[..., Launch]) -> DeclaredKernel:
-        parameters = inspect.signature(builder).parameters
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        if parameters is not None:
+            return DeclaredKernel(builder, {}, parameters)
+        arguments = inspect.signature(builder).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
         for name in found:
-            if name not in parameters and not takes_all:
-                there = ", ".join(parameters) or "none"
+            if name not in arguments and not takes_all:
+                there = ", ".join(arguments) or "none"
                 raise TypeError(f"{builder.__name__} has no argument for the axis {name}: its arguments are {there}")
-        for name, each in parameters.items():
+        for name, each in arguments.items():
             if (
                 name not in found
                 and each.default is each.empty
@@ -122,7 +134,7 @@ class Launch:
 
 
 def launch(
-    function: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    function: Callable[..., Any] | Mapping[str, Any],
     *args: Any,
     reference: Callable[..., Any] | None = None,
     check: Callable[..., Any] | None = None,
@@ -162,7 +174,7 @@ def launch(
     if not functions:
         raise ValueError("launch was given no implementation: {'name': function, ...}")
     for name, each in functions.items():
-        if not isinstance(name, str) or not name or not callable(each):
+        if not isinstance(name, str) or not name or not (callable(each) or hasattr(each, "prepare")):
             raise TypeError(f"launch takes a function, or functions by name, not {name!r}: {each!r:.60}")
     if baseline and baseline not in functions:
         raise ValueError(f"baseline={baseline!r} is none of the implementations: {', '.join(functions)}")
@@ -200,6 +212,18 @@ _outputs: builtins.list[Any] = []  # what `empty` made since a kernel's function
 _inputs = USUAL  # the kind of inputs that are drawn
 _drawn = 0  # how many arrays were drawn of it
 _mask: Any = None  # and which values of the first array are none, where they are sparse
+_describe: Callable[[bool, tuple[int, ...], str], Any] | None = None  # makes what stands for an array of that shape
+
+
+@contextlib.contextmanager
+def described_by(describe: Callable[[bool, tuple[int, ...], str], Any]) -> Iterator[None]:
+    """Inside, `randn` and `empty` return `describe(is_input, shape, dtype)`: memory is filled where it is needed."""
+    global _describe
+    before, _describe = _describe, describe
+    try:
+        yield
+    finally:
+        _describe = before
 
 
 def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
@@ -208,6 +232,8 @@ def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
     `device` is the one under measurement by default; numpy arrays are always the host's. Raises ValueError for a dtype
     that numpy lacks where there is no torch.
     """
+    if _describe is not None:
+        return _describe(True, _shape(shape), dtype)
     if _uses_torch(dtype):
         torch = _torch(device or _device)
         drawn = torch.randn(_shape(shape), device=device or _device)
@@ -310,6 +336,8 @@ def zeros(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
 
 def empty(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Room for a result that the kernel writes into an argument; otherwise as `randn`. It is poisoned before checks."""
+    if _describe is not None:
+        return _describe(False, _shape(shape), dtype)
     made = zeros(*shape, dtype=dtype, device=device)
     _outputs.append(made)
     return made

@@ -11,12 +11,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.extensions import extensions, load
 from pyperf_suite.workloads.workload import Workload
 
-# The module and class of each, imported when it is requested. A module of the workload's own name needs no line here:
-# it has the workload as WORKLOAD. Other parts and packages bring theirs by an entry point.
+# The module of each, and the workload or its class there, imported when it is requested. A module of the workload's own
+# name needs no line here: it has the workload as WORKLOAD. Other parts and packages bring theirs by an entry point.
 WORKLOADS = {
-    "matmul": "matmul.matmul:Matmul",
-    "grouped_matmul": "matmul:GroupedMatmul",
-    "attention": "attention.attention:Attention",
+    "matmul": "matmul.matmul:MATMUL",
+    "grouped_matmul": "matmul:GROUPED_MATMUL",
+    "attention": "attention.attention:ATTENTION",
     "collective": "collective.collective:Collective",
     "compiled_kernel": "exact:CompiledKernel",
     "topology": "exact:Topology",
@@ -43,7 +43,8 @@ def find_workload(name: str) -> Workload[Any]:
         return UserKernel(name)
     if name in WORKLOADS:
         module, _, kind = WORKLOADS[name].partition(":")
-        made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), kind)
+        made: Workload[Any] = found if isinstance(found, Workload) else found()
         return made
     if name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}"):
         own: Workload[Any] | None = getattr(importlib.import_module(f"{__name__}.{name}"), "WORKLOAD", None)

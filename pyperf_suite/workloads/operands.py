@@ -180,7 +180,7 @@ class Operand:
         return math.prod(self.shape)
 
     @property
-    def size_bytes(self) -> int:
+    def nbytes(self) -> int:
         return self.count * element_type(self.dtype).size_bytes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from pyperf_suite.measure.spot_checks import CheckVerdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
+from pyperf_suite.user_kernels.api import DeclaredKernel, Launch, described_by
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.backends import (
     CudaDevice,
@@ -47,7 +49,15 @@ from pyperf_suite.workloads.operands import (
     torch_name,
     widen,
 )
-from pyperf_suite.workloads.workload import ExecutionContext, ImplementationBase, Kernel, Parameters, Prepared, Workload
+from pyperf_suite.workloads.workload import (
+    ExecutionContext,
+    ImplementationBase,
+    Kernel,
+    Parameters,
+    Prepared,
+    Work,
+    Workload,
+)
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
@@ -63,6 +73,9 @@ MEMORY_SHARE = 0.25
 # of the others.
 HOST_FLOP = 2e9
 HOST_JUDGES_ONE_OF = 16
+
+# The verdict on the values of all arrays by name.
+Check = Callable[[Mapping[str, Any], Keep], Verification]
 
 # Of launches that have to run before that is known.
 NOT_KNOWN = Kernel("", "")
@@ -223,7 +236,7 @@ class DeviceMemory(OperandSets):
 
     def _filled(self, name: str, seed: int) -> Any:
         operand = self.described[name]
-        memory = self._gpu.native.DeviceMemory(self._gpu.context, operand.size_bytes)
+        memory = self._gpu.native.DeviceMemory(self._gpu.context, operand.nbytes)
         if operand.stream is not None:
             fill_on_device(self._gpu, memory.address, operand, seed)
         return memory
@@ -379,49 +392,50 @@ class NativeKernels(TimedImplementation[Parameters]):
         }
 
 
-class Operator(Workload[Parameters]):
-    """A computation: one signature, several implementations, one float64 reference, FLOPs and bytes."""
+class Operator(Workload[Any]):
+    """A kernel that the suite declares as users declare theirs, measured in the process that has the device.
+
+    What `randn` and `empty` make is described only, and each implementation has it filled where it computes. Arrays
+    are keyword arguments of `launch`, whose `check` is a partial `check(values, keep)` that gives the verdict on all of
+    them by name: its arguments and the inputs are what the reference depends on, which goes through `keep`.
+    """
 
     own_check = False
 
-    @abstractmethod
-    def described(self, parameters: Parameters) -> dict[str, Operand]:
-        """Every operand by name: inputs, and the results that launches leave."""
+    def __init__(self, kernel: DeclaredKernel, implementations: Mapping[str, Any]) -> None:
+        assert kernel.parameters is not None
+        self.kernel, self.implementations = kernel, implementations
+        self.name, self.parameters_type = kernel.name, kernel.parameters
 
-    @abstractmethod
-    def compare(self, parameters: Parameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        """Compare results with the float64 reference of the inputs, all numpy arrays of values or all torch tensors.
+    def launched(self, parameters: Any) -> Launch:
+        """What the declaration says of a case, with an `Operand` for each array."""
+        streams = itertools.count()
 
-        What depends on inputs alone goes through `keep`.
-        """
+        def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:
+            return Operand(shape, dtype, next(streams) if is_input else None)
 
-    @abstractmethod
-    def reference_key(self, parameters: Parameters) -> str:
-        """What the reference depends on besides the seed: cases that agree in it share one."""
+        with described_by(describe):
+            return self.kernel(parameters)
 
-    def operands(self, parameters: Parameters, seed: int) -> Operands:
-        return Operands(self.described(parameters), seed)
+    def operands(self, parameters: Any, seed: int) -> Operands:
+        return Operands(self.launched(parameters).kwargs, seed)
 
-    def footprint_bytes(self, parameters: Parameters) -> int:
+    def footprint_bytes(self, parameters: Any) -> int:
         """Bytes of all operands; what else an implementation keeps is its own."""
-        return sum(operand.size_bytes for operand in self.described(parameters).values())
+        return sum(operand.nbytes for operand in self.launched(parameters).kwargs.values())
 
-    def verify(
-        self, parameters: Parameters, operands: Operands, outputs: Mapping[str, Array], keep: Keep = computed_anew
-    ) -> Verification:
-        """Compare outputs in storage form with the reference, computed in the host's memory or had from `keep`."""
-        stored = {name: operands[name] for name in operands.inputs} | dict(outputs)
-        values = {name: widen(array, operands.described[name].dtype) for name, array in stored.items()}
-        return self.compare(parameters, values, keep)
+    def work(self, parameters: Any) -> Work:
+        launched = self.launched(parameters)
+        return Work(launched.flop, launched.bytes)
 
-    def prepare(self, parameters: Parameters, implementation: str, place: ExecutionContext) -> Launches:
+    def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> Launches:
         """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
         place = dataclasses.replace(place, sets=place.sets or sets)
         launches: Launches = self.implementation(implementation).prepare(parameters, operands, place)
         launches.sampling = {"cache": cache, "operand_sets": place.sets}
-        launches.judge = OutputVerifier(self, parameters, place.seed, operands, launches.kernel.name)
+        launches.judge = OutputVerifier(self.launched(parameters), operands, f"{parameters} {launches.kernel.name}")
         return launches
 
 
@@ -441,6 +455,12 @@ def free_bytes(device: Device) -> int:
     return memory.available_bytes()
 
 
+def judged(check: Check, operands: Operands, outputs: Mapping[str, Array], keep: Keep = computed_anew) -> Verification:
+    """The verdict on outputs in storage form, by a reference in the host's memory."""
+    stored = {name: operands[name] for name in operands.inputs} | dict(outputs)
+    return check({name: widen(each, operands.described[name].dtype) for name, each in stored.items()}, keep)
+
+
 class OutputVerifier:
     """The verdict on the last launch on an operand set, by the reference on its device, else by the host's.
 
@@ -448,12 +468,13 @@ class OutputVerifier:
     computed, the first time that they are judged: the two must agree. `references` names who judged.
     """
 
-    def __init__(self, operator: Operator[Any], parameters: Any, seed: int, operands: Operands, kernel: str) -> None:
-        self._operator, self._parameters, self._operands = operator, parameters, operands
-        key = f"{operator.name} {operator.reference_key(parameters)} seed {seed}"
-        self._keep = scratch.shared(key)
-        cheap = operator.work(parameters).flop <= HOST_FLOP
-        drawn = hashlib.sha256(f"{parameters} {kernel}".encode()).digest()
+    def __init__(self, launched: Launch, operands: Operands, computed: str) -> None:
+        check: Any = launched.check
+        self._check, self._operands = check, operands
+        described = {name: operands.described[name] for name in operands.inputs}
+        self._keep = scratch.shared(f"{check.func.__name__} {check.args} {described} seed {operands.seed}")
+        drawn = hashlib.sha256(computed.encode()).digest()
+        cheap = launched.flop <= HOST_FLOP
         self._host_too = cheap or int.from_bytes(drawn[:8], "big") % HOST_JUDGES_ONE_OF == 0
         self.references: list[str] = []
 
@@ -463,7 +484,7 @@ class OutputVerifier:
             self.references = ["host"]
             return self._by_host(launches, index)
         try:
-            by_device = self._operator.compare(self._parameters, tensors, computed_anew)
+            by_device = self._check(tensors, computed_anew)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -481,8 +502,7 @@ class OutputVerifier:
         return dataclasses.replace(by_host, passed=False, message=words)
 
     def _by_host(self, launches: Launches, index: int) -> Verification:
-        outputs = launches.outputs(index)
-        return self._operator.verify(self._parameters, self._operands, outputs, self._keep)
+        return judged(self._check, self._operands, launches.outputs(index), self._keep)
 
 
 def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tuple[int, str]:

@@ -123,9 +123,7 @@ class CollectivesAxes(AxisTable):
         ),
     )
     dtype: tuple[str, ...] = by(("float32",), full=("float32", "bfloat16"))
-    implementation: tuple[str, ...] = by(
-        ("gloo",), cuda=by(("nccl", "c10d_nccl"), standard=("nccl", "nccl_graph", "c10d_nccl"))
-    )
+    implementation: tuple[str, ...] = by(("gloo",), cuda=by(("nccl", "c10d_nccl"), ("nccl", "nccl_graph", "c10d_nccl")))
     in_place: tuple[Flag, ...] = by((NO,), full=(NO, YES))
     reduction: tuple[str, ...] = ("sum",)
     root: tuple[int, ...] = (0,)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pyperf_suite as suite
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.kernels.attention import Attention as ForwardKernel
 from pyperf_suite.kernels.attention import Configuration, Shape
@@ -21,6 +22,7 @@ from pyperf_suite.laws.tiled_attention import Blocks, attention_flop
 from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads.attention import (
     GRADIENTS,
     INPUTS,
@@ -37,7 +39,7 @@ from pyperf_suite.workloads.backends import (
     require_installed,
 )
 from pyperf_suite.workloads.kernel_names import REDUCTION, parse
-from pyperf_suite.workloads.operands import Operand, Operands, element_type
+from pyperf_suite.workloads.operands import Operands, element_type
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     HostArrays,
@@ -48,7 +50,7 @@ from pyperf_suite.workloads.operator import (
     TorchTensors,
     refusing,
 )
-from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
@@ -319,34 +321,38 @@ class BatchedProducts:
         return launch
 
 
-class Attention(Operator[AttentionParameters]):
-    """O = softmax(Q·Kᵀ/√d)·V, or its gradients dQ, dK, dV for a given dO, of which the forward pass is no part."""
+IMPLEMENTATIONS = by_name(
+    *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
+    TritonAttention(),
+    *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
+    TwoGemm("two_gemm"),
+    TwoGemm("two_gemm_products", products_alone=True),
+)
 
-    name = "attention"
-    parameters_type = AttentionParameters
-    implementations = by_name(
-        *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
-        TritonAttention(),
-        *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
-        TwoGemm("two_gemm"),
-        TwoGemm("two_gemm_products", products_alone=True),
-    )
 
-    def work(self, parameters: AttentionParameters) -> Work:
-        """4·b·h·d·Σᵢ visible(i) FLOP, backward 2.5 times that; Q, K, V, O once, backward dO, dQ, dK, dV as well."""
-        p = parameters
-        flop = attention_flop(p.batch, p.heads, p.head_dim, p.pairs, p.backward)
-        return Work(int(flop), self.footprint_bytes(parameters))
+@suite.kernel(AttentionParameters)
+def attention(p: AttentionParameters) -> Launch:
+    """O = softmax(Q·Kᵀ/√d)·V, or its gradients dQ, dK, dV for a given dO, of which the forward pass is no part.
 
-    def described(self, parameters: AttentionParameters) -> dict[str, Operand]:
-        streams = {"q": 0, "k": 1, "v": 2, "do": 3}
-        return {name: Operand(shape, parameters.dtype, streams.get(name)) for name, shape in parameters.shapes.items()}
+    4·b·h·d·Σᵢ visible(i) FLOP, backward 2.5 times that; Q, K, V, O once, backward dO, dQ, dK, dV as well.
+    """
+    operands = {}
+    for name, shape in p.shapes.items():
+        make = suite.randn if name in (*INPUTS, "do") else suite.empty
+        operands[name] = make(*shape, dtype=p.dtype)
+    check = partial(check_attention, p.results, p.causal, p.dtype)
+    flop = int(attention_flop(p.batch, p.heads, p.head_dim, p.pairs, p.backward))
+    moved = sum(each.nbytes for each in operands.values())
+    return suite.launch(IMPLEMENTATIONS, check=check, flop=flop, bytes=moved, **operands)
 
-    def compare(self, parameters: AttentionParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        outputs = {name: values[name] for name in parameters.results}
-        q, k, v = (values[name] for name in INPUTS)
-        return verify_attention(outputs, q, k, v, values.get("do"), parameters.causal, parameters.dtype, keep=keep)
 
-    def reference_key(self, parameters: AttentionParameters) -> str:
-        shapes = f"{parameters.q_shape} {parameters.k_shape} {parameters.dtype}"
-        return f"{shapes} causal={parameters.causal} backward={parameters.backward}"
+def check_attention(
+    results: Sequence[str], causal: bool, dtype: str, values: Mapping[str, Any], keep: Keep
+) -> Verification:
+    """Compare these results with those of float64."""
+    q, k, v = (values[name] for name in INPUTS)
+    found = {name: values[name] for name in results}
+    return verify_attention(found, q, k, v, values.get("do"), causal, dtype, keep=keep)
+
+
+ATTENTION = Operator(attention, IMPLEMENTATIONS)

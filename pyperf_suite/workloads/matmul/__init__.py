@@ -24,16 +24,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+import pyperf_suite as suite
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import product_kernel
-from pyperf_suite.workloads.operands import ELEMENT_TYPES, Operand, Operands
+from pyperf_suite.workloads.operands import ELEMENT_TYPES, Operands
 from pyperf_suite.workloads.operator import BoundLaunch, Launches, Operator, TimedImplementation, TorchTensors
-from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
 
@@ -308,7 +310,7 @@ class GroupedMatmulParameters:
     k: Size
     skew: Annotated[float, Within(0, 8)] = 0.0
     dtype: Annotated[str, OneOf(GROUPED_DTYPES)] = "bfloat16"
-    workers: int = 0
+    workers: Annotated[int, Within(0)] = 0
 
     @property
     def rows_of_experts(self) -> tuple[int, ...]:
@@ -412,40 +414,32 @@ def triton(
     return BoundLaunch.into(launch, c=operands["c"]), Kernel("grouped_matmul", "one launch", details)
 
 
-class GroupedMatmul(Operator[GroupedMatmulParameters]):
-    """C's rows of each expert = A's rows of it times its own B."""
+GROUPED = by_name(*map(GroupedImplementation, (loop, padded, grouped_mm, triton)))
 
-    name = "grouped_matmul"
-    parameters_type = GroupedMatmulParameters
-    implementations = by_name(*map(GroupedImplementation, (loop, padded, grouped_mm, triton)))
 
-    def work(self, parameters: GroupedMatmulParameters) -> Work:
-        p = parameters
-        unread = p.experts - len(p.slices)
-        of_one_expert = Operand((p.k, p.n), p.dtype).size_bytes
-        return Work(2 * p.rows * p.n * p.k, self.footprint_bytes(p) - unread * of_one_expert)
+@suite.kernel(GroupedMatmulParameters)
+def grouped_matmul(p: GroupedMatmulParameters) -> Launch:
+    """C's rows of each expert = A's rows of it times its own B, which is not read where an expert has no row."""
+    a, b = suite.randn(p.rows, p.k, dtype=p.dtype), suite.randn(p.experts, p.k, p.n, dtype=p.dtype)
+    c = suite.empty(p.rows, p.n, dtype=p.dtype)
+    moved = a.nbytes + b.nbytes * len(p.slices) // p.experts + c.nbytes
+    flop, check = 2 * p.rows * p.n * p.k, partial(check_grouped, p)
+    return suite.launch(GROUPED, a=a, b=b, c=c, check=check, flop=flop, bytes=moved)
 
-    def described(self, parameters: GroupedMatmulParameters) -> dict[str, Operand]:
-        p = parameters
-        return {
-            "a": Operand((p.rows, p.k), p.dtype, stream=0),
-            "b": Operand((p.experts, p.k, p.n), p.dtype, stream=1),
-            "c": Operand((p.rows, p.n), p.dtype),
-        }
 
-    def compare(self, parameters: GroupedMatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        p, found = parameters, []
-        for expert, rows in p.slices:
-            a, b, c = values["a"][rows], values["b"][expert], values["c"][rows]
+def check_grouped(p: GroupedMatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
+    """The worst of the verdicts on each expert's product."""
+    found = []
+    for expert, rows in p.slices:
 
-            def keep_its_own(name: str, compute: Any, expert: int = expert) -> Any:
-                return keep(f"expert {expert}, {name}", compute)
+        def keep_its_own(name: str, compute: Any, expert: int = expert) -> Any:
+            return keep(f"expert {expert}, {name}", compute)
 
-            verdict = verify_product(c, a, b, p.dtype, p.dtype, keep=keep_its_own)
-            at = (rows.start + verdict.worst_at[0], *verdict.worst_at[1:])
-            found.append(replace(verdict, worst_at=at, message=f"expert {expert}: {verdict.message}"))
-        return max(found, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
+        a, b, c = values["a"][rows], values["b"][expert], values["c"][rows]
+        verdict = verify_product(c, a, b, p.dtype, p.dtype, keep=keep_its_own)
+        at = (rows.start + verdict.worst_at[0], *verdict.worst_at[1:])
+        found.append(replace(verdict, worst_at=at, message=f"expert {expert}: {verdict.message}"))
+    return max(found, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
 
-    def reference_key(self, parameters: GroupedMatmulParameters) -> str:
-        p = parameters
-        return f"{p.rows_of_experts} {p.n} {p.k} {p.dtype}"
+
+GROUPED_MATMUL = Operator(grouped_matmul, GROUPED)

@@ -12,6 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import pyperf_suite as suite
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels import matmul as triton_matmul
@@ -19,6 +20,7 @@ from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Tile, visiting_group
 from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads.backends import (
     INSTRUCTION_SETS,
     CudaDevice,
@@ -27,7 +29,7 @@ from pyperf_suite.workloads.backends import (
     require_installed,
 )
 from pyperf_suite.workloads.matmul import LibraryMatmul, MatmulParameters
-from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operands import Operands
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     DeviceMemory,
@@ -39,7 +41,7 @@ from pyperf_suite.workloads.operator import (
     TorchTensors,
     refusing,
 )
-from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
@@ -297,35 +299,31 @@ class NativeCpuMatmul(NativeKernels[MatmulParameters]):
         return Launches(memory, bound, Kernel(f"native_gemm_{gemm.isa}", "packed", details))
 
 
-class Matmul(Operator[MatmulParameters]):
+IMPLEMENTATIONS = by_name(
+    *map(NativeCpuMatmul, ("", *INSTRUCTION_SETS)),
+    LibraryMatmul("torch", "cpu"),
+    LibraryMatmul("torch_padded", "cpu", pads=True),
+    *(CudaMatmul(family) for family in families().values()),
+    TritonMatmul(),
+    LibraryMatmul("cublas", "cuda"),
+    LibraryMatmul("cublas_padded", "cuda", pads=True),
+)
+
+
+@suite.kernel(MatmulParameters)
+def matmul(p: MatmulParameters) -> Launch:
     """C = A·B; 2·M·N·K FLOP; each operand moved once is M·K + K·N + M·N elements."""
+    a, b = suite.randn(*p.a_shape, dtype=p.dtype), suite.randn(*p.b_shape, dtype=p.dtype)
+    c = suite.empty(p.m, p.n, dtype=p.output_dtype)
+    moved, check = a.nbytes + b.nbytes + c.nbytes, partial(check_product, p.layout, p.dtype, p.output_dtype)
+    return suite.launch(IMPLEMENTATIONS, a=a, b=b, c=c, check=check, flop=2 * p.m * p.n * p.k, bytes=moved)
 
-    name = "matmul"
-    parameters_type = MatmulParameters
-    implementations = by_name(
-        *map(NativeCpuMatmul, ("", *INSTRUCTION_SETS)),
-        LibraryMatmul("torch", "cpu"),
-        LibraryMatmul("torch_padded", "cpu", pads=True),
-        *(CudaMatmul(family) for family in families().values()),
-        TritonMatmul(),
-        LibraryMatmul("cublas", "cuda"),
-        LibraryMatmul("cublas_padded", "cuda", pads=True),
-    )
 
-    def work(self, parameters: MatmulParameters) -> Work:
-        return Work(2 * parameters.m * parameters.n * parameters.k, self.footprint_bytes(parameters))
+def check_product(layout: str, dtype: str, output_dtype: str, values: Mapping[str, Any], keep: Keep) -> Verification:
+    """Compare with the float64 product of A and B as stored in that layout."""
+    a = values["a"].T if layout[1] == "T" else values["a"]
+    b = values["b"].T if layout[0] == "T" else values["b"]
+    return verify_product(values["c"], a, b, dtype, output_dtype, keep=keep)
 
-    def described(self, parameters: MatmulParameters) -> dict[str, Operand]:
-        return {
-            "a": Operand(parameters.a_shape, parameters.dtype, stream=0),
-            "b": Operand(parameters.b_shape, parameters.dtype, stream=1),
-            "c": Operand((parameters.m, parameters.n), parameters.output_dtype),
-        }
 
-    def compare(self, parameters: MatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        a = values["a"].T if parameters.a_transposed else values["a"]
-        b = values["b"].T if parameters.b_transposed else values["b"]
-        return verify_product(values["c"], a, b, parameters.dtype, parameters.output_dtype, keep=keep)
-
-    def reference_key(self, parameters: MatmulParameters) -> str:
-        return f"{parameters.m}x{parameters.n}x{parameters.k} {parameters.dtype} {parameters.layout}"
+MATMUL = Operator(matmul, IMPLEMENTATIONS)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pyperf_suite.errors import OneOf, Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, require_installed
 from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
@@ -210,7 +210,7 @@ class OptimizerUpdateParameters:
     tensors: TensorSet
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "AdamW"
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
-    workers: int = 1
+    workers: Annotated[int, Within(1)] = 1
 
     @property
     def states(self) -> int:

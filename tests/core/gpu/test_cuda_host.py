@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import gpus
-from pyperf_suite.measure.sampling import StopRule, measure
+from pyperf_suite.measure.sampling import StopRule
 from pyperf_suite.workloads.backends import CudaDevice
 from tests.core.gpu.conftest import memory
+from tests.records import measure
 
 pytestmark = pytest.mark.gpu
 

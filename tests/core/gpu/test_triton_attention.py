@@ -6,7 +6,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.attention.attention import Attention, TritonAttention
+from pyperf_suite.workloads.attention.attention import ATTENTION, TritonAttention
+from pyperf_suite.workloads.operator import judged
 from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +26,7 @@ def device() -> Device:
 
 def check(device: Device, parameters: AttentionParameters) -> dict:
     """Verify each of two operand sets, and that a second launch writes the same bits; gives the kernel's details."""
-    operator, implementation = Attention(), TritonAttention()
+    operator, implementation = ATTENTION, TritonAttention()
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)
@@ -34,7 +35,7 @@ def check(device: Device, parameters: AttentionParameters) -> dict:
     for index in (0, 1):
         launches.launch(index)
     first = launches.snapshot(0)
-    verification = operator.verify(parameters, operands, launches.outputs(0))
+    verification = judged(operator.launched(parameters).check, operands, launches.outputs(0))
     assert verification.passed, f"{parameters}: {verification.message}"
     assert launches.matches(1, first)
     launches.launch(0)

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from pyperf_suite.measure.estimates import MedianInterval, median_interval
-from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, measure, warm_up
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, warm_up
+from tests.records import measure
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)
 WANDERING = signal.lfilter([np.sqrt(1 - 0.99**2)], [1, -0.99], NOISE)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.measure.sampling import SteadyRule, StopRule, measure
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch, excluded_rate
 from pyperf_suite.measure.verify import Verification
+from tests.records import measure
 
 LAUNCH_S, CHECK_S = 25e-6, 8e-6
 # The standard profile where nothing converges: some 60,000 launches in a run of three processes.

@@ -5,8 +5,9 @@ import pytest
 
 from pyperf_suite.measure import telemetry
 from pyperf_suite.measure.estimates import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
-from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, measure, sampling, to_the_end
+from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, sampling, to_the_end
 from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
+from tests.records import measure
 
 SLICES = 13
 OF_EACH = 15

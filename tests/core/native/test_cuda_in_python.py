@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.measure.sampling import measure
 from pyperf_suite.measure.stopwatch import CudaStopwatch
 from pyperf_suite.workloads.backends import CudaDevice, cache_folder, cuda_device
+from tests.records import measure
 
 pytestmark = pytest.mark.slow
 

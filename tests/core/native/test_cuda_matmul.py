@@ -10,7 +10,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.workloads.backends import CudaDevice
 from pyperf_suite.workloads.matmul import MatmulParameters, matmul
-from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.matmul.matmul import MATMUL
 from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import ExecutionContext
@@ -27,7 +27,7 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
 
     def made(name: str, parameters: MatmulParameters, sets: int = 2) -> Launches:
-        operator = Matmul()
+        operator = MATMUL
         implementation = operator.implementation(name)
         implementation.validate(parameters)
         return implementation.prepare(parameters, operator.operands(parameters, 0), ExecutionContext(GPU, sets=sets))
@@ -92,13 +92,13 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
 )
 def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m, n, tile):
     requested = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
-    assert str(Matmul().implementation("cuda_sm90").tile(requested)) == tile
+    assert str(MATMUL.implementation("cuda_sm90").tile(requested)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])
 def test_a_cluster_is_refused_by_kernels_that_launch_none(name):
     with pytest.raises(UserError, match=r"launches no clusters, but tile 128x128x64:c1x2"):
-        Matmul().implementation(name).validate(parameters("persistent@8", Tile.parse("128x128x64:c1x2")))
+        MATMUL.implementation(name).validate(parameters("persistent@8", Tile.parse("128x128x64:c1x2")))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

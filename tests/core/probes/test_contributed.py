@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -18,9 +19,10 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels.workload import PATH_VARIABLE
+from pyperf_suite.workloads.matmul import matmul
 
 PAGE = Path(__file__).parents[3] / "docs" / "contributing.md"
-PROBE, WORKLOAD = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PROBE, KERNEL, WORKLOAD = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture
@@ -37,6 +39,10 @@ def row_sum(tmp_path, monkeypatch):
 
 def test_the_probe_takes_at_most_forty_lines():
     assert len(PROBE.splitlines()) <= 40
+
+
+def test_the_suites_own_kernel_is_declared_as_shown():
+    assert KERNEL in inspect.getsource(matmul)
 
 
 @pytest.mark.slow

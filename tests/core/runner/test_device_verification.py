@@ -11,7 +11,8 @@ from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.matmul import matmul
+from pyperf_suite.workloads.matmul.matmul import MATMUL
 from pyperf_suite.workloads.operator import Launches, OutputVerifier, as_stored
 from pyperf_suite.workloads.workload import Kernel
 from tests.records import a_product
@@ -78,7 +79,7 @@ def judged(case: Case, launches: OnDevice) -> tuple[Any, OutputVerifier]:
     """The verdict before timing, and who gave it."""
     workload = find_workload(case.operator)
     operands = workload.operands(case.parameters, case.seed)
-    judge = launches.judge = OutputVerifier(workload, case.parameters, case.seed, operands, launches.kernel.name)
+    judge = launches.judge = OutputVerifier(workload.launched(case.parameters), operands, launches.kernel.name)
     try:
         return SpotChecks(launches).before_timing(), judge
     except WrongLaunch as wrong:
@@ -121,7 +122,7 @@ def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch):
     counts = {"device": 0, "host": 0}
     for number in range(200):
         parameters = replace(PRODUCT.parameters, m=1 + number)
-        judge = OutputVerifier(Matmul(), parameters, 0, {}, "a kernel")
+        judge = OutputVerifier(MATMUL.launched(parameters), MATMUL.operands(parameters, 0), str(parameters))
         counts["host" if judge._host_too else "device"] += 1
     assert 3 <= counts["host"] <= 30
 
@@ -137,24 +138,24 @@ def test_references_that_disagree_fail_the_case(monkeypatch):
 
 
 def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypatch):
-    on_either = Matmul.compare
+    on_either = matmul.verify_product
 
-    def full(self, parameters, values, keep):
-        if isinstance(values["c"], torch.Tensor):
+    def full(c, *arguments, **keywords):
+        if isinstance(c, torch.Tensor):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return on_either(self, parameters, values, keep)
+        return on_either(c, *arguments, **keywords)
 
-    monkeypatch.setattr(Matmul, "compare", full)
+    monkeypatch.setattr(matmul, "verify_product", full)
     verification, judge = judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
     assert verification.passed
     assert judge.references == ["host"]
 
 
 def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(Matmul, "compare", broken)
+    monkeypatch.setattr(matmul, "verify_product", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
 

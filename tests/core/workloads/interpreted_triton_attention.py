@@ -17,8 +17,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters, attention
-from pyperf_suite.workloads.attention.attention import Attention
-from pyperf_suite.workloads.operator import TorchTensors
+from pyperf_suite.workloads.attention.attention import ATTENTION
+from pyperf_suite.workloads.operator import TorchTensors, judged
 from pyperf_suite.workloads.workload import ExecutionContext
 
 
@@ -34,7 +34,7 @@ def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     attention.TorchTensors = HostTensors
     attention.gpu_of = lambda tensors: (target, 3)
     parameters = AttentionParameters(**named, blocks=Blocks.parse(blocks) if blocks else None)
-    workload, implementation = Attention(), attention.TritonAttention()
+    workload, implementation = ATTENTION, attention.TritonAttention()
     workload.validate(parameters)
     implementation.validate(parameters)
     operands = workload.operands(parameters, seed=1)
@@ -42,9 +42,11 @@ def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     outcomes = []
     for index in (0, 1):
         launches.poison()
-        before = workload.verify(parameters, operands, launches.outputs(index)).passed
+        before = judged(workload.launched(parameters).check, operands, launches.outputs(index)).passed
         launches.launch(index)
-        outcomes.append((before, workload.verify(parameters, operands, launches.outputs(index)).message))
+        outcomes.append(
+            (before, judged(workload.launched(parameters).check, operands, launches.outputs(index)).message)
+        )
     kernel = launches.kernel
     return {"outcomes": outcomes, "name": kernel.name, "path": kernel.path, "details": kernel.details}
 

@@ -13,7 +13,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, why_not
-from pyperf_suite.workloads.attention.attention import Attention, default_native_blocks
+from pyperf_suite.workloads.attention.attention import ATTENTION, default_native_blocks
 from pyperf_suite.workloads.workload import Kernel
 from tests.core.workloads import test_outputs
 from tests.core.workloads.test_outputs import ATTENTIONS as CASES
@@ -111,11 +111,11 @@ def test_a_score_matrix_larger_than_free_memory_is_refused_before_it_is_tried(
 
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     parameters = AttentionParameters(2, 4, 8, 3, 5, kv_heads=2, causal=True)
-    work = Attention().work(parameters)
+    work = ATTENTION.work(parameters)
     assert work.flop == 4 * 2 * 4 * 8 * (3 + 4 + 5)
     queries, keys = 2 * 4 * 3 * 8, 2 * 2 * 5 * 8
     assert work.bytes == 2 * (2 * queries + 2 * keys)
-    backward = Attention().work(replace(parameters, backward=True))
+    backward = ATTENTION.work(replace(parameters, backward=True))
     assert backward.flop == work.flop * 5 // 2
     assert backward.bytes == 2 * (4 * queries + 4 * keys)
 

@@ -15,7 +15,7 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, bind, refusals
-from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.matmul.matmul import MATMUL
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import ExecutionContext
 from tests.core.workloads.test_outputs import verified
@@ -39,13 +39,13 @@ def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> 
 )
 def test_a_result_has_the_operands_type_where_that_can_hold_sums(dtype: str, result: str) -> None:
     assert of(dtype).output_dtype == result
-    Matmul().validate(of(dtype))
-    assert Matmul().work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
-    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(padded(33, 41, 47, pad_to=1)), "as requested"
+    MATMUL.validate(of(dtype))
+    assert MATMUL.work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
+    assert MATMUL.work(padded(33, 41, 47, pad_to=64)) == MATMUL.work(padded(33, 41, 47, pad_to=1)), "as requested"
 
 
 def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
-    a = Matmul().operands(of("int8", 300, 300, 300), seed=1)["a"]
+    a = MATMUL.operands(of("int8", 300, 300, 300), seed=1)["a"]
     assert a.dtype == np.int8
     assert 30 < float(np.std(a)) < 34
     assert int(a.min()) == -127
@@ -62,7 +62,7 @@ def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> 
 
 
 def test_tfloat32_keeps_what_is_not_a_number_and_operands_have_no_digits_to_round() -> None:
-    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), Matmul().operands(of("tfloat32"), seed=1)["a"]):
+    for array in (np.array([np.nan, np.inf, -np.inf], np.float32), MATMUL.operands(of("tfloat32"), seed=1)["a"]):
         np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
 
 
@@ -172,7 +172,7 @@ def test_a_padded_product_is_the_product_whatever_is_padded(
 
 def test_operands_padded_before_are_as_they_were() -> None:
     parameters = padded(5, 7, 3)
-    operator = Matmul()
+    operator = MATMUL
     inputs = operator.operands(parameters, seed=1)
     before = {name: inputs[name].copy() for name in "ab"}
     pytest.importorskip("torch")
@@ -183,7 +183,7 @@ def test_operands_padded_before_are_as_they_were() -> None:
 
 
 def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once() -> None:
-    work = Matmul().work(MatmulParameters(3, 5, 7, Schedule("library", 1), dtype="float8_e4m3fn"))
+    work = MATMUL.work(MatmulParameters(3, 5, 7, Schedule("library", 1), dtype="float8_e4m3fn"))
     assert work.flop == 2 * 3 * 5 * 7
     assert work.bytes == 3 * 7 + 7 * 5 + 2 * 3 * 5
 

@@ -16,8 +16,8 @@ from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.workloads import matmul as libraries
 from pyperf_suite.workloads.matmul import MatmulParameters, matmul
-from pyperf_suite.workloads.matmul.matmul import Matmul
-from pyperf_suite.workloads.operator import Launches, TorchTensors
+from pyperf_suite.workloads.matmul.matmul import MATMUL
+from pyperf_suite.workloads.operator import Launches, TorchTensors, judged
 from pyperf_suite.workloads.workload import ExecutionContext
 
 TWO_ON_A_GPU = ExecutionContext(Device("cuda"), sets=2)
@@ -44,7 +44,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[[MatmulParameters], Lau
     monkeypatch.setattr(libraries, "TorchTensors", HostTensors)
 
     def prepared(parameters: MatmulParameters) -> Launches:
-        matmul = Matmul()
+        matmul = MATMUL
         implementation = matmul.implementation("cublas" if parameters.pad_to == 1 else "cublas_padded")
         implementation.validate(parameters)
         return implementation.prepare(parameters, matmul.operands(parameters, seed=1), TWO_ON_A_GPU)
@@ -60,13 +60,13 @@ def of(dtype: str, m: int, n: int, k: int, pad_to: int = 1) -> MatmulParameters:
 @pytest.mark.parametrize("shape", [(33, 48, 64), (32, 47, 64), (31, 49, 63)], ids=str)
 def test_a_padded_product_is_read_back_from_where_it_stands(prepare, shape: tuple[int, int, int], dtype: str) -> None:
     parameters = of(dtype, *shape, pad_to=16)
-    operands = Matmul().operands(parameters, seed=1)
+    operands = MATMUL.operands(parameters, seed=1)
     launches = prepare(parameters)
     for index in (0, 1):
         launches.poison()
-        assert not Matmul().verify(parameters, operands, launches.outputs(index)).passed
+        assert not judged(MATMUL.launched(parameters).check, operands, launches.outputs(index)).passed
         launches.launch(index)
-        verification = Matmul().verify(parameters, operands, launches.outputs(index))
+        verification = judged(MATMUL.launched(parameters).check, operands, launches.outputs(index))
         assert verification.passed, verification.message
 
 
@@ -127,7 +127,7 @@ def prepare_triton(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(triton_matmul, "Product", Product)
         monkeypatch.setattr(matmul, "TorchTensors", HostTensors)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-        product = Matmul()
+        product = MATMUL
         return product.implementation("triton").prepare(parameters, product.operands(parameters, 1), TWO_ON_A_GPU)
 
     return prepared

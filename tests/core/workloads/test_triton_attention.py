@@ -16,7 +16,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.attention import (
-    Attention,
+    ATTENTION,
     TritonAttention,
     configuration_of,
     costs_of,
@@ -82,7 +82,7 @@ def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_tar
 def test_without_triton_the_case_is_unsupported(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="triton is not installed"):
-        TritonAttention().prepare(SMALL, Attention().operands(SMALL, 0), ExecutionContext(Device("cuda")))
+        TritonAttention().prepare(SMALL, ATTENTION.operands(SMALL, 0), ExecutionContext(Device("cuda")))
 
 
 def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():
