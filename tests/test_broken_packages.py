@@ -77,7 +77,7 @@ def test_a_broken_torch_fails_the_cases_that_need_it_and_is_tried_once(tmp_path)
     (journal,) = tmp_path.glob("results/*/*/records.jsonl")
     of_torch = [each for each in read_journal(journal) if each.case["implementation"] == "torch"]
     assert {each.outcome for each in of_torch} == {"failed"}
-    assert {" [not run: " in each.reason for each in of_torch if each.kind != "sentinel"} == {True}
+    assert [" [not run: " in each.reason for each in of_torch].count(False) == 1
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_run_without_time_for_a_case_says_so_and_fails(tmp_path):
     done = invoke(command, tmp_path, broken(tmp_path, "torch"))
     assert done.returncode == ExitCode.FAILED
     assert "leaves no time for a case" in done.stderr
-    assert "Nothing was measured: matmul[torch" in done.stdout
+    assert "Nothing was measured: no case was begun" in done.stdout
 
 
 def raised(statement: str, by: str) -> Exception:

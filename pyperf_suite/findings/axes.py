@@ -1,15 +1,8 @@
 """The axes of a sweep as data: one table a probe, of tuples by profile, each of which a person may replace by name.
 
-A table is a frozen dataclass, whose fields say what an axis can hold and which values the profiles take:
-
-    @dataclass(frozen=True)
-    class CopyAxes(AxisTable):
-        way: Annotated[tuple[str, ...], OneOf(WAYS)] = by(("memcpy",), full=WAYS)
-        workers: Annotated[tuple[int, ...], Within(1)] = by(all_cores, cuda=(1,))
-
-`-a tile=64x64x256 -a workers=1,2` replaces two axes and leaves the others as the profile has them; where several probes
-run, `-a baseline.workers=1` speaks to one of them. What an axis can hold stands in its type:
-`Within(1)`, `OneOf(WAYS)`.
+A table is a frozen dataclass, as in probes/backward.py: values by profile are an axis's default, and what it can hold
+stands in its type, where the parameter of that name does not say it. `-a tile=64x64x256 -a workers=1,2` replaces two
+axes and leaves the others as the profile has them; where several probes run, `-a baseline.workers=1` speaks to one.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from pyperf_suite.probes.baseline import (
     own_kernel,
     sweeps_along,
 )
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import element_type
@@ -468,7 +468,6 @@ def analyse(rows: Rows) -> Findings:
         (_at_each_call(similar) for similar in grouped(of_library, lambda pad: pad.sweep.setting).values()),
         (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
         (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
-        _refusals(rows.records),
         table("Throughput by divisor, relative to the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
         table("Cliffs between sizes of the same divisor", EDGE_COLUMNS, edges),
@@ -514,20 +513,6 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
         tried=len(calls),
         gain=max(calls, key=lambda call: call.value),
     )
-
-
-def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
-    refused = {record.case_id: record for record in records if record.outcome == "unsupported"}
-    kinds = grouped(refused.values(), lambda each: (each.case["implementation"], each.parsed_case().parameters.dtype))
-    for (implementation, dtype), of_kind in sorted(kinds.items()):
-        yield remark(
-            "{implementation} does not take {count} of the {dtype} products: {reason}",
-            kind="caution",
-            implementation=implementation,
-            count=len(of_kind),
-            dtype=dtype,
-            reason=of_kind[0].reason,
-        )
 
 
 def _kernel(row: Row) -> str:

@@ -171,10 +171,10 @@ Progress = Callable[[int, int, str, Callable[[], float]], None]
 # How often a run without a terminal says how far it is.
 LINE_EVERY_S = 10.0
 
-# A worker imports torch where there is one, on an H200 with CUDA in 7 to 8 s; a group of ranks is started by torchrun
-# and finds itself.
-START_S = {"cpu": 2.7, "cuda": 7.0}
-START_WITHOUT_TORCH_S = 0.7
+# A worker imports torch where a case needs it, on an H200 with CUDA in 7 to 8 s; torchrun starts a group of ranks, and
+# they find each other.
+START_S = {"cpu": 0.7, "cuda": 7.0}
+IMPORT_OF_TORCH_S = 2.0
 START_OF_A_GROUP_S = 4.0
 # The findings at the end: pictures and files.
 REPORT_S = 1.3
@@ -263,12 +263,15 @@ class Outlook:
     def closing_s(self) -> float:
         """What follows the last trial: the sentinel in a process of its own, unless all is exact, and the findings."""
         is_timed = not all(planned.is_exact for planned in self._plan.cases)
-        return (REPORT_S + is_timed * self._start_s) * slowed()
+        return (REPORT_S + is_timed * START_S[self._plan.device.kind]) * slowed()
 
     @property
     def _start_s(self) -> float:
-        known = self._plan.device.kind == "cuda" or find_spec("torch")
-        return START_S[self._plan.device.kind] if known else START_WITHOUT_TORCH_S
+        start_s, cases = START_S[self._plan.device.kind], [planned.case for planned in self._plan.cases]
+        if self._plan.device.kind == "cuda" or not find_spec("torch"):
+            return start_s
+        ways = (find_workload(case.operator).implementation(case.implementation) for case in cases)
+        return start_s + IMPORT_OF_TORCH_S * any(each.needs_torch for each in ways)
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case

@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
+
 import pyperf_suite as suite
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.kernels import matmul as triton_matmul
@@ -34,7 +36,14 @@ from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import product_kernel
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, Operands
-from pyperf_suite.workloads.operator import BoundLaunch, Launches, Operator, TimedImplementation, TorchTensors
+from pyperf_suite.workloads.operator import (
+    BoundLaunch,
+    HostArrays,
+    Launches,
+    Operator,
+    TimedImplementation,
+    TorchTensors,
+)
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
@@ -179,6 +188,26 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
             chosen | {"launched": names} | how_padded(parameters),
         )
         return launches
+
+
+class NumpyMatmul(TimedImplementation[MatmulParameters]):
+    """numpy's einsum, on one core: neither a BLAS nor torch is imported for it."""
+
+    name, device_kind = "einsum", "cpu"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        parameters.require_padding(self.name, pads=False)
+        parameters.require_library_schedule("einsum")
+        if (parameters.dtype, parameters.schedule.workers) != ("float32", 1):
+            raise UserError("einsum multiplies float32 on one core: ask for dtype=float32 and workers=1.")
+
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
+        memory, bound = HostArrays(operands, place), []
+        for each in memory.sets:
+            a = each["a"].T if parameters.a_transposed else each["a"]
+            b = each["b"].T if parameters.b_transposed else each["b"]
+            bound.append(BoundLaunch.into(partial(np.einsum, "mk,kn->mn", a, b, out=each["c"]), c=each["c"]))
+        return Launches(memory, bound, Kernel("numpy.einsum", "numpy"))
 
 
 def function_name(parameters: MatmulParameters) -> str:

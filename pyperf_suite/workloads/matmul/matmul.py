@@ -28,7 +28,7 @@ from pyperf_suite.workloads.backends import (
     native_extension,
     require_installed,
 )
-from pyperf_suite.workloads.matmul import LibraryMatmul, MatmulParameters
+from pyperf_suite.workloads.matmul import LibraryMatmul, MatmulParameters, NumpyMatmul
 from pyperf_suite.workloads.operands import Operands
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
@@ -301,6 +301,7 @@ class NativeCpuMatmul(NativeKernels[MatmulParameters]):
 
 IMPLEMENTATIONS = by_name(
     *map(NativeCpuMatmul, ("", *INSTRUCTION_SETS)),
+    NumpyMatmul(),
     LibraryMatmul("torch", "cpu"),
     LibraryMatmul("torch_padded", "cpu", pads=True),
     *(CudaMatmul(family) for family in families().values()),

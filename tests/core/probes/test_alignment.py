@@ -222,19 +222,6 @@ def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:
     assert PROBE.follow_up(made + failed) == []
 
 
-def test_what_an_implementation_cannot_take_is_told_with_its_reason() -> None:
-    reason = "TMA takes rows of whole 16 bytes."
-    made = [
-        replace(record, outcome="unsupported", reason=reason, metrics={})
-        if record.case["implementation"] == "native" and record.parsed_case().parameters.k % 4
-        else record
-        for record in records(sweep(axes(along=("k",))), by_work)
-    ]
-    (refusal,) = remarks(PROBE.findings(made), "reason")
-    assert refusal.kind == "caution"
-    assert refusal.values == {"implementation": "native", "count": 2, "dtype": "float32", "reason": reason}
-
-
 def test_one_process_has_the_interval_of_its_own_samples() -> None:
     found = PROBE.findings(records(sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
     gains = {row["size"]: row["gain if built so"] for row in rows(found, "Pad or not", "torch")}
