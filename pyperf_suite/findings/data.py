@@ -94,6 +94,11 @@ class Quantity:
         low, high = self.low + added, self.high + added
         return high / low if 0 < low < high < math.inf and self.unit != "%" else 1.0
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing was seen undisturbed, or so little that its bounds say nothing."""
+        return self.noisy or self.span > UNKNOWN_SPAN
+
     def excludes(self, value: float) -> bool:
         """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
         return self.low > value or self.high < value
@@ -135,7 +140,9 @@ class Remark:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it speaks of an effect that is not known, or whose interval holds none."""
+        """Whether its effect is not known, or its interval holds none, or it speaks of what nobody saw undisturbed."""
+        if any(isinstance(each, Quantity) and each.is_unknown for each in self.values.values()):
+            return True
         if not self.effect:
             return False
         found = self.values.get(self.effect)

@@ -294,10 +294,6 @@ ABOUT_THE_SAME = 1.02
 WIDEST_SEARCH = 2.5
 # So many edges are closed in on in one round.
 SEARCHES_AT_ONCE = 4
-# What divides by more and yet runs at less than this of its neighbour's rate defies the folklore.
-DEFIANT = 0.95
-# Sizes so near each other differ in their divisors and in little else.
-NEAR = 16
 
 
 @dataclass(frozen=True)
@@ -432,18 +428,6 @@ def next_of_searches(rows: Rows) -> list[Case]:
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-def defiances_of(sweeps: Iterable[Sweep]) -> list[BaselinePair]:
-    """Sizes that divide by more than a neighbour and are slower: the worst of each pair of classes, slowest first."""
-    worst = []
-    for sweep in sweeps:
-        near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
-        pairs = BaselinePair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
-        slow = [each for each in pairs if each.rate.high < DEFIANT]
-        classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
-        worst += [min(similar, key=lambda each: each.rate.value) for similar in classes]
-    return sorted(worst, key=lambda each: each.rate.value)
-
-
 # A cell names so many sizes; the tables of sizes and the picture hold them all.
 MOST_NAMED = 3
 # A sweep of fewer sizes is a table's row, not a picture.
@@ -453,25 +437,22 @@ NEARBY = 0.125
 
 
 def analyse(rows: Rows) -> Findings:
-    """Advice for sizes with a name, what padding wins in each setting, the widest cliff and the worst surprise."""
+    """Advice for sizes with a name, what padding wins in each setting, and the widest cliff."""
     sweeps = sweeps_of(rows)
     classes = [*classes_of(sweeps)]
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
     of_library = [pad for pad in pads if pad.row.schedule.policy == "library"]
     edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
-    defiances = defiances_of(sweeps)
     return findings(
         None if not classes or any(len(row.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
         (_advice(pad) for pad in of_library if pad.known_as),
         (_best(similar) for similar in grouped(classes, lambda each: each.sweep.setting).values()),
         (_at_each_call(similar) for similar in grouped(of_library, lambda pad: pad.sweep.setting).values()),
         (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
-        (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
         table("Throughput by divisor, relative to the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
         table("Cliffs between sizes of the same divisor", EDGE_COLUMNS, edges),
-        table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, defiances),
         _figures(sweeps),
     )
 
@@ -482,7 +463,6 @@ ALONE = (
 )
 PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
 JUMPS = PLACE + " runs at {rate} the rate of {other}, which has the same divisor"
-DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
 
 
 def _advice(pad: Pad) -> Remark:
@@ -559,14 +539,6 @@ EDGE_COLUMNS = (
     Column("rate", unit="x", priority=2),
     Column("kernel before", lambda edge: _kernel(edge.other_row)),
     Column("kernel after", lambda edge: _kernel(edge.row)),
-)
-DEFIANCE_COLUMNS = (
-    *SWEPT,
-    Column("size", priority=2),
-    Column("divides by", lambda slow: class_of(slow.size)),
-    Column("rate", unit="x", priority=2),
-    Column("of size", "other", priority=2),
-    Column("which divides by", lambda slow: class_of(slow.other)),
 )
 
 

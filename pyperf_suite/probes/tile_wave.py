@@ -23,6 +23,7 @@ from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, serie
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import JudgedLaw, Schedule, Tile, critical_path, judged_by_waves, tile_count, wave_count
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     BaselinePair,
     Dtypes,
@@ -154,8 +155,7 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def cost(self) -> Quantity:
-        gain = self.gain.inverse
-        return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
+        return _cost(self.gain.inverse)
 
     @property
     def opens(self) -> str:
@@ -165,7 +165,13 @@ class MeasuredCliff(BaselinePair):
     @property
     def cost_to_library(self) -> Quantity | None:
         before, after = library_of(self.row), library_of(self.other_row)
-        return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
+        slower = before.faster_than(after) if before and after else None
+        return None if slower is None else _cost(slower)
+
+
+def _cost(slower: Ratio) -> Quantity:
+    """What a ratio of times adds to the shorter one."""
+    return Quantity(slower.value - 1, "+%", slower.low - 1, slower.high - 1, slower.processes)
 
 
 def cliffs_of(sweep: Sweep) -> list[MeasuredCliff]:
@@ -231,18 +237,18 @@ WAVE = "{sweep.setting}, {sweep.shape}: opening a wave costs {cost} time at {swe
 
 
 def _of_library(sweep: Sweep) -> Remark | None:
-    costs = [(cost.value, cliff.step) for cliff in cliffs_of(sweep) if (cost := cliff.cost_to_library)]
+    costs = [(cost, cliff.step) for cliff in cliffs_of(sweep) if (cost := cliff.cost_to_library)]
     library = library_of(sweep.base)
     if not costs or library is None:
         return None
-    most, step = max(costs)
+    most, step = max(costs, key=lambda each: each[0].value)
     return library.remark(
         "{implementation} on the same shapes, {dtype}, {schedule.workers} workers: a step over those edges costs at "
-        "most {most:+%} time, at {along} = {step}, and {median:+%} at the median",
+        "most {most} time, at {along} = {step}, and {median:+%} at the median",
         most=most,
         along=sweep.name,
         step=step,
-        median=statistics.median(cost for cost, _ in costs),
+        median=statistics.median(cost.value for cost, _ in costs),
     )
 
 

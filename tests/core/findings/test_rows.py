@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Claim, Quantity
+from pyperf_suite.findings.data import Claim, Quantity, remark
 from pyperf_suite.findings.rows import Column, Row, Rows, readings, rows_of, series, speedup
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
@@ -183,6 +183,28 @@ def test_slices_of_the_same_rounds_are_pairs() -> None:
     # What the machine did hit both alike, and the pairs show none of it.
     assert paired.high / paired.low == pytest.approx(1.0)
     assert apart.high / apart.low > 1.5
+
+
+def test_pairs_that_say_another_ratio_than_the_best_slices_make_it_as_unsure() -> None:
+    # One side was disturbed in all slices but one: its tenth of a quantile is 1, and its slices are 3 times as long.
+    [slow], [fast] = readings([slices_of([3.0] * 7)]), readings([slices_of([1.0] + [3.0] * 6)])
+    ratio = speedup(slow, fast)
+    value = 3 / np.quantile([1.0] + [3.0] * 6, 0.1)
+    logs = [np.log(3), 0, 0, 0, 0, 0, 0]
+    half = np.hypot(np.mean(logs) - np.log(value), 1.96 * np.std(logs, ddof=1) / np.sqrt(7))
+    assert ratio.value == pytest.approx(value)
+    assert ratio.high / ratio.value == pytest.approx(1 + half)
+
+
+def test_what_was_never_seen_undisturbed_makes_no_ratio() -> None:
+    calm = slices_of([1.0] * 7)
+    busy = replace(calm, quality={**calm.quality, "disturbances": {"clean_share": 0.0}})
+    [one], [other] = readings([calm]), readings([busy])
+    ratio = speedup(one, other)
+    assert (ratio.low, ratio.high) == pytest.approx((1 / 101, 101))
+    assert remark("{faster} as fast", faster=ratio).is_noise
+    assert remark("{time}", time=other.time).is_noise
+    assert not remark("{time}", time=one.time).is_noise
 
 
 def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> None:

@@ -162,18 +162,6 @@ def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() ->
     assert targets[993] == 998
 
 
-def test_a_size_that_divides_by_more_and_runs_slower_is_held_against_the_folklore() -> None:
-    def slow_eights(case: Case) -> float:
-        return by_work(case) * (1.5 if case.parameters.n % 16 == 8 else 1.0)
-
-    found = findings(slow_eights, along=("n",), implementation=("native",), offset=(-9, 0))
-    (message,) = remarks(found, "rate")
-    assert (message.values["size"], message.effect) == (1016, "rate")
-    assert message.values["rate"].value == pytest.approx(2 / 3, rel=0.01)
-    assert {row["divides by"] for row in rows(found, "Where sizes")} == {8}
-    assert not [table for table in findings(by_work).tables if table.title.startswith("Where sizes")]
-
-
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
     """Ask the probe for more until it asks for nothing new, as a run does; findings and how often it asked."""
     cases = sweep(axes(**changed))
