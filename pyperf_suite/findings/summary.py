@@ -156,11 +156,15 @@ BUSY_CORES = 0.1
 
 
 def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
-    """What touches the whole run, the cases of probes not named among it; and by probe what touches its cases."""
+    """What touches the whole run, the cases of probes not named among it; and by probe what touches its cases.
+
+    What could not be measured comes first: whoever looks for its figures finds why there are none.
+    """
     by_probe = grouped(records, lambda record: record.probe)
     own = {name: [*about_the_cases(by_probe.pop(name, []))] for name in probes}
     others = [record for held in by_probe.values() for record in held]
-    return [*about_the_machine(records), *about_the_cases(others)], own
+    of_the_run = [*about_the_machine(records), *about_the_cases(others)]
+    return sorted(of_the_run, key=lambda each: "reason" not in each.values), own
 
 
 def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:

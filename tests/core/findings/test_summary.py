@@ -125,6 +125,10 @@ def test_cases_touch_their_probe_and_those_of_no_probe_that_is_shown_the_whole_r
     assert [[*each.values] for each in of_the_run] == [["drift"]]
     assert [[*each.values] for each in of_probes[""]] == [["loose", "measured"]]
     assert [[*each.values] for each in cautions_of(records, ["other"])[0]] == [["drift"], ["loose", "measured"]]
+    of_the_run, _ = cautions_of([*records, a_record(outcome="unsupported")], [])
+    assert [next(iter(each.values)) for each in of_the_run] == ["count", "drift", "loose"], (
+        "what there are no figures of first"
+    )
 
 
 def ended(n: int, outcome: str = "failed", reason: str = "because", implementation: str = "native") -> Record:
