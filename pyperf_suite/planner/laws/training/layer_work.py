@@ -57,8 +57,9 @@ CAST_BYTES_PER_ELEMENT = 4
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
 PERMUTED_BYTES_PER_ELEMENT = 16
-# Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
-UNALIGNED_HEADS = 2.5
+# Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's models of
+# 14400 with heads of 150 against those of 14336 with 224, otherwise the same.
+UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
 # Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
 # (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
@@ -200,7 +201,8 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
         context_s,
         of("permuted") + tokens_s,
     )
-    return replace(work, host=np.maximum(0.0, plan.passes * layer.launches * c.launch_s - work.seconds))
+    hidden_s = 0.0 if plan.blocks else work.seconds
+    return replace(work, host=np.maximum(0.0, plan.passes * layer.launches * c.launch_s - hidden_s))
 
 
 def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
