@@ -65,7 +65,7 @@ LIKENESS = _likeness(
     {"variance": 0.3, "local": 2, "tokens": 8, "copies": 1},
     {"variance": 0.8, "rows": 2, "seconds": 0.7},
 )  # fmt: skip
-SGLANG = (
+SGLANG = _likeness(
     3.0,
     {"variance": 1.0, "rows": 3, "active": 4, "local": 4, "tokens": 5, "width": 3, "hidden": 3, "ep": 2.5, "top_k": 4,
      "imbalance": 2, "gate": 3, "alignment": 3},
@@ -75,7 +75,6 @@ SGLANG = (
     {"variance": 0.1, "local": 1, "tokens": 8},
     {"variance": 0.9, "top_k": 1.4, "seconds": 2},
 )  # fmt: skip
-LIKENESS_OF = {"sglang": _likeness(*SGLANG)}
 
 
 def start_of(library: str) -> ExpertCosts:
@@ -196,7 +195,7 @@ def fit_law(table: ExpertTable) -> tuple[ExpertCosts, LibraryFactor]:
     """Costs of one library, and its factor."""
     costs = fit_costs(table)
     counted = table.counted(costs)
-    likeness = LIKENESS_OF.get(table.library, LIKENESS)
+    likeness = SGLANG if table.library == "sglang" else LIKENESS
     return costs, fit_factor(table.work.features(counted), np.log(table.seconds / counted), likeness)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -167,7 +166,10 @@ def attention_time(
         rate = np.interp(width, list(BACKWARD_RATE), list(BACKWARD_RATE.values())) / (
             1 + BACKWARD_HALF_SEQ / shape.seq_q
         )
-        parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
+        ideal = BACKWARD_FLOP_RATIO * parts["ideal"]
+        parts = {name: BACKWARD_FLOP_RATIO / rate * part for name, part in parts.items()}
+        # What the ideal and the rest differ by is the rate's.
+        parts |= {"ideal": ideal, "rate": parts["rate"] + parts["ideal"] - ideal}
         is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
         next_to_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
         unsure = np.hypot(unsure, next_to_forward)
@@ -272,13 +274,6 @@ def _weigh(
         found.high[here] += weight * kernel.error_scale * np.log(high)
         found.unsure[here] += weight * choice.unsure
         found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.plausibility_penalty > 0))
-
-
-def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:
-    """Every part times `factor`, but the ideal times its own; what they differ by is the rate's."""
-    scaled = {name: part * factor for name, part in parts.items()}
-    ideal = parts["ideal"] * ideal_factor
-    return {**scaled, "ideal": ideal, "rate": scaled["rate"] + scaled["ideal"] - ideal}
 
 
 def _wider(side: Array, unsure: Array) -> Array:
