@@ -31,14 +31,14 @@ MISSED = {
     ("H100 SXM", "bf16", "trtllm"): 18.5,
     ("H200 SXM", "fp8", "trtllm"): 17.5,
     ("H100 SXM", "fp8", "trtllm"): 17.5,
-    ("H200 SXM", "bf16", "sglang"): 16.5,
-    ("H100 SXM", "bf16", "sglang"): 17.0,
+    ("H200 SXM", "bf16", "sglang"): 15.5,
+    ("H100 SXM", "bf16", "sglang"): 16.0,
     ("B200 SXM", "bf16", "sglang"): 29.0,
     ("B200 SXM", "bf16", "vllm"): 18.0,
     ("B200 SXM", "fp8_block", "sglang"): 17.5,
     ("L40S", "bf16", "sglang"): 18.0,
     ("L40S", "fp8", "vllm"): 17.0,
-    ("A100 SXM", "bf16", "sglang"): 22.0,
+    ("A100 SXM", "bf16", "sglang"): 20.0,
     ("A100 SXM", "bf16", "vllm"): 30.0,
 }
 
