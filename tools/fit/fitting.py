@@ -71,11 +71,7 @@ def in_words(missed: Floats) -> str:
 
 
 def fit_constants(
-    start: Constants,
-    missed: Callable[[Constants], Floats],
-    hold: float,
-    evaluations: int,
-    shares: Collection[str] = (),
+    start: Constants, missed: Callable[[Constants], Floats], hold: float, evaluations: int, shares: Collection[str] = ()
 ) -> Constants:
     """The constants with the least errors in log seconds, far rows counting less.
 

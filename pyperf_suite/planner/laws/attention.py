@@ -48,7 +48,7 @@ BACKWARD_FLOP_RATIO = 2.5
 # FlashAttention-3 paper (arXiv:2407.08608, figures 5 and 6: FlashAttention-2, -3 and cuDNN on an H100, 512 to 16k
 # queries); cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv) and FlashAttention-2 on an RTX A5000
 # (gpu-mode/ring-attention issue 10, heads of 64) lie within 6 %. Heads wider than 128 were not published.
-BACKWARD_RATE = {64: 0.96, 128: 0.86}
+BACKWARD_RATE, HOPPER = {64: 0.96, 128: 0.86}, 9
 BACKWARD_HALF_SEQ = 150.0
 # How much wider than the forward's an interval is, as half the 90 % width of a logarithm: the backward as published for
 # a GPU like it and that width, or elsewhere; attention without a mask; unequal queries and keys; sizes beyond those
@@ -61,7 +61,6 @@ BEYOND_SIZES = 0.20
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
 FEW_ROWS = 64
 
-DTYPES = ("bf16", "fp16")
 PARTS = ("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured")
 
 
@@ -153,8 +152,8 @@ def attention_time(
             without causal.
     """
     spec = spec_of(gpu)
-    if dtype not in DTYPES:
-        raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
+    if dtype not in ("bf16", "fp16"):
+        raise UserError(f"Attention in {dtype} was not measured: ask for bf16, fp16.")
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
     if not backward and np.any((shape.seq_q * shape.group <= FEW_ROWS) & (shape.seq_q < shape.seq_k)):
         raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
@@ -170,7 +169,7 @@ def attention_time(
         parts = {name: BACKWARD_FLOP_RATIO / rate * part for name, part in parts.items()}
         # What the ideal and the rest differ by is the rate's.
         parts |= {"ideal": ideal, "rate": parts["rate"] + parts["ideal"] - ideal}
-        is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
+        is_published = ((spec.compute_capability or (0,))[0] == HOPPER) & (width <= max(BACKWARD_RATE))
         next_to_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
         unsure = np.hypot(unsure, next_to_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
@@ -283,11 +282,6 @@ def _wider(side: Array, unsure: Array) -> Array:
 
 def _total(parts: Mapping[str, Array]) -> Array:
     return np.asarray(sum(parts.values()))
-
-
-def _is_like_published(spec: GpuSpec) -> bool:
-    """Whether the ratios of the backward were published for a GPU of this kind: Hopper."""
-    return spec.compute_capability is not None and spec.compute_capability[0] == 9
 
 
 def padded(head_dim: Array) -> Array:

@@ -29,8 +29,7 @@ BLOCK_OF = {"bf16": f"{LAW}_bf16", "fp16": f"{LAW}_bf16", "fp8": f"{LAW}_fp8", "
 UNITS_OF = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 BALANCED, POWER_LAW = "balanced", "power_law_"
 # Rows and columns of a tile. Most libraries take the best of a menu for each shape; SGLang's Triton kernel, where it is
-# not tuned, the small one for no more tokens than experts on the rank, else the large one, two to a multiprocessor. On
-# Hopper the one of experts without a gate reads weights at an eighth of the memory's rate.
+# not tuned, the small one for no more tokens than experts on the rank, else the large one, two to a multiprocessor.
 MENU = ((16, 128), (32, 128), (64, 128), (128, 128), (256, 128))
 UNTUNED = ((16, 32), (64, 64))
 HEIGHTS = (16, 32, 64, 128, 256)
@@ -374,8 +373,7 @@ class ExpertLaw:
     def seconds(self, work: ExpertWork) -> tuple[Floats, tuple[Floats, ...]]:
         """With the library's factor, and what was counted."""
         costs = ExpertCosts.from_arrays(self.block.arrays)
-        if self.library == "sglang" and not transfers.have_same_kernels(self.gpu, self.like):
-            # Whose kernel without a gate is another one.
+        if self.library == "sglang" and not transfers.have_same_kernels(self.gpu, self.like):  # another without a gate
             costs = replace(costs, memory_shares=costs.memory_shares[[0, 1, 1]])
         rates = Rates.of(self.gpu, UNITS_OF[self.dtype])
         rates = replace(rates, flop_per_s=rates.flop_per_s * transfers.held_down(self.gpu, self.like))
