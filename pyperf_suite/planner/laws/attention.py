@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,13 +48,11 @@ BACKWARD_FLOP_RATIO = 2.5
 # FlashAttention-3 paper (arXiv:2407.08608, figures 5 and 6: FlashAttention-2, -3 and cuDNN on an H100, 512 to 16k
 # queries); cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv) and FlashAttention-2 on an RTX A5000
 # (gpu-mode/ring-attention issue 10, heads of 64) lie within 6 %. Heads wider than 128 were not published.
-BACKWARD_RATE = {64: 0.96, 128: 0.86}
+BACKWARD_RATE, HOPPER = {64: 0.96, 128: 0.86}, 9
 BACKWARD_HALF_SEQ = 150.0
-# fp8 takes two thirds of the time of bf16, forward only, by the same table of cuDNN.
-FP8_TIME = 0.67
-# How much wider than the forward's an interval is, as half the 90 % width of a logarithm: the backward and fp8 as
-# published for a GPU like it and that width, or elsewhere; attention without a mask; unequal queries and keys; sizes
-# beyond those measured.
+# How much wider than the forward's an interval is, as half the 90 % width of a logarithm: the backward as published for
+# a GPU like it and that width, or elsewhere; attention without a mask; unequal queries and keys; sizes beyond those
+# measured.
 PUBLISHED, UNPUBLISHED = 0.10, 0.25
 WITHOUT_MASK = 0.10
 UNEQUAL = 0.25
@@ -64,7 +61,6 @@ BEYOND_SIZES = 0.20
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
 FEW_ROWS = 64
 
-DTYPES = ("bf16", "fp16", "fp8")
 PARTS = ("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured")
 
 
@@ -145,7 +141,7 @@ def attention_time(
         kv_heads: of keys and values.
         head_dim: up to 512.
         causal: bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q.
-        dtype: "bf16", "fp16" (the same law), or "fp8", forward only.
+        dtype: "bf16", or "fp16", which has the same law.
         backward: the backward pass instead of the forward.
         window: how many of the last keys a query sees; 0 for all. Causal only.
         library: "trtllm", "sglang" or "vllm"; None for the first of them that was measured on the GPU.
@@ -156,23 +152,24 @@ def attention_time(
             without causal.
     """
     spec = spec_of(gpu)
-    _check_choices(dtype, backward)
+    if dtype not in ("bf16", "fp16"):
+        raise UserError(f"Attention in {dtype} was not measured: ask for bf16, fp16.")
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
     if not backward and np.any((shape.seq_q * shape.group <= FEW_ROWS) & (shape.seq_q < shape.seq_k)):
         raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
-    laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library)
-    forward = _forward(laws, shape, width, windows, spec.peak("bf16" if dtype == "fp8" else dtype))
+    laws = _laws(gpu, spec, dtype, library)
+    forward = _forward(laws, shape, width, windows, spec.peak(dtype))
     parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
-    if dtype == "fp8":
-        parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
-        unsure = np.hypot(unsure, PUBLISHED if _is_like_published(spec) else UNPUBLISHED)
     level = np.zeros(width.shape)
     if backward:
         rate = np.interp(width, list(BACKWARD_RATE), list(BACKWARD_RATE.values())) / (
             1 + BACKWARD_HALF_SEQ / shape.seq_q
         )
-        parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
-        is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
+        ideal = BACKWARD_FLOP_RATIO * parts["ideal"]
+        parts = {name: BACKWARD_FLOP_RATIO / rate * part for name, part in parts.items()}
+        # What the ideal and the rest differ by is the rate's.
+        parts |= {"ideal": ideal, "rate": parts["rate"] + parts["ideal"] - ideal}
+        is_published = ((spec.compute_capability or (0,))[0] == HOPPER) & (width <= max(BACKWARD_RATE))
         next_to_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
         unsure = np.hypot(unsure, next_to_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
@@ -197,13 +194,6 @@ def attention_time(
         laws.plain.library,
         level,
     )
-
-
-def _check_choices(dtype: str, backward: bool) -> None:
-    if dtype not in DTYPES:
-        raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
-    if backward and dtype == "fp8":
-        raise UserError("No library's backward of attention was faster in fp8 than in bf16: ask for bf16.")
 
 
 def _checked(
@@ -285,13 +275,6 @@ def _weigh(
         found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.plausibility_penalty > 0))
 
 
-def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:
-    """Every part times `factor`, but the ideal times its own; what they differ by is the rate's."""
-    scaled = {name: part * factor for name, part in parts.items()}
-    ideal = parts["ideal"] * ideal_factor
-    return {**scaled, "ideal": ideal, "rate": scaled["rate"] + scaled["ideal"] - ideal}
-
-
 def _wider(side: Array, unsure: Array) -> Array:
     """A side of an interval with a further cause of error that is independent of it."""
     return np.asarray(np.where(unsure > 0, np.hypot(np.maximum(side, 0.0), unsure), side))
@@ -299,11 +282,6 @@ def _wider(side: Array, unsure: Array) -> Array:
 
 def _total(parts: Mapping[str, Array]) -> Array:
     return np.asarray(sum(parts.values()))
-
-
-def _is_like_published(spec: GpuSpec) -> bool:
-    """Whether the ratios of the backward and fp8 were published for a GPU of this kind: Hopper."""
-    return spec.compute_capability is not None and spec.compute_capability[0] == 9
 
 
 def padded(head_dim: Array) -> Array:

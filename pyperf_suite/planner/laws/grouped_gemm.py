@@ -8,7 +8,7 @@ library makes of that. There is a law for each library, as their kernels differ 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -108,15 +108,13 @@ FEATURES = ("rows", "active", "local", "tokens", "width", "hidden", "ep", "top_k
             "pairs", "seconds", "alignment", "copies")  # fmt: skip
 
 
-GATE, APART = FEATURES.index("gate"), 2.0
-
-
 @dataclass(frozen=True)
 class ExpertCosts:
     """What a library's kernels reach. Shares are of the data sheet's rates; `tile_rates` has one for each tile.
 
-    `wave_smoothing` joins whole and broken waves, `overlap` compute and memory; `copy_shares` are, of the memory's
-    rate, what moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
+    `memory_shares` are one, or SGLang's of its small tile, its large one and of experts without a gate.
+    `wave_smoothing` joins whole and broken waves, `overlap` compute and memory; `copy_costs` are, of the memory's rate,
+    what moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
     """
 
     tile_rates: Floats
@@ -150,8 +148,7 @@ class LibraryFactor:
     """The logarithm of a factor: a Gaussian process over features (kriging), read off a few hundred nodes.
 
     It is the sum of processes, each with a variance and, for every feature, one over the length in doublings over which
-    likeness decays; 0 where it does not depend on the feature. Far from all nodes the factor goes to 1. A process that
-    decays within a fraction of the gate is of experts without one alone.
+    likeness decays; 0 where it does not depend on the feature. Far from all nodes the factor goes to 1.
     """
 
     nodes: Floats
@@ -178,8 +175,6 @@ class LibraryFactor:
             exponent = here @ there.T
             exponent -= (here**2).sum(axis=1)[:, None] / 2
             exponent -= (there**2).sum(axis=1)[None, :] / 2
-            if decay[GATE] > APART:
-                exponent[features[:, GATE] > 0.5] = exponent[:, self.nodes[:, GATE] > 0.5] = -np.inf
             total += np.float32(variance) * np.exp(np.minimum(exponent, 0, out=exponent), out=exponent)
         return total
 
@@ -206,7 +201,10 @@ def counted_seconds(costs: ExpertCosts, rates: Rates, work: ExpertWork, library:
 
     The first is products, routing and launch together.
     """
-    memory_shares = _by_tokens(work, costs.memory_shares) if library == "sglang" else costs.memory_shares[0]
+    memory_shares = costs.memory_shares[0]
+    if library == "sglang":
+        small, large, ungated = costs.memory_shares
+        memory_shares = np.where(work.products == 2, ungated, _by_tokens(work, small, large))
     weight_s = _weight_seconds(costs, rates, work, memory_shares)
     compute, products = np.zeros(work.tokens.shape), np.zeros(work.tokens.shape)
     for columns, depth in work.layers():
@@ -237,12 +235,12 @@ def _tile_seconds(
         seconds.append(
             waited(waves, costs.wave_smoothing) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz)
         )
-    return _by_tokens(work, seconds) if untuned else np.asarray(np.min(seconds, axis=0))
+    return _by_tokens(work, *seconds) if untuned else np.asarray(np.min(seconds, axis=0))
 
 
-def _by_tokens(work: ExpertWork, small_and_large: Sequence[ArrayLike] | Floats) -> Floats:
+def _by_tokens(work: ExpertWork, small: ArrayLike, large: ArrayLike) -> Floats:
     """The first where SGLang's untuned kernel takes its small tile, else the second."""
-    return np.where(work.tokens <= work.experts / work.ep, small_and_large[0], small_and_large[1])
+    return np.where(work.tokens <= work.experts / work.ep, small, large)
 
 
 def _weight_seconds(costs: ExpertCosts, rates: Rates, work: ExpertWork, shares: ArrayLike) -> Floats:
@@ -375,12 +373,12 @@ class ExpertLaw:
     def seconds(self, work: ExpertWork) -> tuple[Floats, tuple[Floats, ...]]:
         """With the library's factor, and what was counted."""
         costs = ExpertCosts.from_arrays(self.block.arrays)
+        if self.library == "sglang" and not transfers.have_same_kernels(self.gpu, self.like):  # another without a gate
+            costs = replace(costs, memory_shares=costs.memory_shares[[0, 1, 1]])
         rates = Rates.of(self.gpu, UNITS_OF[self.dtype])
         rates = replace(rates, flop_per_s=rates.flop_per_s * transfers.held_down(self.gpu, self.like))
         counted = counted_seconds(costs, rates, work, self.library)
         factor = LibraryFactor.from_arrays(self.block.arrays)
-        if not transfers.have_same_kernels(self.gpu, self.like):  # whose kernels without a gate are others
-            factor = replace(factor, variances=np.where(factor.decays[:, GATE] > APART, 0.0, factor.variances))
         return counted[0] * np.exp(factor(work.features(counted[0]))), counted
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -74,10 +76,12 @@ def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_
 GPT_2_7B = ModelDimensions(32, 2560, 10240, 32, 50304, bias=True, tied=True, positions=2048)
 
 
-def study(gpus: int, global_batch: int, fused: bool, network_bytes_per_s: float | None) -> Planned:
+def study(
+    gpus: int, global_batch: int, fused: bool, network_bytes_per_s: float | None, overlap: bool = True
+) -> Planned:
     """A100 of 40 GB, 4 a node, under the study's own engine, Megatron-DeepSpeed."""
     gpu = find_gpu("A100 40GB")
-    training = Training(GPT_2_7B, global_batch, 2048, fused, False, framework="deepspeed")
+    training = Training(GPT_2_7B, global_batch, 2048, fused, False, overlap, framework="deepspeed")
     cluster = Cluster(gpu, gpus, 4, gpu.memory_bytes, network_bytes_per_s)
     grid = layouts(training, cluster)
     columns = grid.columns
@@ -86,9 +90,15 @@ def study(gpus: int, global_batch: int, fused: bool, network_bytes_per_s: float 
     return evaluated(training, cluster, grid.taken(usual), gpu)
 
 
+# The study measured the first five steps. In its first micro-batch ZeRO 3 records in which order modules come, and
+# gathers none ahead (DeepSpeed, runtime/zero/partitioned_param_coordinator.py: prefetches need a complete trace).
+FIRST_STEPS = 5
+
+
 def order_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) -> list[str]:
     """The study's five ways, the fastest first; PP > 1 with ZeRO 1, the only stage that its engine has beside PP."""
     scored, fused = (study(gpus, global_batch, how, network_bytes_per_s) for how in (False, True))
+    nothing_ahead = study(gpus, global_batch, False, network_bytes_per_s, overlap=False)
     ways = (("flash", fused, 1, 1), ("1", scored, 1, 1), ("2", scored, 1, 2), ("3", scored, 1, 3), ("PP", scored, 2, 1))
     seconds = {}
     for name, found, stages, zero in ways:
@@ -96,6 +106,9 @@ def order_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) ->
         among = (columns["pipeline"] == 1) if stages == 1 else (columns["pipeline"] > 1)
         places = found.fastest(found.fits & among & (columns["zero_stage"] == zero))
         seconds[name] = float(found.seconds[places[0]])
+        if name == "3":
+            more = nothing_ahead.parts["parameters"][places[0]] - found.parts["parameters"][places[0]]
+            seconds[name] += float(more) * gpus / global_batch / FIRST_STEPS
     return sorted(seconds, key=lambda name: seconds[name])
 
 
@@ -118,15 +131,14 @@ def test_the_order_of_the_study_of_2_7_billion_parameters(
 
 
 # Where the whole order comes out. With one micro-batch, or two, ZeRO 3 comes out before 1 or 2 on few GPUs, for
-# DeepSpeed gathers what these updated next to nothing; over two ports, with several micro-batches, ZeRO 3 sends longer
-# than it computes.
+# DeepSpeed gathers what these updated next to nothing; over two ports, or on many GPUs, with several micro-batches,
+# ZeRO 3 sends longer than it computes.
 AS_THE_STUDY: set[tuple[float | None, int, int]] = {
     (None, 16, 4),
-    *((None, gpus, 4) for gpus in (32, 64, 128)),
-    (None, 128, 2),
+    *product((None,), (32, 64, 128), (2, 4)),
     *((None, 512, micro_batches) for micro_batches in (1, 2)),
     (TWO_PORTS, 16, 2),
-    *((TWO_PORTS, gpus, 1) for gpus in (32, 64, 128, 512)),
+    *((TWO_PORTS, gpus, 1) for gpus in (32, 64, 128)),
 }
 
 

@@ -11,7 +11,6 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import (
     BACKWARD_HALF_SEQ,
     BACKWARD_RATE,
-    FP8_TIME,
     PLAIN,
     PUBLISHED,
     attention_time,
@@ -160,15 +159,11 @@ def sdpa(dtype, what):
     return {(row["attn_mask"], int(row["q_seqlen"])): float(row[what]) for row in rows}
 
 
-def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200():
-    forward, backward, fp8 = (
-        sdpa(dtype, what)
-        for dtype, what in (("bfloat16", "fwd_time_ms"), ("bfloat16", "bwd_time_ms"), ("fp8", "fwd_time_ms"))
-    )
+def test_the_backward_takes_what_cudnn_took_on_an_h200():
+    forward, backward = (sdpa("bfloat16", what) for what in ("fwd_time_ms", "bwd_time_ms"))
     for (_, seq), forward_ms in forward.items():
         rate = BACKWARD_RATE[128] / (1 + BACKWARD_HALF_SEQ / seq)
         assert backward[_, seq] / forward_ms == pytest.approx(2.5 / rate, rel=PUBLISHED)
-    assert np.median([fp8[case] / forward[case] for case in forward]) == pytest.approx(FP8_TIME, rel=0.01)
 
 
 def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured():

@@ -104,6 +104,23 @@ def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> No
     assert parts(PLAN)["host"] == 0
 
 
+def test_blocked_launches_are_waited_for_however_long_the_gpu_computes() -> None:
+    constants, blocked = replace(IDLE_HOST, launch_s=10e-6), replace(PLAN, blocks=True)
+    assert parts(PLAN, constants=constants)["host"] == 0
+    # Three passes of 24 layers for each of 32 micro-batches, 20 microseconds an operation.
+    assert parts(blocked, constants=constants)["host"] == pytest.approx(32 * 24 * 3 * LAUNCHES * 20e-6)
+
+
+def test_zero_3_of_deepspeed_gathers_two_thirds_of_large_layers_again_behind_their_recomputation() -> None:
+    plan = replace(PLAN, data=8, zero_stage=3, framework="deepspeed")
+    large = ModelDimensions(layers=24, hidden=16384, ffn=65536, heads=128, vocab=128, bias=True, tied=True)
+    for model, recomputed in ((MODEL, 2.0), (large, 2 + 2 / 3)):
+        once, again = (
+            parts(replace(plan, recompute=recompute), model)["parameters"] for recompute in ("nothing", "layers")
+        )
+        assert again / once == pytest.approx(recomputed / 2, rel=0.01), model.hidden
+
+
 def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
     plan = replace(PLAN, tensor=2, data=2, framework="fsdp2")
     alone, within = parts(plan), parts(plan, constants=replace(IDLE_HOST, slowdown=1.5))

@@ -57,6 +57,7 @@ class Traits:
         bucket: elements that are sent together, sums of ZeRO 1 and 2 to every rank; 0: about a layer, sums scattered.
         composite: norms, rotary embedding and gates are single operations of torch, most of them in 32 bits.
         hides_sums: TP sums an input's gradient next to the product of the weights' gradient.
+        kept: elements that ZeRO 3 uses at most between two uses of one that it does not gather twice.
         adds_apart: as of a plan; cuts_kept: ranks of TP keep a share each of what is recomputed from, gathered first.
     """
 
@@ -64,6 +65,7 @@ class Traits:
     hides_parameters: bool = True
     composite: bool = False
     bucket: float = 0.0
+    kept: float = np.inf
     hides_sums: bool = False
     adds_apart: bool = False
     cuts_kept: bool = False
@@ -80,7 +82,7 @@ TRAITS: Mapping[str, Traits] = {
     "fsdp2": Traits(FLASH_2, composite=True),
     "torchtitan": Traits(FLASH_2),
     # A pipeline's engine reduces gradients when the last micro-batch is through, and gathers after the update.
-    "deepspeed": Traits(hides_parameters=False, bucket=5e8, adds_apart=True, cuts_kept=True),
+    "deepspeed": Traits(hides_parameters=False, bucket=5e8, kept=1e9, adds_apart=True, cuts_kept=True),
     "ddp": Traits(FLASH_2),
 }
 

@@ -55,10 +55,12 @@ CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
 # those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
+# Where the host waits for each operation: about 5 microseconds from launch to start, and as many from end to host.
+BLOCKED_S = 10e-6
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
 PERMUTED_BYTES_PER_ELEMENT = 16
-# Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
-UNALIGNED_HEADS = 2.5
+# Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's 150 to 224.
+UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
 # Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
 # (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
@@ -200,7 +202,8 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
         context_s,
         of("permuted") + tokens_s,
     )
-    return replace(work, host=np.maximum(0.0, plan.passes * layer.launches * c.launch_s - work.seconds))
+    launches, launch_s = plan.passes * layer.launches, c.launch_s + BLOCKED_S * plan.blocks
+    return replace(work, host=np.maximum(0.0, launches * launch_s - (0.0 if plan.blocks else work.seconds)))
 
 
 def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:

@@ -67,6 +67,7 @@ class ParallelPlan(Sharding):
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
         adds_apart: micro-batches' gradients are added up by an operation of torch, not within their product.
+        blocks: the host waits for each operation before the next (CUDA_LAUNCH_BLOCKING), so that no launch is hidden.
         gathers: collectives for one of a layer's parameters where ZeRO gathers them; 1: they are sent together.
 
     Raises UserError for numbers below 1, a stage of ZeRO that there is not, or a batch, a sequence or experts that do
@@ -102,6 +103,7 @@ class ParallelPlan(Sharding):
     gathers: Sizes = 1
     slower_attention: float = 1.0
     adds_apart: bool = False
+    blocks: bool = False
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)

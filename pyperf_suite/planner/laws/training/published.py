@@ -53,6 +53,8 @@ OLD_NEMO = "NeMo 24.03"
 INTERN_EVO, FIRST_FLASH = "InternEvo", 2.0
 # DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
 PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
+# BigScience's runs on that many GPUs hung unless launches blocked (train/tr11-176B-ml/chronicles-prequel.md).
+JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
 # torchtitan compiles only where that is said; Automodel has the fused kernels of Transformer Engine instead.
 NOT_COMPILED, FUSED_MODULES = "compile not stated", "Transformer Engine"
 BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
@@ -177,7 +179,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
         expert_kernels=_expert_kernels(note, dtype),
         slower_attention=ON_HOPPER if OLD_NEMO in note and modern else FIRST_FLASH if INTERN_EVO in note else 1.0,
-        adds_apart=INTERN_EVO in note,
+        adds_apart=INTERN_EVO in note, blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)

@@ -69,7 +69,8 @@ class ExchangePrices:
 
     Frameworks send them by layers, or by buckets about as large, and the output matrix on its own, DeepSpeed by larger
     buckets; `edge` is the share of the first or the last of these, next to which nothing is computed, `embedding` that
-    of the embedding, which is gathered first. `tied` are gradients of an embedding that the first and last stage share.
+    of the embedding, which is gathered first, `again` that of parameters gathered once more behind recomputation.
+    `tied` are gradients of an embedding that the first and last stage share.
     """
 
     reduced: Any
@@ -78,6 +79,7 @@ class ExchangePrices:
     taken: Any
     edge: Any = 0.0
     embedding: Any = 0.0
+    again: Any = 0.0
     tied: Any = 0.0
 
 
@@ -123,6 +125,8 @@ def price_exchange(
         taken_share(plan.sharing, plan.per_node_next_to_tensor),
         1 / buckets,
         np.maximum(layer.shared, ends) / ours.shared,
+        # All but a layer's last matrix, a third of it, where that forward and backward is more than what is kept.
+        plan.recompute_fraction * 2 / 3 * (2 / 3 * layer.shared >= plan.traits.kept),
         tied_s,
     )
 
@@ -157,6 +161,7 @@ def exposed(
         edges = dict.fromkeys(sent, exchange.edge)
         if number == LAST_STAGE:
             edges["all_gather"] = exchange.embedding
+            found["parameters", True] = np.where(stage == number, exchange.again * sent["all_gather"], 0.0)
         for key, seconds in exposed_exchange_s(number, sent, behind, exchange.taken, edges).items():
             found[key] = found[key] + np.where(stage == number, seconds, 0.0)
     found["gradients", False] = found["gradients", False] + constants.exchange * exchange.tied
