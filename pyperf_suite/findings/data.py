@@ -130,18 +130,20 @@ class Remark:
 
     `kind` says what it is: "" for what was measured, "law" for a fitted law and its error, "predicted" for what nobody
     measured, "caution" for what makes other findings less sure. `effect` names the value by whose size a summary weighs
-    it, a ratio or a change; where its interval leaves open that there is none, the remark is noise and not shown.
+    it, a ratio or a change; where its interval leaves open that there is none, the remark is noise and not shown. So is
+    one of cases of which most were `disturbed` all the time.
     """
 
     template: str
     values: Mapping[str, Cell] = field(default_factory=dict)
     kind: Kind = ""
     effect: str = ""
+    disturbed: bool = False
 
     @property
     def is_noise(self) -> bool:
         """Whether its effect is not known, or its interval holds none, or it speaks of what nobody saw undisturbed."""
-        if any(isinstance(each, Quantity) and each.is_unknown for each in self.values.values()):
+        if self.disturbed or any(isinstance(each, Quantity) and each.is_unknown for each in self.values.values()):
             return True
         if not self.effect:
             return False

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import replace_axes
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, findings
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, Row, Rows, getter, rows_of, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
+
+UNLISTED = "{noisy} of {cases} cases were never seen undisturbed: what {count} sentences say of them is not listed"
 
 
 @dataclass(frozen=True)
@@ -108,4 +110,12 @@ class Probe:
             (claim.verdicts(rows) for claim in self.claims),
             (table(each.title, each.columns, rows.where(getter(each.where))) for each in self.tables),
         )
-        return self.analyse(rows) + own if self.analyse else own
+        found = self.analyse(rows) + own if self.analyse else own
+        noisy = sum(row.reading.is_noisy for row in rows)
+        if 2 * noisy <= len(rows):
+            return found
+        said = [each for each in found.remarks if isinstance(each, Remark) and not each.is_noise]
+        said = [each for each in said if each.kind != "caution"]
+        unlisted = remark(UNLISTED, kind="caution", noisy=noisy, cases=len(rows), count=len(said))
+        remarks = (replace(each, disturbed=True) if each in said else each for each in found.remarks)
+        return replace(found, remarks=(unlisted, *remarks))

@@ -205,14 +205,13 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
 
 
 def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
-    sentence = (
-        "{way}: what AdamW keeps of 1e9 parameters, {each:B} each, takes {time:duration~} to read; each step writes "
-        "it too"
-    )
+    sentence = "{way}: what AdamW keeps of 1e9 parameters, {each:B} each, takes {time} to read; each step writes it too"
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device"):
-            seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
-            yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=seconds)
+            kept, known = ADAMW_BYTES * OFFLOADED_PARAMETERS, rate(row)
+            value, low, high = (kept / each for each in (known.value, known.high, known.low))
+            time = Quantity(value, "duration", low, high, known.processes, predicted=True)
+            yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=time)
 
 
 def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:

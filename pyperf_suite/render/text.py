@@ -194,13 +194,10 @@ def _parts(quantity: Quantity) -> tuple[str, str, str]:
     unit, scale = _scale(quantity.unit, quantity.value)
     known = not math.isnan(quantity.value)
     number = _number(quantity.value / scale, quantity) if known else NOT_KNOWN
-    interval = ""
-    if quantity.span > UNKNOWN_SPAN:
-        interval = "" if quantity.noisy else "noisy"
-    elif not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
-        interval = f"[{_number(quantity.low / scale, quantity)}, {_number(quantity.high / scale, quantity)}]"
-    if quantity.noisy:
-        interval = f"{interval} noisy".lstrip()
+    interval = "noisy" if quantity.is_unknown else ""
+    if quantity.span <= UNKNOWN_SPAN and not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
+        ends = [_number(each / scale, quantity) for each in (quantity.low, quantity.high)]
+        interval = f"[{ends[0]}, {ends[1]}] {interval}".rstrip()
     return number, unit if known else "", interval
 
 

@@ -109,3 +109,16 @@ def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(
     assert verdicts == found.verdicts
     assert len(verdicts) == 2
     assert [(table.title, table.rows) for table in found.tables] == [("All", ((32,), (16,))), ("Small", ((16,),))]
+
+
+@pytest.mark.parametrize(("busy", "is_listed"), [(1, True), (2, False)])
+def test_of_cases_that_were_mostly_never_seen_undisturbed_sentences_are_counted_and_not_listed(
+    probe: Probe, product: Any, busy: int, is_listed: bool
+) -> None:
+    said = replace(probe, analyse=lambda rows: findings(remark("{rows} rows", rows=len(rows))))
+    made = [record for n in (16, 32, 64) for record in product(n).records(1.0)]
+    quality = {"converged": True, "disturbances": {"clean_share": 0.0}}
+    made[:busy] = [replace(each, quality=each.quality | quality) for each in made[:busy]]
+    *cautions, last = said.findings(made).remarks
+    assert last.is_noise == (not is_listed)
+    assert [each.values for each in cautions] == ([] if is_listed else [{"noisy": 2, "cases": 3, "count": 1}])
