@@ -256,11 +256,11 @@ def kind_of(row: Row) -> str:
 
 def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
     """Between which rates the rows of a kind lie."""
-    rates = [row.flop_per_s for row in rows]
-    reported = {"least": min(rates), "most": max(rates), "median": statistics.median(rates)}
+    by_rate = sorted(rows, key=lambda row: row.flop_per_s)
+    median = Quantity(statistics.median(row.flop_per_s for row in rows), "TFLOP/s")
+    least, most = by_rate[0].throughput, by_rate[-1].throughput
     template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
-    quantities: dict[str, Any] = {name: Quantity(rate, "TFLOP/s") for name, rate in reported.items()}
-    return remark(template, count=len(rows), kind_of=kind, **quantities)
+    return remark(template, count=len(rows), kind_of=kind, least=least, most=most, median=median)
 
 
 def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
