@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy import signal
 
 from pyperf_suite.measure.estimates import MedianInterval, median_interval
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, measure, warm_up
+from tests.core.series import correlated
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)
-WANDERING = signal.lfilter([np.sqrt(1 - 0.99**2)], [1, -0.99], NOISE)
+WANDERING = correlated(NOISE, 0.99)
 
 
 def ignore(index: int) -> None:
@@ -217,7 +217,7 @@ def test_samples_stop_by_their_interval_or_by_a_limit_and_else_go_on(rule, sampl
 def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rho, at_least):
     rule, hits = StopRule(), 0
     noise = np.random.default_rng(5).standard_normal((400, 2200))
-    for row in signal.lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)[:, 200:]:
+    for row in correlated(noise.T, rho).T[:, 200:]:
         samples = 1 + 0.02 * row
         count = rule.next_checkpoint(0)
         while rule.decide(samples[:count].tolist(), count, 1.0) is None:

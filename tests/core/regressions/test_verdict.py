@@ -52,6 +52,7 @@ def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparison
     assert found["equivalent"] >= 0.75
 
 
+@pytest.mark.slow
 def test_slowdowns_are_found_on_a_noisy_machine():
     found = message(SequentialRule(), 0.05)
     assert found["slower"] >= 0.95
@@ -59,6 +60,7 @@ def test_slowdowns_are_found_on_a_noisy_machine():
     assert message(SequentialRule(), 0.03)["slower"] >= 0.80
 
 
+@pytest.mark.slow
 def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated():
     rule = SequentialRule(alpha=0.05)
     found = message(rule, rule.margin)
