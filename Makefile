@@ -1,5 +1,5 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
-# make test     lint, types and the quick tests: REPLACE minutes on two cores
+# make test     lint, types and the quick tests: two minutes on two cores
 # make test-all all tests: also those that start many processes, compile or interpret kernels
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
@@ -31,8 +31,8 @@ bench: $(MADE)
 HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
 
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-# A test of more than 12 sets of parameters is represented by 12 of them among the quick ones; the others count as slow.
-PYTEST := $(RUN) -m pytest $(TESTS) --represent 12
+# A test of more than 8 sets of parameters is represented by 8 of them among the quick ones; the others count as slow.
+PYTEST := $(RUN) -m pytest $(TESTS) --represent 8
 SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')
 
 test: lint
