@@ -33,13 +33,15 @@ HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
 # A test of more than 8 sets of parameters is represented by 8 of them among the quick ones; the others count as slow.
 PYTEST := $(RUN) -m pytest $(TESTS) --represent 8
+# Threads of these small products would only wait for each other where each core has a process.
+QUICK := OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu"
 SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')
 
 test: lint
-	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+	$(QUICK) $(SPREAD) $(ARGS)
 
 test-all: lint test-rest
-	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+	$(QUICK) $(SPREAD) $(ARGS)
 
 # What make test leaves out. GPU tests time kernels, so they run one at a time, after the others.
 test-rest: can-test
