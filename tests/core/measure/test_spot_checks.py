@@ -1,6 +1,7 @@
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,22 @@ def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_
     assert checks.before_timing().passed
     with pytest.raises(WrongLaunch):
         launches.measured(checks)
+
+
+def test_checks_after_timing_go_on_for_twenty_milliseconds():
+    launches = Simulated()
+    launches.now_s, launches.noise = 1000.0, SimpleNamespace(uniform=lambda *_: 1.0)
+    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    checks.after_timing()
+    # A launch and its check take 33 us, 606 of them 19.998 ms; before timing each of eight sets was checked.
+    assert checks.checked == 8 + 606
+
+
+@pytest.mark.parametrize(("sets", "least", "most"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
+def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(sets, least, most):
+    checks = SpotChecks(Simulated(sets), chance=random.Random(0))
+    assert {checks.next_stop() for _ in range(1000)} == set(range(least, most + 1))
 
 
 def test_the_bound_says_which_rate_so_many_right_launches_exclude():
