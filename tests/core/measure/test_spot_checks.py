@@ -163,6 +163,45 @@ def test_checks_after_timing_go_on_for_twenty_milliseconds():
     assert checks.checked == 8 + 606
 
 
+def test_of_timed_launches_the_later_half_of_a_rotation_is_checked_and_first_what_was_poisoned(monkeypatch):
+    launches, seen = Simulated(7), []
+    monkeypatch.setattr(
+        launches, "matches", lambda index, right: seen.append(index) or launches.outputs[index] == right
+    )
+    checks = SpotChecks(launches, share=1.0, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    (poisoned,) = unwritten(launches)
+
+    def timed(first: int, end: int) -> list[int]:
+        seen.clear()
+        for index in range(first, end):
+            launches.launch(index)
+        checks.at_stop(end)
+        return list(seen)
+
+    # Launches 16 to 19 wrote sets 2 to 5, and launches 20 and 21 sets 6 and 0.
+    found = timed(0, 20)
+    assert (found[0], set(found), len(found)) == (poisoned, {poisoned, 2, 3, 4, 5}, len({poisoned, 2, 3, 4, 5}))
+    assert checks.checked == 7 + len(found)
+    assert sorted(timed(20, 22)) == [0, 6]
+    checks.after_block()
+    assert len(unwritten(launches)) == 1, "another set is poisoned once the last was checked"
+
+
+def unwritten(launches: Simulated) -> list[int]:
+    return [index for index, output in enumerate(launches.outputs) if math.isnan(output)]
+
+
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
+    launches = Simulated()
+    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    launched = launches.launched
+    assert len(checks.checking(launches, can_stop).time(launches.launch, 0, 50, 3)) == 50
+    assert launches.launched == launched + 150
+
+
 @pytest.mark.parametrize(("sets", "least", "most"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
 def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(sets, least, most):
     checks = SpotChecks(Simulated(sets), chance=random.Random(0))
