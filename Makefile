@@ -1,5 +1,5 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
-# make test     lint, types and the quick tests: three minutes on two cores
+# make test     lint, types and the quick tests: under three minutes on two cores
 # make test-all all tests: also those that start many processes, compile or interpret kernels
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
@@ -31,14 +31,17 @@ bench: $(MADE)
 HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
 
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-PYTEST := $(RUN) -m pytest $(TESTS)
+# A test of more than 4 sets of parameters is represented by 4 of them among the quick ones; the others count as slow.
+PYTEST := $(RUN) -m pytest $(TESTS) --represent 4
+# Threads of these small products would only wait for each other where each core has a process.
+QUICK := OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu"
 SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')
 
 test: lint
-	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+	$(QUICK) $(SPREAD) $(ARGS)
 
 test-all: lint test-rest
-	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+	$(QUICK) $(SPREAD) $(ARGS)
 
 # What make test leaves out. GPU tests time kernels, so they run one at a time, after the others.
 test-rest: can-test

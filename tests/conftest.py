@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,6 +34,23 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same_each_time"))
 
 MEASURED_TABLES = "PYPERF_MEASURED_TABLES"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """A test of many sets of parameters is represented by some of them in `make test`."""
+    parser.addoption("--represent", type=int, metavar="N", help="all but N sets of parameters of each test are slow")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow all but N sets of parameters of each test, drawn by its name: the same in each run."""
+    most, sets = config.getoption("represent"), defaultdict(list)
+    for item in items if most else ():
+        if not item.get_closest_marker("slow"):
+            sets[item.nodeid.partition("[")[0]].append(item)
+    for name, those in sets.items():
+        for item in set(those).difference(random.Random(name).sample(those, min(most, len(those)))):
+            item.add_marker("slow")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

@@ -1,12 +1,22 @@
-"""Series of runs that tests make up, one run a day."""
+"""Series that tests make up: noise, and runs, one a day."""
 
 import datetime
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 
 BEGIN = datetime.datetime(2026, 1, 1)
+
+
+def correlated(noise: np.ndarray, rho: float) -> np.ndarray:
+    """The noise as an AR(1) series along its first axis: each value has the correlation `rho` with the last."""
+    steps = itertools.accumulate(math.sqrt(1 - rho**2) * noise, lambda last, step: rho * last + step)
+    return np.array(list(steps))
 
 
 def commit(index: int) -> str:

@@ -282,6 +282,7 @@ def test_a_lost_context_costs_the_test_that_lost_it_and_a_fresh_worker_takes_the
     assert "crashed while running" in said
 
 
+@pytest.mark.slow
 def test_without_workers_a_lost_context_ends_the_run_with_a_sentence(checkout, tmp_path):
     done = gpu_tests(checkout, tmp_path, "-p", "no:xdist")
     assert done.returncode == 3

@@ -82,6 +82,7 @@ def test_a_wrong_result_is_named(launch, reason):
     assert found["verification"]["message"] in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed():
     calls = []
 

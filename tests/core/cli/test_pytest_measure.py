@@ -20,6 +20,7 @@ from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import read_journal
 
 pytest_plugins = ("pytester",)
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = """
 import asyncio, os, pathlib, sys, time, unittest
@@ -227,7 +228,6 @@ def drop_in(tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
 
 
-@pytest.mark.slow
 def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in):
     failing = {"test_wrong", "test_wrong_elsewhere", "test_exit", "test_hangs"}
     assert {name for name, outcome in drop_in.outcomes.items() if outcome == "FAILED"} == failing
@@ -245,7 +245,6 @@ def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in):
     assert drop_in.code == 1
 
 
-@pytest.mark.slow
 def test_each_process_measures_every_parametrisation_and_all_samples_are_exported(drop_in):
     records = drop_in.of("test_sorted")
     cases = {(record.case["parameters"]["key"], record.case["parameters"]["reverse"]) for record in records}
@@ -261,7 +260,6 @@ def test_each_process_measures_every_parametrisation_and_all_samples_are_exporte
     assert exported["extra_info"]["processes"] == 2
 
 
-@pytest.mark.slow
 def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in):
     exported = drop_in.exported["test_method"]
     assert (exported["group"], exported["extra_info"]["own"]) == ("of a class", "kept")
@@ -271,7 +269,6 @@ def test_group_extra_info_clock_and_assertions_on_time_of_a_test_stay(drop_in):
     assert {record.outcome for record in drop_in.of("test_judges_its_time")} == {"ok"}
 
 
-@pytest.mark.slow
 def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_each_process(drop_in):
     calls = (drop_in.folder / "pedantic").read_text().split()
     assert sorted(calls.count(process) for process in set(calls)) == [1, 6, 6]  # one in the session itself
@@ -282,7 +279,6 @@ def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_e
     assert len(made) == len(set(made)) == 3
 
 
-@pytest.mark.slow
 def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in):
     assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
     for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s")):
@@ -293,7 +289,6 @@ def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(d
     assert [record.outcome for record in drop_in.of("test_after")] == ["ok", "ok"]
 
 
-@pytest.mark.slow
 def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_it_right(drop_in):
     assert {record.outcome for record in drop_in.of("test_wrong")} == {"failed"}
     assert "assert 3 == 4" in drop_in.of("test_wrong")[0].reason
@@ -302,7 +297,6 @@ def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_i
     )
 
 
-@pytest.mark.slow
 def test_processes_write_none_of_the_sessions_files(drop_in):
     report = (drop_in.folder / "junit.xml").read_text()
     assert report.count("<testcase") == len(re.findall(r"^\s*def test_", BENCHMARKS, re.MULTILINE)) + 3
@@ -383,7 +377,6 @@ def with_fixture(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return pytest_in(folder, SUITE, "--suite-processes=2", "--suite-device=cpu", "--benchmark-json=out.json")
 
 
-@pytest.mark.slow
 def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture):
     failing = {"test_slow", "test_wrong", "test_raises", "test_exit"}
     assert {name for name, outcome in with_fixture.outcomes.items() if outcome == "FAILED"} == failing
@@ -396,7 +389,6 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture):
     assert {record.outcome for record in with_fixture.of("test_slow")} == {"ok"}
 
 
-@pytest.mark.slow
 def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture):
     (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
     assert "out[0] is 2.71828, where 3.71828 is right" in sentence
@@ -407,7 +399,6 @@ def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixt
     }
 
 
-@pytest.mark.slow
 def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with_fixture):
     records = with_fixture.of("test_two")
     assert [record.case["implementation"] for record in records] == ["dot", "einsum"] * 2
@@ -417,7 +408,6 @@ def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with
     assert set(exported["extra_info"]["seconds"]) == {"dot", "einsum"}
 
 
-@pytest.mark.slow
 def test_a_report_and_a_history_know_the_tests(with_fixture):
     results, page = str(with_fixture.folder / "bench_results"), with_fixture.folder / "page.html"
     for command in (["report", results, "-o", str(page)], ["history", "--results", results]):
@@ -427,7 +417,6 @@ def test_a_report_and_a_history_know_the_tests(with_fixture):
     assert "pytest test_theirs.py::test_softmax" in page.read_text()
 
 
-@pytest.mark.slow
 def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp_path):
     run = pytest_in(tmp_path, SUITE, "--benchmark-disable", "-k", "softmax or wrong or slow")
     assert run.outcomes["test_wrong"] == "FAILED"
@@ -439,7 +428,6 @@ def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp
 SMALL = "def test_a(benchmark):\n    assert benchmark(len, 'a') == 1\ndef test_b(benchmark):\n    benchmark(len, '')\n"
 
 
-@pytest.mark.slow
 def test_a_resumed_session_measures_only_what_is_missing(tmp_path):
     options = ("--suite-measure", "--suite-device=cpu")
     first = pytest_in(tmp_path, SMALL, *options, "-p", "no:cacheprovider")
@@ -450,7 +438,6 @@ def test_a_resumed_session_measures_only_what_is_missing(tmp_path):
     assert again.exported["test_a"]["stats"]["data"] == again.of("test_a")[0].kept_seconds
 
 
-@pytest.mark.slow
 def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path):
     run = pytest_in(tmp_path, SMALL, "--suite-measure", "--suite-budget=0.001")
     assert re.search(r"SKIPPED \[2\].*the budget was used up", run.output)
@@ -477,7 +464,6 @@ def test_where_tests_cannot_be_measured_one_sentence_says_why(pytester, argument
     assert "Traceback" not in output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -499,7 +485,6 @@ def test_where_no_process_can_measure_one_sentence_says_why(tmp_path, arguments,
     assert "Traceback" not in run.output
 
 
-@pytest.mark.slow
 def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path):
     pytest.importorskip("xdist")
     run = pytest_in(tmp_path, SUITE, "-n", "1", "-k", "wrong or meant_otherwise")

@@ -74,6 +74,7 @@ def test_from_an_empty_folder_every_case_is_measured_recorded_and_summed_up(suit
         assert "UNSERIALIZABLE" not in json.dumps(benchmark)
 
 
+@pytest.mark.slow
 def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite, instant_workers):
     assert run(suite, "--benchmark-only", "--benchmark-save", "before").ret == 0
     result = run(suite, "--benchmark-only", "--benchmark-compare", "0001", "--benchmark-compare-fail", "median:10000%")
@@ -121,6 +122,7 @@ def test_the_order_is_shuffled_by_the_seed(suite):
     assert not (suite.path / "bench_results").exists(), "collecting alone measures nothing"
 
 
+@pytest.mark.slow
 def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(suite, instant_workers, monkeypatch):
     answer = instant_workers.answer
 

@@ -134,6 +134,8 @@ def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
     found = findings(message, None, drawn, [full, empty, text, (each for each in (verdict, None))])
     assert found == Findings((message, verdict), (full,), (drawn,), (text,))
     assert found.verdicts == [verdict]
+    cautious = remark("b", kind="caution")
+    assert findings(message, cautious, verdict).cautions == [cautious]
     assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
     assert isinstance(verdict, ClaimVerdict)
 
@@ -191,6 +193,9 @@ def test_bounds_of_a_quantity_exclude_what_lies_outside_them_and_not_what_they_a
     ratio = Quantity(2.0, "x", 1.5, 2.5)
     assert [ratio.excludes(value) for value in (1.4, 1.5, 2.0, 2.5, 2.6)] == [True, False, False, False, True]
     assert [Quantity(1.0, "x", 1.0, high).has_interval for high in (1.0, 1.1, math.nan)] == [False, True, False]
+    # From half to the whole is twice; from as long to a quarter longer 1.25 times; from nothing it is no factor.
+    ends = (("x", 0.5, 1.0), ("+%", 0.0, 0.25), ("x", 0.0, 2.0), ("x", 1.0, math.inf), ("%", 0.1, 0.2))
+    assert [Quantity(0.1, *each).span for each in ends] == [2.0, 1.25, 1.0, 1.0, 1.0]
     assert quantity(Ratio(2.0, 1.5, 2.5, 3)) == Quantity(2.0, "x", 1.5, 2.5, 3)
     assert quantity(Ratio(2.0, 1.5, 2.5, 3), "+%", predicted=True) == Quantity(2.0, "+%", 1.5, 2.5, 3, True)
     assert quantity(2, "B", predicted=True) == Quantity(2.0, "B", predicted=True)

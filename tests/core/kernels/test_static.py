@@ -153,6 +153,7 @@ def test_what_does_not_compile_says_why(source, target, words):
         nvrtc.compile_cubin("bad.cu", source, {}, target)
 
 
+@pytest.mark.slow
 def test_a_binary_without_the_kernel_or_that_is_none_is_refused():
     compiled = nvrtc.compile_cubin("two.cu", 'extern "C" __global__ void one() {}', {}, "sm_80")
     assert disassemble(compiled.cubin, "one").registers >= 0

@@ -105,6 +105,7 @@ def test_key_steps_skip_what_no_query_sees_and_mask_only_the_diagonal_and_the_ed
         assert [block.all() and block.shape[1] == step for block in steps] == [n < whole for n in range(len(steps))]
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, SIDES, SIDES, st.booleans())
 def test_query_steps_skip_queries_that_see_no_key_and_mask_only_the_diagonal(seq_q, extra, held, step, causal):
     seq_k = seq_q + extra - 1

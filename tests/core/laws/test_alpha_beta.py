@@ -47,6 +47,14 @@ def test_a_law_that_made_the_times_is_found_again_with_as_many_segments(true):
     assert found.held_out_error == pytest.approx(0.0, abs=1e-9)
 
 
+def test_bytes_beyond_a_middle_segment_are_of_the_next_one_alone():
+    # Three segments from 1 to 2^21 bytes meet at 2^7 and 2^14.
+    sizes, true = 2.0 ** np.arange(22), PiecewiseAlphaBeta(5e-6, (2.0**7, 2.0**14), (1e-9, 20e-9, 4e-9))
+    found = PiecewiseAlphaBeta.fit(sizes, true.seconds(sizes), 3)
+    assert found.bends_bytes == pytest.approx(true.bends_bytes)
+    assert found.betas_s_per_byte == pytest.approx(true.betas_s_per_byte)
+
+
 def test_so_many_segments_are_the_most_however_bent_the_times_are():
     steep = np.exp(np.linspace(0, 12, 21) ** 1.5 / 3) * 1e-6
     assert [len(PiecewiseAlphaBeta.fit(POWERS, steep, most).betas_s_per_byte) for most in (1, 2, 3)] == [1, 2, 3]
@@ -73,6 +81,16 @@ def test_what_scatters_by_less_than_two_percent_is_fitted_by_least_squares():
     found = PiecewiseAlphaBeta.fit([0.0] * 11, [1.0] * 10 + [2.0], 1)
     weight = 1.345 * 0.02 / (1 - found.start_s / 2)
     assert found.start_s == pytest.approx((10 + weight / 2) / (10 + weight / 4), rel=1e-5)
+
+
+def test_what_scatters_by_more_counts_in_full_up_to_huber_s_share_of_its_median_residual():
+    times = np.array([0.95, 0.97, 1.03, 1.05, 2.0])
+    start = PiecewiseAlphaBeta.fit([0.0] * 5, times, 1).start_s
+    # The median of residuals is that of 1.05; 1.4826 of it are a standard deviation of normal ones.
+    bound = 1.345 * 1.4826 * (1 - start / 1.05)
+    weights = np.array([1, 1, 1, 1, bound / (1 - start / 2)])
+    # Four reweightings come so near; a standard deviation taken a quarter larger moves the start by 0.004.
+    assert start == pytest.approx((weights / times).sum() / (weights / times**2).sum(), abs=3e-4)
 
 
 def test_sizes_are_left_out_in_five_turns_and_fewer_than_five_are_not():

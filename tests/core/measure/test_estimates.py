@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import signal, stats
+from scipy import stats
 
 from pyperf_suite.measure.estimates import (
     Ratio,
@@ -19,13 +19,13 @@ from pyperf_suite.measure.estimates import (
     pettitt,
     ratio_over_processes,
 )
+from tests.core.series import correlated
 
 
 def autoregressive(rho: float, length: int, trials: int, seed: int) -> np.ndarray:
     """`trials` stationary Gaussian AR(1) series of unit variance and median 0, one a row."""
     noise = np.random.default_rng(seed).standard_normal((trials, length + 200))
-    filtered = signal.lfilter([math.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)
-    return filtered[:, 200:]
+    return correlated(noise.T, rho).T[:, 200:]
 
 
 def heavy_tailed(gaussian: np.ndarray) -> np.ndarray:

@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy import signal
 
+from pyperf_suite.measure import sampling
 from pyperf_suite.measure.estimates import MedianInterval, median_interval
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, warm_up
+from tests.core.series import correlated
 from tests.records import measure
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)
-WANDERING = signal.lfilter([np.sqrt(1 - 0.99**2)], [1, -0.99], NOISE)
+WANDERING = correlated(NOISE, 0.99)
 
 
 def ignore(index: int) -> None:
@@ -159,6 +160,24 @@ def test_blocks_of_a_warm_up_take_an_eighth_of_the_time_and_batches_grow_tenfold
     assert stopwatch.calls[:2] == [(0, 1, 1), (1, 1, 1)]
 
 
+def test_a_warm_up_ends_at_its_least_time_or_with_the_longest_history(replay, monkeypatch):
+    # An eighth of 2.5 s is one launch of 0.25 s, and ten of them are all of it.
+    stopwatch = replay(lambda index: 0.25)
+    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 10
+    monkeypatch.setattr(sampling, "_LONGEST_HISTORY", 1)
+    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 1
+
+
+def test_when_a_clock_began_does_not_matter(replay):
+    def calls(now: float) -> list[tuple[int, int, int]]:
+        stopwatch = replay(noisy(1e-3, 0.01))
+        stopwatch.now = now
+        measure(ignore, stopwatch, clock=stopwatch.clock)
+        return stopwatch.calls
+
+    assert calls(64.0) == calls(0.0)
+
+
 @pytest.mark.parametrize("told", [1.0, 1e-3], ids=["itself", "more than it tells"])
 def test_warm_up_that_never_ends_is_cut_at_the_cap_and_says_so_whatever_the_stopwatch_costs(replay, told):
     class Costly(replay):
@@ -218,7 +237,7 @@ def test_samples_stop_by_their_interval_or_by_a_limit_and_else_go_on(rule, sampl
 def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rho, at_least):
     rule, hits = StopRule(), 0
     noise = np.random.default_rng(5).standard_normal((400, 2200))
-    for row in signal.lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)[:, 200:]:
+    for row in correlated(noise.T, rho).T[:, 200:]:
         samples = 1 + 0.02 * row
         count = rule.next_checkpoint(0)
         while rule.decide(samples[:count].tolist(), count, 1.0) is None:

@@ -1,6 +1,7 @@
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,61 @@ def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_
     assert checks.before_timing().passed
     with pytest.raises(WrongLaunch):
         launches.measured(checks)
+
+
+def test_checks_after_timing_go_on_for_twenty_milliseconds():
+    launches = Simulated()
+    launches.now_s, launches.noise = 1000.0, SimpleNamespace(uniform=lambda *_: 1.0)
+    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    checks.after_timing()
+    # A launch and its check take 33 us, 606 of them 19.998 ms; before timing each of eight sets was checked.
+    assert checks.checked == 8 + 606
+
+
+def test_of_timed_launches_the_later_half_of_a_rotation_is_checked_and_first_what_was_poisoned(monkeypatch):
+    launches, seen = Simulated(7), []
+    monkeypatch.setattr(
+        launches, "matches", lambda index, right: seen.append(index) or launches.outputs[index] == right
+    )
+    checks = SpotChecks(launches, share=1.0, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    (poisoned,) = unwritten(launches)
+
+    def timed(first: int, end: int) -> list[int]:
+        seen.clear()
+        for index in range(first, end):
+            launches.launch(index)
+        checks.at_stop(end)
+        return list(seen)
+
+    # Launches 16 to 19 wrote sets 2 to 5, and launches 20 and 21 sets 6 and 0.
+    found = timed(0, 20)
+    assert (found[0], set(found), len(found)) == (poisoned, {poisoned, 2, 3, 4, 5}, len({poisoned, 2, 3, 4, 5}))
+    assert checks.checked == 7 + len(found)
+    assert sorted(timed(20, 22)) == [0, 6]
+    checks.after_block()
+    assert len(unwritten(launches)) == 1, "another set is poisoned once the last was checked"
+
+
+def unwritten(launches: Simulated) -> list[int]:
+    return [index for index, output in enumerate(launches.outputs) if math.isnan(output)]
+
+
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
+    launches = Simulated()
+    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks.before_timing()
+    launched = launches.launched
+    assert len(checks.checking(launches, can_stop).time(launches.launch, 0, 50, 3)) == 50
+    assert launches.launched == launched + 150
+
+
+@pytest.mark.parametrize(("sets", "least", "most"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
+def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(sets, least, most):
+    checks = SpotChecks(Simulated(sets), chance=random.Random(0))
+    assert {checks.next_stop() for _ in range(1000)} == set(range(least, most + 1))
 
 
 def test_the_bound_says_which_rate_so_many_right_launches_exclude():

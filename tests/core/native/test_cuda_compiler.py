@@ -220,6 +220,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage)
     assert compiled(compiler()).from_cache
 
 
+@pytest.mark.slow
 def test_processes_and_threads_that_compile_a_kernel_at_once_get_the_same(cuda, compiler, folder, nvrtc):
     program = (
         "import sys; from pyperf_suite import _native\n"

@@ -200,6 +200,7 @@ def test_a_bfloat16_result_is_rounded_to_nearest_even_and_keeps_nan_and_infinity
     assert (out[0, 7:] == round_to(values[7:], "bfloat16")).all()
 
 
+@pytest.mark.slow
 def test_two_python_threads_may_multiply_at_once_on_one_object_and_on_two(native):
     columns = native.micro_tile(native.isas()[0])[1]
     workers = workers_here(native)

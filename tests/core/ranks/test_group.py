@@ -1,8 +1,6 @@
 import re
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -10,8 +8,6 @@ from pyperf_suite.ranks.group import Group
 from pyperf_suite.ranks.launch import ALONE
 
 pytestmark = pytest.mark.slow
-
-Start = Callable[..., Any]
 
 
 def test_every_rank_gets_every_answer_in_order_and_rank_0s_word(start_ranks):

@@ -138,6 +138,7 @@ def test_what_cannot_be_compared_is_one_sentence(run, tmp_path, arguments, words
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
     sync = os.fsync
 

@@ -74,6 +74,7 @@ def test_a_revision_that_does_not_build_names_the_error_and_keeps_its_log(reposi
     assert len(repository.git("worktree", "list").splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_ones(checkout):
     (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'changed'\n")
     (checkout.root / "pyperf_suite" / "new.py").write_text("")
@@ -86,6 +87,7 @@ def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_o
     assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
 
 
+@pytest.mark.slow
 def test_revisions_with_the_same_native_sources_share_one_extension(checkout):
     compiles = SETUP + (
         "import pathlib, sys\n"

@@ -14,24 +14,21 @@ from pyperf_suite.regressions.changepoints import (
     draw_in_outliers,
     find_changes,
 )
+from tests.core.series import correlated
 
 STEP = math.log(1.05)
 
 
-def correlated(generator: np.random.Generator, points: int, correlation: float, deviation: float) -> np.ndarray:
+def noise(generator: np.random.Generator, points: int, correlation: float, deviation: float) -> np.ndarray:
     """AR(1) noise of that standard deviation."""
-    shocks = generator.standard_normal(points + 50) * deviation * math.sqrt(1 - correlation**2)
-    values = np.zeros(points + 50)
-    for index in range(1, len(values)):
-        values[index] = correlation * values[index - 1] + shocks[index]
-    return values[50:]
+    return deviation * correlated(generator.standard_normal(points + 50), correlation)[50:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deviation", [0.01, 0.03, 0.1])
 def test_at_most_2_percent_of_quiet_series_with_correlated_noise_are_alarmed(deviation):
     generator = np.random.default_rng(0)
-    alarmed = sum(bool(find_changes(np.exp(correlated(generator, 200, 0.5, deviation)))) for _ in range(200))
+    alarmed = sum(bool(find_changes(np.exp(noise(generator, 200, 0.5, deviation)))) for _ in range(200))
     assert alarmed <= 4
 
 
@@ -40,7 +37,7 @@ def test_a_step_of_5_percent_is_found_5_points_after_it(correlation):
     generator = np.random.default_rng(1)
     found = 0
     for _ in range(50):
-        logs = correlated(generator, 200, correlation, 0.01)
+        logs = noise(generator, 200, correlation, 0.01)
         logs[-5:] += STEP
         found += [change.index for change in find_changes(np.exp(logs))] == [195]
     assert found >= 40
@@ -49,7 +46,7 @@ def test_a_step_of_5_percent_is_found_5_points_after_it(correlation):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0.0, STEP])
 def test_10000_points_take_less_than_3_seconds(step):
-    logs = correlated(np.random.default_rng(2), 10_000, 0.5, 0.01) + step * (np.arange(10_000) // 1000 % 2)
+    logs = noise(np.random.default_rng(2), 10_000, 0.5, 0.01) + step * (np.arange(10_000) // 1000 % 2)
     began = time.process_time()
     assert [change.index for change in find_changes(np.exp(logs))] == (list(range(1000, 10_000, 1000)) if step else [])
     assert time.process_time() - began < 3
@@ -57,7 +54,7 @@ def test_10000_points_take_less_than_3_seconds(step):
 
 def test_of_longer_series_the_newest_points_are_searched(monkeypatch):
     monkeypatch.setattr(changepoints, "MOST_POINTS", 50)
-    logs = correlated(np.random.default_rng(3), 200, 0.0, 0.01)
+    logs = noise(np.random.default_rng(3), 200, 0.0, 0.01)
     logs[30:] += STEP
     logs[180:] += STEP
     assert [change.index for change in find_changes(np.exp(logs))] == [180]
@@ -80,7 +77,7 @@ def test_steps_of_a_real_history_are_found_and_its_outlier_is_not(measured_table
 
 
 def stepped(points: int = 40, at: int = 25, step: float = STEP) -> np.ndarray:
-    logs = correlated(np.random.default_rng(4), points, 0.0, 0.005)
+    logs = noise(np.random.default_rng(4), points, 0.0, 0.005)
     logs[at:] += step
     return np.exp(logs)
 
@@ -89,7 +86,7 @@ def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says():
     generator = np.random.default_rng(5)
     held = found = 0
     for _ in range(200):
-        logs = correlated(generator, 60, 0.5, 0.01)
+        logs = noise(generator, 60, 0.5, 0.01)
         logs[40:] += STEP
         for change in find_changes(np.exp(logs)):
             found += 1
@@ -111,7 +108,7 @@ def test_no_change_is_looked_for_across_a_break():
 
 def test_gpus_that_take_turns_are_series_of_their_own():
     units = ["GPU-a", "GPU-b"] * 40
-    logs = correlated(np.random.default_rng(6), 80, 0.0, 0.005)
+    logs = noise(np.random.default_rng(6), 80, 0.0, 0.005)
     logs[1::2] += 0.2  # one is slower than the other, always
     assert find_changes(np.exp(logs), units=units) == []
     logs[61::2] += STEP
@@ -126,9 +123,9 @@ def test_gpus_that_take_turns_are_series_of_their_own():
 def test_a_slow_drift_is_no_step_and_hides_none(rise):
     generator = np.random.default_rng(9)
     drift = np.linspace(0, rise, 200)
-    alarmed = sum(bool(find_changes(np.exp(correlated(generator, 200, 0.3, 0.01) + drift))) for _ in range(30))
+    alarmed = sum(bool(find_changes(np.exp(noise(generator, 200, 0.3, 0.01) + drift))) for _ in range(30))
     assert alarmed <= 1
-    logs = correlated(generator, 200, 0.3, 0.01) + drift / 5
+    logs = noise(generator, 200, 0.3, 0.01) + drift / 5
     logs[150:] += STEP
     assert any(abs(change.index - 150) <= 1 for change in find_changes(np.exp(logs)))
 
@@ -148,7 +145,7 @@ def test_a_time_that_is_none_is_refused(bad):
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_the_noise_and_its_memory_are_found_beside_steps(correlation):
     steps = 0.1 * (np.arange(1200) // 200 % 2)
-    found = detect_steps(correlated(np.random.default_rng(7), 1200, correlation, 0.01) + steps)
+    found = detect_steps(noise(np.random.default_rng(7), 1200, correlation, 0.01) + steps)
     assert len(found.starts) == 5
     assert found.noise == pytest.approx(0.01, rel=0.1)
     assert found.correlation == pytest.approx(correlation, abs=0.1)
@@ -247,7 +244,7 @@ def test_what_stands_alone_is_drawn_in_to_three_deviations(values, drawn):
 @pytest.mark.parametrize("index", [0, 1, 30, 58, 59])
 @pytest.mark.parametrize("size", [-2.0, 0.3])
 def test_an_outlier_is_drawn_in_and_is_no_step(index, size):
-    values = correlated(np.random.default_rng(5), 60, 0.0, 0.01)
+    values = noise(np.random.default_rng(5), 60, 0.0, 0.01)
     values[index] += size
     assert detect_steps(values).starts == ()
     assert abs(draw_in_outliers(values)[index]) < 0.1

@@ -77,12 +77,14 @@ def test_a_wrong_result_fails_the_arm_that_has_it_where_asked_to_verify(tmp_path
     assert not failure.value.unsupported
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_it_is_timed_is_a_reason(tmp_path):
     dying = with_launch("os._exit(7)", tmp_path)
     with pytest.raises(ArmFailed, match=r"old: The worker process died \(exit code 7\)"):
         measure_pair(dying, THIS, CASE, CPU, seed=1, pace=SHORT)
 
 
+@pytest.mark.slow
 def test_what_the_old_arm_never_could_is_unsupported_and_no_fault_of_the_new_one():
     from pyperf_suite.workloads.collective import CollectiveParameters
 
@@ -92,12 +94,14 @@ def test_what_the_old_arm_never_could_is_unsupported_and_no_fault_of_the_new_one
     assert failure.value.unsupported
 
 
+@pytest.mark.slow
 def test_an_arm_that_finds_another_build_than_its_own_is_refused(tmp_path):
     astray = dataclasses.replace(THIS, build=tmp_path, environment={"PYTHONPATH": str(THIS.build)})
     with pytest.raises(ArmFailed, match="not its own"):
         measure_pair(THIS, astray, CASE, CPU, seed=1, pace=SHORT)
 
 
+@pytest.mark.slow
 def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     package = tmp_path / "pyperf_suite"
     package.mkdir()

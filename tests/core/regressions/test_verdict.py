@@ -52,6 +52,7 @@ def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparison
     assert found["equivalent"] >= 0.75
 
 
+@pytest.mark.slow
 def test_slowdowns_are_found_on_a_noisy_machine():
     found = message(SequentialRule(), 0.05)
     assert found["slower"] >= 0.95
@@ -59,6 +60,7 @@ def test_slowdowns_are_found_on_a_noisy_machine():
     assert message(SequentialRule(), 0.03)["slower"] >= 0.80
 
 
+@pytest.mark.slow
 def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated():
     rule = SequentialRule(alpha=0.05)
     found = message(rule, rule.margin)
@@ -118,6 +120,7 @@ def test_a_rule_is_that_of_the_documents_and_spends_a_fifth_on_each_look_or_by_i
         pytest.approx((0.2, pairs / 141)) for pairs in (10, 15, 60, 60)
     ]
     assert SequentialRule(looks=(20,)).shares(20) == (1.0, 1.0)
+    assert SequentialRule(margin=0.0).decide([0.001] * 10).word == "slower"
     # Four of one side are as rare as 2 / 2^4, five as 2 / 2^5: only these bound what lies within the margin at 90 %.
     assert [judge(Pairs([0.0, 0.001, -0.001, 0.002, 0.0005][:n])).word for n in (4, 5)] == ["undecided", "equivalent"]
     assert Pairs([0.3] * 5).interval(0.01) == (0.3, 0.3, 1 - 2 / 32)
@@ -125,15 +128,18 @@ def test_a_rule_is_that_of_the_documents_and_spends_a_fifth_on_each_look_or_by_i
     assert Pairs([0.3] * 5, share=0.5).p_value(0.01) == pytest.approx(2 * 2 / 32)
 
 
-@pytest.mark.parametrize("centre", [0.03, -0.003])
-def test_the_further_pairs_are_those_that_shrink_the_standard_error_to_the_distance_from_the_margin(centre):
-    rule, values = SequentialRule(), centre + np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.5, 5.0]) * 0.01
+OFFSETS = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.5, 5.0]) * 0.01
+
+
+@pytest.mark.parametrize(("centre", "offsets"), [(0.03, OFFSETS), (-0.003, OFFSETS), (0.03, OFFSETS[::3])])
+def test_the_further_pairs_are_those_that_shrink_the_standard_error_to_the_distance_from_the_margin(centre, offsets):
+    rule, values = SequentialRule(), centre + offsets
     decision = rule.decide(values)
     low, high = signed_rank_interval(values, stats.norm.sf(1))
     beyond = abs(decision_centre := hodges_lehmann(values)) - math.log1p(0.01)
     tail = 0.01 / 2 * 0.2 if beyond > 0 else 0.05 * 60 / 141
-    needed = 8 * (stats.norm.ppf(tail) * (high - low) / 2 / beyond) ** 2
-    assert (decision.word, decision.further_pairs) == ("undecided", math.ceil(needed) - 8)
+    needed = len(values) * (stats.norm.ppf(tail) * (high - low) / 2 / beyond) ** 2
+    assert (decision.word, decision.further_pairs) == ("undecided", math.ceil(needed) - len(values))
     assert decision.ratio.value == pytest.approx(math.exp(decision_centre))
 
 

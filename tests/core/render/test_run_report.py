@@ -87,6 +87,7 @@ def committed(run: Path) -> dict[str, Any]:
     return json.loads(done.stdout, parse_constant=pytest.fail)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_the_command_makes_the_same_document_again(run: Path, committed: dict[str, Any]) -> None:
     first = (run / "findings.json").read_bytes()
     (run / "findings.json").unlink()

@@ -271,10 +271,3 @@ def test_a_last_line_that_lacks_its_newline_alone_is_whole_and_one_that_lacks_mo
         write(path, [a_record(2)])
     assert (len(warned), (tmp_path / "records.jsonl.torn").exists()) == (cut - 1, cut == 2)
     assert [record.position for record in read_journal(path)] == ([0, 1, 2] if cut == 1 else [0, 2])
-
-
-def test_a_run_that_was_deleted_meanwhile_says_so(tmp_path):
-    with Journal(tmp_path / "records.jsonl") as journal:
-        (tmp_path / "records.jsonl").unlink()
-        with pytest.raises(UserError, match="was deleted while the run was writing it"):
-            journal.append(a_record(0))

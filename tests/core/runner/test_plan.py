@@ -32,6 +32,8 @@ from tests.records import a_product
 CPU, GPU = Device("cpu"), Device("cuda", 0)
 HOST_FLOP_PER_S, SLOWED = module.host_flop_per_s, module.slowed
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
+LONG = Profile("long", 1, Effort(SteadyRule(time_cap_s=50.0), StopRule(0.02, time_cap_s=100.0)), "")
+LOOSE = Profile("loose", 1, Effort(SteadyRule(time_cap_s=0.1), StopRule(0.021, time_cap_s=0.2)), "")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,10 @@ STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
         # 2 GFLOP take 1 s in float32, and six launches are the least.
         (product(1000), QUICK, CPU, 0, 0.06 + 6 * 1.0),
         (product(1000), QUICK, GPU, 0, 0.06 + 0.5 * 0.3),
-        (product(1000), FIVE_STEPS, CPU, 0, 0.06 + 7 * 1.0),
+        (product(2000), FIVE_STEPS, CPU, 0, 0.06 + 7 * 2.0),
+        # Little is an interval of more than 2 % to either side, and no more is counted on than a minute.
+        (product(1), LOOSE, CPU, 0, 0.06 + 0.5 * 0.3),
+        (product(1), LONG, CPU, 0, 0.06 + 0.8 * 60.0),
         (product(1, "sustained"), STANDARD, CPU, 0, 0.06 + 0.8 * (2 * 2.0 + 0.4)),
         # The first process computes what it compares with: a model of its own.
         (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.5 * 0.3),
@@ -79,6 +84,12 @@ STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
 )
 def test_a_trial_takes_what_its_parts_add_up_to(planned, profile, device, process, seconds):
     assert Outlook(Plan((planned,), profile, device)).trial_s(planned, process) == pytest.approx(seconds, abs=1e-4)
+
+
+def test_ranks_that_are_started_for_one_case_cost_it_six_and_a_half_seconds_and_outlive_none(monkeypatch):
+    monkeypatch.setattr(type(find_workload("collective")), "fresh_ranks", True)
+    assert Outlook(Plan((EXCHANGE,), QUICK, CPU)).trial_s(EXCHANGE, 0) == pytest.approx(0.06 + 6.5 + 0.5 * 0.3)
+    assert ranks_of(EXCHANGE) == 0
 
 
 def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU) -> float:
@@ -95,16 +106,23 @@ def test_a_run_takes_its_trials_the_starts_of_workers_groups_and_the_sentinel_an
     assert [ranks_of(planned) for planned in (EXACT, product(1), EXCHANGE)] == [0, 0, 2]
 
 
-@pytest.mark.parametrize(("library", "start_s", "case_s"), [("numpy", 1.0, 1.7), ("torch", 5.0, 3.0)])
-def test_kernels_of_a_file_share_its_processes_and_each_case_has_checks(monkeypatch, library, start_s, case_s):
+@pytest.mark.parametrize(
+    ("library", "start_s", "case_s", "checks_s"), [("numpy", 1.0, 1.0, 0.7), ("torch", 5.0, 2.0, 1.0)]
+)
+def test_kernels_of_a_file_share_its_processes_and_each_case_has_checks(
+    monkeypatch, library, start_s, case_s, checks_s
+):
     monkeypatch.setitem(workload._libraries, "made_up.py", library)
     cases = [
         PlannedCase(name, Case(name, workload.parameters_of(("n",))(n), "f"))
         for name in (f"made_up.py:{library}_one", f"made_up.py:{library}_two")
         for n in (1, 2)
     ]
-    trials_s = 4 * (0.06 + case_s + 0.5 * 0.3)
+    trials_s = 4 * (0.06 + case_s + checks_s + 0.5 * 0.3)
     assert run_s(*cases, profile=QUICK) == pytest.approx(trials_s + start_s + 2 * 0.7 + 1.3)
+    # Three processes share the checks.
+    trials_s = 4 * (3 * (0.06 + case_s + 0.8 * 0.6) + checks_s)
+    assert run_s(*cases, profile=STANDARD) == pytest.approx(trials_s + 3 * start_s + 4 * 0.7 + 1.3)
 
 
 def test_without_torch_a_worker_starts_sooner(monkeypatch):
@@ -129,6 +147,8 @@ def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_what_the_que
     monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
     monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
     assert SLOWED() == pytest.approx(seconds, rel=0.1)
+    # Seven looks of 0.02 s, in which a clock is read every 0.0001 s; four more readings begin and end each.
+    assert 7 * 200 <= next(now) <= 7 * 205
     SLOWED.cache_clear()
 
 

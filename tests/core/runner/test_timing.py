@@ -1,5 +1,7 @@
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,27 @@ def test_a_low_quantile_is_named_and_sustained_work_has_its_median_after_seconds
             answer(Launches(), low, case)
     assert [how[2].quantile for how in asked] == [0.1, 0.5]
     assert [how[3].min_time_s for how in asked] == [low.warm_up.min_time_s, 2.0]
+
+
+def test_what_checks_take_between_samples_is_none_of_their_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(timing, "sampling", lambda *how: asked.append(how) or iter(()))
+    for launches in (Launches(), Launches(unchecked="each builds on the last")):
+        with pytest.raises(AttributeError):
+            answer(launches, clock=lambda: 1000.0)
+    (_, checked, *_), (_, plain, *_) = asked
+    assert not hasattr(plain, "unsampled_s")
+    checked.unsampled_s = 30.0
+    assert [how[5]() for how in asked] == [970.0, 1000.0]
+
+
+def test_a_block_in_which_the_gpu_was_held_back_is_discarded_for_its_reason(monkeypatch):
+    reasons = iter(["power cap"])
+    gpu = SimpleNamespace(why_discard=lambda: next(reasons, None), report={"seen": 1})
+    monkeypatch.setattr(timing, "around_gpu", lambda device: nullcontext(gpu))
+    quality = answer(Launches(), replace(COUNTED, stop=StopRule.exactly(8, 0.0)))["quality"]
+    assert (quality["discarded"], quality["gpu"]) == (((0, "power cap"),), {"seen": 1})
+    assert "disturbances" not in quality
 
 
 def test_without_an_effort_launches_are_checked_and_not_timed():

@@ -132,6 +132,7 @@ def test_what_finds_its_parent_dead_already_ends_without_taking_a_case(command):
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not():
     program = """
         import ctypes

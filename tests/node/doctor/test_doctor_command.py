@@ -59,12 +59,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list, Path]
     return json.loads(done.stdout), json.loads(done.stderr.rpartition("did ")[2]), folder
 
 
+@pytest.mark.slow
 def test_it_opens_nothing_for_writing_and_leaves_nothing_behind(watched):
     _, message, folder = watched
     assert [each for each in message if each[0] != "subprocess.Popen"] == []
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
     _, message, _ = watched
     started = [each[1] for each in message if each[0] == "subprocess.Popen"]
@@ -74,6 +76,7 @@ def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
         assert own or command[1:] == ["--version"], command
 
 
+@pytest.mark.slow
 def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_something_to_do(watched):
     message, _, _ = watched
     assert message["schema"] == 2

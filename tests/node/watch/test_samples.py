@@ -100,6 +100,7 @@ def test_watchers_of_ranks_are_not_their_ranks():
     assert [team.trainer.pid for team in found] == [3]
 
 
+@pytest.mark.slow
 def test_a_running_process_is_sampled_with_its_children_until_it_ends():
     program = (
         "import multiprocessing as m, time\n"

@@ -16,6 +16,8 @@ import pytest
 from pyperf_suite.node.watch.record import findings_of, read_watch
 from tests.node.watch import runs
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 import os, signal, sys, time
 import pyperf_suite
@@ -44,7 +46,6 @@ def record(tmp_path: Path) -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.slow
 def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     process = started(tmp_path, "--flop-per-token", "1e6", "--", sys.executable, "-c", JOB, "15")
     output, message = process.communicate(timeout=60)
@@ -61,7 +62,6 @@ def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     assert not list(Path("/tmp").glob(f"pyperf_watch_*_{process.pid}_*"))
 
 
-@pytest.mark.slow
 def test_steps_are_found_in_what_the_command_prints(tmp_path):
     process = started(tmp_path, "--step-pattern", r"took (?P<ms>\d+) ms", "--", sys.executable, "-c", JOB, "10")
     output, message = process.communicate(timeout=60)
@@ -70,7 +70,6 @@ def test_steps_are_found_in_what_the_command_prints(tmp_path):
     assert record(tmp_path)["steps"]["ranks"]["0"] == {"steps": 10, "p50_s": 0.105, "p90_s": 0.109, "p99_s": 0.109}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("before", [(), ("setsid",)], ids=["own group", "another group"])
 def test_a_signal_reaches_the_command_whose_end_is_waited_for(tmp_path, number, before):
@@ -83,7 +82,6 @@ def test_a_signal_reaches_the_command_whose_end_is_waited_for(tmp_path, number, 
     assert record(tmp_path)["exit_code"] == 40 + number
 
 
-@pytest.mark.slow
 def test_a_running_process_is_left_running(tmp_path):
     with subprocess.Popen([sys.executable, "-c", JOB, "300"], stdout=subprocess.PIPE) as job:
         job.stdout.readline()
@@ -95,7 +93,6 @@ def test_a_running_process_is_left_running(tmp_path):
         job.kill()
 
 
-@pytest.mark.slow
 def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
     launcher = (
         "import os, subprocess, sys\n"
@@ -114,7 +111,6 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
     assert [(each["name"], each["rank"]) for each in found["patterns"]] == [("straggler", 1)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -133,7 +129,6 @@ def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arg
     assert not list(tmp_path.glob("*/*"))
 
 
-@pytest.mark.slow
 def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(tmp_path):
     process = started(tmp_path, "--", sys.executable, "-c", JOB, "15")
     assert process.stdout.readline() == "ready\n"
@@ -146,7 +141,6 @@ def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(t
     assert len(read_watch(folder).samples) >= 5
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root makes a program that runs as another user"
 )
@@ -167,7 +161,6 @@ def test_a_command_that_runs_as_another_user_is_said_to_be_hard_to_read(tmp_path
     assert "another user" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", runs.CASES)
 def test_each_job_is_named_for_what_it_waits_for(tmp_path, name):
     case = runs.CASES[name]

@@ -146,6 +146,7 @@ def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
     assert answer["reason"].startswith("Wrong result while it was timed")
 
 
+@pytest.mark.slow
 def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
     answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
     assert answer["outcome"] == "ok", answer
@@ -230,6 +231,7 @@ def verdict(steps, gradients, **spoilt):
     return steps.verify_last(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", JUDGED)
 def test_a_tenth_of_the_usual_size_in_1_of_10_000_elements_is_found(precision):
     steps, gradients = taken(precision)
