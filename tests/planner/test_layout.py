@@ -182,6 +182,7 @@ def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[in
         held_to(found.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
 
 
+@pytest.mark.slow
 def test_a_large_model_has_to_be_cut_and_stays_inside_nodes() -> None:
     """175 B parameters on 1024 GPUs, more than 50,000 layouts, evaluated in seconds."""
     model = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
@@ -205,6 +206,7 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
 
 
+@pytest.mark.slow
 def test_what_is_recommended_fits_surely_and_what_is_faster_and_may_not_comes_after_it(llama: Planned) -> None:
     assert llama.surest is not None
     assert (llama.surest.verdict, llama.best.verdict) == ("fits", "may not fit")
@@ -280,6 +282,7 @@ def test_the_answer_is_whole(answer: Any) -> None:
         assert each.over_bytes > 0 == near.over_bytes
 
 
+@pytest.mark.slow
 def test_the_command_prints_text_or_json() -> None:
     assert command(*OPTIONS, "--top", "3").exit_code == 0
     found = json.loads(command(*OPTIONS, "--top", "3", "--json").stdout)
@@ -446,6 +449,7 @@ def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_sa
     assert "attention, the router, logits" in command(*hopper, "--top", "1", "--dtype", "fp8", "--all").output
 
 
+@pytest.mark.slow
 def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> None:
     training, alone = Training(LLAMA, 16, 4096), Cluster(A100, 1, 1, A100.memory_bytes)
     found = planned(training, alone)

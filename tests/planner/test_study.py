@@ -288,6 +288,7 @@ def test_a_run_that_lacks_something_is_refused_with_how_to_make_another(records,
         calibrated_cpu("a known CPU", 2, left, "made up")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu_is_calibrated_by_the_command_and_found_by_the_study(records, calibration, tmp_path):
     known = {"probes": ["step_calibration"], "identity": {"model": "a known CPU", "cores": 2}}
     run = a_journal(tmp_path / "cpu-known" / "20260101T000000Z-0000", records, **known)

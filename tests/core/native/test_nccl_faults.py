@@ -147,6 +147,7 @@ def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
     assert max(ranks.results(2, program)) < 10  # of 60
 
 
+@pytest.mark.slow
 def test_what_not_even_an_abort_ends_is_left_behind(nccl, ranks, fault):
     fault("stuck", rank=0)
 

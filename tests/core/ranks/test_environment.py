@@ -56,6 +56,7 @@ def test_contradictions_are_one_sentence(environ, sentence):
         rank_environment(environ)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_a_store_that_is_not_there_are_one_sentence_each():
     distributed = pytest.importorskip("torch.distributed")
     taken = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)

@@ -46,6 +46,7 @@ def message(rule: SequentialRule, shift: float) -> dict[str, float]:
     return shares | {"pairs": float(np.median(pairs))}
 
 
+@pytest.mark.slow
 def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparisons():
     found = message(SequentialRule(), 0.0)
     assert found["slower"] + found["faster"] <= 0.01

@@ -291,6 +291,7 @@ def test_a_triton_kernel_without_a_gpu_is_unsupported_and_says_what_to_do(bench)
     assert "TRITON_INTERPRET=1" in result["reason"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_all_memory_is_ended(bench, monkeypatch):
     before = "def function(x):\n    held = []\n    while True:\n        held.append(np.ones(1 << 20))\n"
     bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
@@ -357,6 +358,7 @@ def test_what_cannot_be_judged_says_what_is_suspect(bench, text, implementation,
     assert all(each in result["reason"] for each in words), result["reason"]
 
 
+@pytest.mark.slow
 def test_inputs_are_others_each_time_and_unknown_to_the_kernel(bench, tmp_path):
     before = (
         "def function(x):\n"
@@ -403,6 +405,7 @@ PIDS = kernel_of(
 )
 
 
+@pytest.mark.slow
 def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does(bench, tmp_path):
     bench(PIDS)
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]

@@ -48,6 +48,7 @@ def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> 
     np.testing.assert_allclose(predicted(stacked(runs), constants, len(runs)), alone, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_constants_that_made_up_runs_were_made_of_are_found_again_inside_of_their_ranges(
     runs: list[PricedRun],
 ) -> None:

@@ -177,6 +177,7 @@ def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_i
     assert gemm_law("A100").rates.steps
 
 
+@pytest.mark.slow
 def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_tables):
     """Of a table of every m: few steps are known, as the law says."""
     table = read_columns(measured_tables, "gemm_every_m")
