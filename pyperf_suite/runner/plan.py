@@ -187,13 +187,11 @@ AROUND_WHAT_IS_READ_S = 0.12
 
 # Importing a user's file, by what its arrays are of; then the processes of each case, and checks that processes share.
 START_OF_A_FILE_S = {"": 0.0, "numpy": 1.0, "torch": 5.0}
-AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 1.0, "torch": 2.0}
-CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.7, "torch": 1.0}
+AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 0.4, "torch": 2.0}
+CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.5, "torch": 1.0}
 
-# The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is required.
-SHARE_OF_CAPS = 0.8
-SHARE_OF_CAPS_FOR_LITTLE = 0.5
-LITTLE = 0.02
+# The share of their caps that warm-up and sampling take, slices included that are measured again.
+SHARE_OF_CAPS = 0.9
 # So many times as long as on an idle machine everything takes that computes: from here on every slice is disturbed, and
 # measured again within half of the time.
 BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
@@ -293,8 +291,7 @@ class Outlook:
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
-        share = SHARE_OF_CAPS_FOR_LITTLE if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
-        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else share
+        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else SHARE_OF_CAPS
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 
 
