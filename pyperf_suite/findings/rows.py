@@ -132,12 +132,18 @@ def _reading(trials: list[Record]) -> Reading:
         group=group,
         drift=_drift(latest[0]) if alone else 0.0,
         clock_hz=statistics.median(clocks) if clocks else 0.0,
-        is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
+        is_noisy=all(_is_noisy(record) for record in latest),
     )
 
 
 # Half of a 90 % interval in standard deviations, and of one of 95 %.
 _REACH, _WIDER = 1.645, 1.96
+
+
+def _is_noisy(record: Record) -> bool:
+    """Whether it reports what a launch takes undisturbed, of which no slice was seen."""
+    is_usual = record.sampling.get("quantile", USUAL) == USUAL
+    return not is_usual and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
 
 
 def _within(trials: list[Record]) -> float:

@@ -118,6 +118,7 @@ def test_of_cases_that_were_mostly_never_seen_undisturbed_sentences_are_counted_
     said = replace(probe, analyse=lambda rows: findings(remark("{rows} rows", rows=len(rows))))
     made = [record for n in (16, 32, 64) for record in product(n).records(1.0)]
     quality = {"converged": True, "disturbances": {"clean_share": 0.0}}
+    made = [replace(each, sampling=each.sampling | {"quantile": 0.1}) for each in made]
     made[:busy] = [replace(each, quality=each.quality | quality) for each in made[:busy]]
     *cautions, last = said.findings(made).remarks
     assert last.is_noise == (not is_listed)

@@ -205,6 +205,9 @@ def test_what_was_never_seen_undisturbed_makes_no_ratio() -> None:
     assert remark("{faster} as fast", faster=ratio).is_noise
     assert remark("{time}", time=other.time).is_noise
     assert not remark("{time}", time=one.time).is_noise
+    # What it usually takes has its disturbances in it.
+    [usual] = readings([replace(busy, sampling={"quantile": 0.5})])
+    assert not usual.is_noisy
 
 
 def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> None:
