@@ -29,6 +29,7 @@ from typing import Any, Union
 from pyperf_suite.user_kernels.arrays import LAYOUTS
 
 Scalar = Union[bool, int, float, str]
+Axes = Mapping[str, Mapping[str, "tuple[Scalar, ...]"]]
 Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
@@ -47,12 +48,7 @@ class DeclaredKernel:
     function takes `parameters`, whose values a probe's sweep chooses.
     """
 
-    def __init__(
-        self,
-        builder: Callable[..., Launch],
-        axes: Mapping[str, Mapping[str, tuple[Scalar, ...]]],
-        parameters: type | None = None,
-    ) -> None:
+    def __init__(self, builder: Callable[..., Launch], axes: Axes, parameters: type | None = None) -> None:
         self.builder, self.axes, self.parameters = builder, dict(axes), parameters
         self.name = builder.__name__
         self.file, self.line = _where(builder)
@@ -86,6 +82,8 @@ def kernel(parameters: type | None = None, /, **axes: Any) -> Callable[[Callable
 
     Raises TypeError for an axis that is no argument of the function, and for a value that is not one of these.
     """
+    if parameters is not None and (axes or not isinstance(parameters, type)):
+        raise TypeError("suite.kernel takes axes by name: @suite.kernel(n=(1024, 4096)), or @suite.kernel() for none")
     found = {name: _by_profile(name, values) for name, values in axes.items()}
     if "implementation" in found:
         raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
@@ -174,7 +172,8 @@ def launch(
     if not functions:
         raise ValueError("launch was given no implementation: {'name': function, ...}")
     for name, each in functions.items():
-        if not isinstance(name, str) or not name or not (callable(each) or hasattr(each, "prepare")):
+        is_ours = _describe and hasattr(each, "prepare")
+        if not isinstance(name, str) or not name or not (callable(each) or is_ours):
             raise TypeError(f"launch takes a function, or functions by name, not {name!r}: {each!r:.60}")
     if baseline and baseline not in functions:
         raise ValueError(f"baseline={baseline!r} is none of the implementations: {', '.join(functions)}")

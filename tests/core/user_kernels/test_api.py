@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +37,15 @@ def test_a_kernel_has_a_case_for_each_combination_of_its_axes():
     assert {"n": 4, "dtype": "float32", "deep": False} in list(kernel.cases())
     assert kernel(n=2, dtype="float32", deep=True).args == ([2],)
     assert kernel.file == __file__
+
+
+def test_what_only_the_suites_own_kernels_may_say_is_refused_of_a_users():
+    with pytest.raises(TypeError, match=r"takes axes by name: @suite.kernel\(n="):
+        suite.kernel(lambda n: None)  # @suite.kernel without parentheses
+    with pytest.raises(TypeError, match="takes axes by name"):
+        suite.kernel(int, n=1)
+    with pytest.raises(TypeError, match="takes a function"):
+        suite.launch({"ours": SimpleNamespace(prepare=print)}, 1)
 
 
 @pytest.mark.parametrize(
