@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import re
 import shutil
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,8 +233,16 @@ def end_of(
         end = answer.get("verification", {}).get("reason") or f"{answer['outcome']}: {answer['reason'][:200]}"
         return end, any(end == each or f": the function {each}" in end for each in entry.ends)
     if NO_FASTER in entry.ends:
-        honest = trial(entry, folder, function, values, effort=effort, implementation="honest")
-        share = answer["metrics"]["time"]["value"] / honest["metrics"]["time"]["value"]
+
+        def seconds(implementation: str) -> float:
+            answer = trial(entry, folder, function, values, effort=effort, implementation=implementation)
+            return float(answer["metrics"]["time"]["value"])
+
+        # The two are measured after each other: what disturbed one of them looks like a gain, but not in two of three.
+        shares = [answer["metrics"]["time"]["value"] / seconds("honest")]
+        if shares[0] < LEAST_SHARE:
+            shares += [seconds(function) / seconds("honest") for _ in range(2)]
+        share = statistics.median(shares)
         return f"{share:.2f} of the honest time", share >= LEAST_SHARE
     rate = answer["verification"]["excludes_errors_in_one_of"]
     bounds = [int(each.rpartition(" ")[2]) for each in entry.ends if each.startswith("errors < 1 in ")]
