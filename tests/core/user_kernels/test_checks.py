@@ -1,0 +1,344 @@
+"""Which launches are looked at, how long that may take, and how what a process wrote is read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Failed
+from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.user_kernels import checks as module
+from pyperf_suite.user_kernels.api import USUAL
+from pyperf_suite.user_kernels.arrays import POISON
+from pyperf_suite.user_kernels.checks import UNSUITED, PartChecks
+
+RIGHT = Verification(True, "full", 0.0, 0.0, 0.0, (), "right")
+
+
+class Launches:
+    """Launches that take so long by a clock of their own, of which `said` times are reported, and what was asked."""
+
+    clock, sets, where, rounding = ("made up", 1e-8), 8, "bench.py:3", {}
+    is_paired = is_random = restores = False
+    released_s, work, kernel = 0.0, None, SimpleNamespace(path="cpu")
+
+    def __init__(self, launch_s: float = 1e-3, check_s: float = 0.01, **fields: Any) -> None:
+        self.launch_s, self.check_s, self.reported, self.now_s = launch_s, check_s, 1.0, 1000.0
+        self.asked: list[tuple[Any, ...]] = []
+        vars(self).update(fields)
+
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        self.asked.append(("time", first, samples, batch))
+        self.now_s += samples * batch * self.launch_s
+        seconds = [self.reported * batch * self.launch_s] * samples
+        return seconds, samples * batch * self.launch_s
+
+    def refresh(self, index: int, kind: str = USUAL) -> bool:
+        self.asked.append(("refresh", index, kind))
+        return True
+
+    def verify_last(self, index: int) -> Verification:
+        self.asked.append(("verify", index))
+        self.now_s += self.check_s
+        return RIGHT
+
+    def fresh(self) -> bool:
+        return True
+
+    def other_inputs(self) -> list[str]:
+        return ["sparse"]
+
+    def launch(self, index: int) -> None:
+        self.asked.append(("launch", index))
+
+    def give_back(self, index: int) -> None:
+        self.asked.append(("give back", index))
+
+    def begin(self) -> None:
+        self.asked.clear()
+
+    def make(self) -> None:
+        pass
+
+    def fill(self, index: int, made: int) -> None:
+        pass
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers below which chance was asked for one; it draws the largest."""
+    limits: list[int] = []
+    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: limits.append(limit) or limit - 1)
+    return limits
+
+
+def checks_of(launches: Launches, **how: Any) -> PartChecks:
+    """Checks of launches that were found right before timing; what was asked since is in `asked`."""
+    checks = PartChecks(launches, **how)
+    checks.clock = lambda: launches.now_s
+    assert checks.before_timing() is RIGHT
+    return checks
+
+
+def test_before_timing_one_set_is_launched_on_two_inputs_and_on_each_of_another_kind() -> None:
+    launches = Launches(begin=lambda: None)
+    assert PartChecks(launches).report()["launches_checked"] == 0
+    report = checks_of(launches).report()
+    usual = [("refresh", 0, USUAL), ("time", 0, 1, 1), ("verify", 0), ("give back", 0)]
+    other = [("refresh", 0, "sparse"), ("launch", 0), ("verify", 0), ("give back", 0)]
+    assert launches.asked == [*usual, *usual, *other, ("refresh", 0, USUAL), ("give back", 0)]
+    assert (report["launches_checked"], report["inputs_tried"]) == (3, [USUAL, "sparse"])
+    # (1 - rate)^3 = 5 % at a rate of 0.63.
+    assert (report["timed_launches_checked"], report["excludes_errors_in_one_of"]) == (0, 1)
+    known = PartChecks(Launches(), earlier={"inputs_tried": ["sparse"]})
+    known.before_timing()
+    assert known.report()["inputs_tried"] == [USUAL]
+
+
+def test_a_block_is_checked_where_chance_ends_a_part_and_only_in_a_twentieth_of_the_time(drawn: list[int]) -> None:
+    launches = Launches(check_s=0.011)
+    checks = checks_of(launches)
+    launches.now_s += 0.01
+    assert checks.time(10, 5, 3) == [3e-3] * 5
+    assert launches.asked == [("time", 10, 5, 3)]
+    launches.now_s += 10
+    launches.asked.clear()
+    assert len(checks.time(10, 5, 3)) == 5
+    assert (drawn, launches.asked[1:3]) == ([5], [("time", 10, 5, 3), ("verify", 24)])
+
+
+def test_the_rest_of_a_block_follows_the_part_that_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: 2)
+    launches = Launches()
+    checks = checks_of(launches)
+    launches.now_s += 10
+    assert len(checks.time(10, 5, 3)) == 5
+    timed = [("refresh", 18, USUAL), ("time", 10, 3, 3), ("verify", 18), ("give back", 18), ("time", 19, 2, 3)]
+    assert launches.asked == timed
+
+
+@pytest.mark.parametrize(("launch_s", "later_s", "parts"), [(6e-3, 3e-3, 3), (6e-3, 2e-3, 1), (4e-3, 3e-3, 1)])
+def test_long_launches_have_fresh_inputs_each_until_they_take_half_as_long(launch_s, later_s, parts) -> None:
+    launches = Launches(launch_s)
+    checks = checks_of(launches)
+    checks.time(0, 1, 1)
+    launches.launch_s = later_s
+    checks.time(0, 1, 1)
+    launches.asked.clear()
+    assert checks.time(4, 3, 1) == [later_s] * 3
+    timed = [asked for asked in launches.asked if asked[0] == "time"]
+    assert timed == ([("time", index, 1, 1) for index in (4, 5, 6)] if parts == 3 else [("time", 4, 3, 1)])
+
+
+@pytest.mark.parametrize(("check_s", "count"), [(1.0, 2), (0.1, 3), (1e-6, 8)])
+def test_two_to_eight_launches_are_checked_at_the_end_in_a_quarter_of_a_second(
+    monkeypatch, drawn, check_s, count
+) -> None:
+    checks = checks_of(Launches(1e-6, check_s))
+    for name in ("_compare_with_a_copy", "_require_that_it_rests", "_require_a_true_clock"):
+        monkeypatch.setattr(checks, name, lambda: None)
+    for name in ("_require_that_it_computes", "_audit"):
+        monkeypatch.setattr(checks, name, lambda: None)
+    checks.after_timing()
+    assert (drawn, checks.report()["timed_launches_checked"]) == ([16, 8] * count, count)
+
+
+def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_a_thousand() -> None:
+    answers, asked = iter([(187, None)] * 5 + [(186, RIGHT)]), []
+    launches = Launches(audit=lambda count: asked.append(count) or next(answers))
+    checks = checks_of(launches)
+    checks._audit()
+    # An eighth of 1.5 s holds 187 launches of a millisecond, and six times that are more than a thousand.
+    assert (asked, checks._audited) == ([187] * 6, 6 * 187)
+    checks._audited, answers = 0, iter([(100, None)])
+    checks._audit()
+    assert checks._audited == 100, "there is nothing more to audit"
+    answers = iter([(0, Verification(False, "full", 0.0, 0.0, 0.0, (), "wrong"))])
+    with pytest.raises(WrongLaunch, match="wrong"):
+        checks._audit()
+
+
+@pytest.mark.parametrize(("wall_s", "reported_s", "passes"), [(1.0, 1.05, True), (1.0, 1.06, False), (4.0, 4.2, True)])
+def test_reported_times_are_no_longer_than_what_passed_but_for_a_twentieth(wall_s, reported_s, passes) -> None:
+    launches = Launches()
+    checks = checks_of(launches)
+    launches.time = lambda *_: ([reported_s], wall_s)
+    if passes:
+        assert checks.time(0, 1, 1) == [reported_s]
+    else:
+        with pytest.raises(WrongLaunch, match=r"1\.06 s were reported for a part that took 1 s"):
+            checks.time(0, 1, 1)
+
+
+def test_a_clock_that_reports_half_of_the_time_is_refused_after_seven_tries_and_two_thirds_are_enough(drawn) -> None:
+    launches = Launches()
+    checks = checks_of(launches)
+    launches.asked.clear()
+    launches.reported = 0.5
+    with pytest.raises(WrongLaunch, match="make up 51 % of the time that passed at most"):
+        checks._require_a_true_clock()
+    # 5 ms hold five launches; four times as many in each try, until one lasts half a second.
+    assert [asked[2] for asked in launches.asked] == [6, 24, 96, 384, 1536, 1536, 1536]
+    launches.reported = 2 / 3
+    checks._require_a_true_clock()
+
+
+@pytest.mark.parametrize(("settling_s", "passes"), [(0.039, True), (0.041, False)])
+def test_a_gpu_works_no_longer_than_its_events_report_over_six_tenths_and_5_ms(settling_s, passes) -> None:
+    asked: list[int] = []
+    launches = Launches(kernel=SimpleNamespace(path="gpu"), settling_s=lambda n: asked.append(n) or settling_s)
+    checks = checks_of(launches)
+    # 21 launches of 1 ms are 0.021 s, and 0.021 / 0.6 + 0.005 is 0.04.
+    if passes:
+        checks._require_a_true_clock()
+    else:
+        with pytest.raises(WrongLaunch, match=r"worked for 0\.041 s after 21 launches, whose events say 0\.021 s"):
+            checks._require_a_true_clock()
+    assert asked == [21] * 3
+
+
+@pytest.mark.parametrize(
+    ("moved", "path", "earlier", "found"),
+    [(41_000_000, "cpu", {}, 7.0), (39_000_000, "cpu", {}, None), (41_000_000, "gpu", {}, None),
+     (41_000_000, "cpu", {"copied_bytes_per_s": 5.0}, 5.0)],
+)  # fmt: skip
+def test_what_claims_more_than_4_gb_a_second_is_compared_with_a_copy(monkeypatch, moved, path, earlier, found) -> None:
+    monkeypatch.setattr(module, "copied_bytes_per_s", lambda _: 7.0)
+    launches = Launches(0.01, work=SimpleNamespace(bytes=moved), kernel=SimpleNamespace(path=path))
+    checks = checks_of(launches, earlier=earlier)
+    checks._compare_with_a_copy()
+    assert checks.report().get("copied_bytes_per_s") == found
+
+
+def test_the_rate_of_a_copy_is_that_of_the_fastest_of_five(monkeypatch) -> None:
+    monkeypatch.setattr(module.cpu, "detect", lambda: SimpleNamespace(usable_cores=2))
+    now_s = iter([0.0, 3.0, 4.0, 6.0, 7.0, 7.5, 8.0, 9.0, 10.0, 14.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(now_s))
+    assert module.copied_bytes_per_s(1000) == 1000 / 0.5
+
+
+def test_launches_on_fresh_inputs_are_compared_with_as_many_on_seen_ones(drawn) -> None:
+    alike = Launches()
+    checks = checks_of(alike)
+    drawn.clear()
+    checks._require_that_it_computes()
+    assert (len(checks._fresh_s), len(checks._seen_s)) == (12, 12)
+    assert drawn[:3] == [8, 4, 2]
+    assert checks.report()["caching_checked"]
+    # One and a half seconds a pair: in three there are two.
+    slow = Launches(0.5 / 4)
+    checks = checks_of(slow)
+    checks._is_long = False
+    checks._require_that_it_computes()
+    assert len(checks._fresh_s) == 2
+    assert not checks.report()["caching_checked"]
+
+
+def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> None:
+    launches = Launches()
+    checks = checks_of(launches)
+    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: 0)  # the seen one comes first
+    factors = itertools.cycle([1.0, 1.0, 1.5])
+    times = launches.time
+    launches.time = lambda *part: ([each * next(factors) for each in times(*part)[0]], 1.0)
+    with pytest.raises(WrongLaunch, match=r"it is 1\.5 times as fast as on fresh ones"):
+        checks._require_that_it_computes()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "tried"),
+    [
+        ((UNSUITED, ""), ["sparse"]),  # as where one of few large values overflows in one draw of many
+        (("", UNSUITED), ["sparse"]),
+        ((UNSUITED, UNSUITED), []),
+    ],
+)
+def test_the_most_telling_inputs_are_drawn_again_where_the_reference_failed_on_them(monkeypatch, verdicts, tried):
+    checks, answers = PartChecks(Launches(other_inputs=lambda: ["sparse", "offset"])), iter(verdicts)
+    checks.clock = itertools.count(0.0, 100.0).__next__  # no time is left after the first
+    monkeypatch.setattr(checks, "_require_right", lambda _: SimpleNamespace(reason=next(answers)))
+    checks._try_other_inputs()
+    assert checks._tried == tried
+
+
+def array(dtype: str = "float32", shape: tuple[int, ...] = (2,), **fields: Any) -> dict[str, Any]:
+    size_bytes = int(np.prod(shape)) * module.stored_type(dtype).itemsize
+    return {"kind": "array", "dtype": dtype, "shape": shape, "offset": 0, "bytes": size_bytes, **fields}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a result as a process does: a tree, and the bytes of its arrays; returns its path."""
+
+    def write(tree: Any, content: bytes = bytes(16)) -> str:
+        (tmp_path / "result").write_bytes(content)
+        (tmp_path / "result.json").write_text(tree if isinstance(tree, str) else json.dumps(tree))
+        return str(tmp_path / "result")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        *("", "[]", "{", "7", "[" * 100_000),
+        *({"kind": "plain"}, {"kind": "object", "value": 1}, {"kind": "tuple", "items": [{"kind": "plain"}]}),
+        *(array(offset=offset) for offset in (-1, 9)),
+        *(array(bytes=7), array(shape=(-2,), bytes=-8), array() | {"dtype": "object"}, array() | {"dtype": "no"}),
+    ],
+    ids=lambda tree: str(tree)[:40],
+)
+def test_a_result_that_is_none_is_refused_whatever_a_process_wrote(written, tree) -> None:
+    with pytest.raises(Failed, match="wrote a result that cannot be read"):
+        module.read_tree(written(tree))
+
+
+def test_arrays_are_read_where_they_lie_and_8_and_16_bits_as_float32(written) -> None:
+    tree = {"kind": "dict", "items": {"a": array(offset=8), "b": {"kind": "plain", "value": None}}}
+    path = written(tree)
+    assert module.read_tree(path)["path"] == path
+    content = np.array([7.0, 1.0, -2.0], np.float32).tobytes()
+    assert module.read_array(written({}, content), array(offset=4)).tolist() == [1.0, -2.0]
+    # OCP's e5m2 is the upper half of a float16, e4m3 has a bias of 7, and bfloat16 is the upper half of a float32.
+    bits = {"float8_e5m2": b"\x3c\xc0", "float8_e4m3fn": b"\x38\xc0", "bfloat16": b"\x80\x3f\x00\xc0"}
+    for dtype, stored in bits.items():
+        found = module.read_array(written({}, stored), array(dtype))
+        assert (found.tolist(), found.dtype) == ([1.0, -2.0], np.float32)
+    sizes = {"float32": 4, "bfloat16": 2, "float8_e5m2": 1, "complex64": 4, "complex128": 8, "int32": 0, "bool": 0}
+    assert {dtype: module.float_bytes(dtype) for dtype in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("strides", "shape", "shares"),
+    [
+        *(((1,), (3,), False), ((-1,), (3,), False), ((0,), (3,), True), ((0,), (1,), False), ((), (), False)),
+        *(((3, 1), (2, 3), False), ((1, 3), (3, 2), False), ((2, 1), (2, 3), True), ((0, 1), (2, 3), True)),
+    ],
+)
+def test_elements_share_a_place_where_a_step_is_no_longer_than_those_below_it_reach(strides, shape, shares) -> None:
+    tree = {"kind": "array", "strides": strides, "shape": shape}
+    assert module.shares_elements(tree) is shares
+    assert module.shares_elements({"kind": "tuple", "items": [{"kind": "plain"}, tree]}) is shares
+
+
+@pytest.mark.parametrize(
+    ("dtype", "holds"),
+    [("float32", True), ("float64", True), ("float16", True), ("complex64", True), ("int32", False), ("bool", False)],
+)
+def test_the_suites_own_nan_is_known_from_a_kernels(written, dtype, holds) -> None:
+    storage = np.dtype(dtype)
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    count = 2 * storage.itemsize // size
+    values = np.zeros(count, f"i{size}")
+    if size in POISON:
+        values[-1] = POISON[size]
+    tree = {"kind": "tuple", "items": [{"kind": "plain", "value": 1}, array(dtype)]}
+    assert module.holds_poison(tree, written(tree, values.tobytes())) is holds
+    if holds:
+        assert not module.holds_poison(tree, written(tree, np.full(2, np.nan, dtype).tobytes()))
