@@ -45,6 +45,14 @@ def probe(product: Any) -> Probe:
 def test_cases_are_those_of_the_profile_each_once(probe: Probe) -> None:
     assert [case.parameters.n for case in probe.cases("quick", CPU)] == [16, 32]
     assert [case.parameters.n for case in probe.cases("quick", CPU, {"n": "5"})] == [5]
+    assert (probe.heading, replace(probe, title="A title").heading) == ("Some thing", "A title")
+
+
+def test_shapes_by_their_names_have_the_axes_of_a_model_which_are_then_fixed(probe: Probe) -> None:
+    shaped = replace(probe, shaped=lambda axes, name, _: SomeAxes((len(name), len(axes.n))), fixed_by_shape=("n",))
+    assert [case.parameters.n for case in shaped.cases("quick", CPU, {"shape": "large, small7"})] == [5, 3, 6]
+    with pytest.raises(UserError, match=r"n=5 was requested with shape=a,b, which fixes it"):
+        shaped.cases("quick", CPU, {"shape": "a,b", "n": "5"})
 
 
 @pytest.mark.parametrize(
@@ -111,15 +119,16 @@ def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(
     assert [(table.title, table.rows) for table in found.tables] == [("All", ((32,), (16,))), ("Small", ((16,),))]
 
 
-@pytest.mark.parametrize(("busy", "is_listed"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("busy", "cases", "is_listed"), [(1, 3, True), (2, 4, True), (2, 3, False)])
 def test_of_cases_that_were_mostly_never_seen_undisturbed_sentences_are_counted_and_not_listed(
-    probe: Probe, product: Any, busy: int, is_listed: bool
+    probe: Probe, product: Any, busy: int, cases: int, is_listed: bool
 ) -> None:
-    said = replace(probe, analyse=lambda rows: findings(remark("{rows} rows", rows=len(rows))))
-    made = [record for n in (16, 32, 64) for record in product(n).records(1.0)]
+    noise = remark("{faster} as fast", effect="faster", faster=exactly(1.0))
+    said = replace(probe, analyse=lambda rows: findings(noise, remark("{rows} rows", rows=len(rows))))
+    made = [record for n in range(16, 16 + cases) for record in product(n).records(1.0)]
     quality = {"converged": True, "disturbances": {"clean_share": 0.0}}
     made = [replace(each, sampling=each.sampling | {"quantile": 0.1}) for each in made]
     made[:busy] = [replace(each, quality=each.quality | quality) for each in made[:busy]]
-    *cautions, last = said.findings(made).remarks
+    *cautions, _, last = said.findings(made).remarks
     assert last.is_noise == (not is_listed)
     assert [each.values for each in cautions] == ([] if is_listed else [{"noisy": 2, "cases": 3, "count": 1}])

@@ -5,14 +5,29 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyperf_suite.findings.data import Claim, Quantity, remark
-from pyperf_suite.findings.rows import Column, Row, Rows, readings, rows_of, series, speedup
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.findings.rows import (
+    Column,
+    Row,
+    Rows,
+    is_settled,
+    law_over_sizes,
+    mean_speedup,
+    misses,
+    readings,
+    rows_of,
+    series,
+    series_by,
+    speedup,
+    wins,
+)
+from pyperf_suite.measure.estimates import RUN_SPREAD, Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from tests.records import a_record, metric
@@ -47,6 +62,7 @@ def test_a_row_has_the_names_of_its_case_and_of_its_reading(rows: Rows) -> None:
     with pytest.raises(AttributeError):
         row.colour  # noqa: B018
     assert copy.copy(row).n == 16
+    assert row.reading.tflop_per_s == 250e-12
 
 
 def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) -> None:
@@ -62,6 +78,7 @@ def test_a_row_has_the_names_of_what_was_observed_and_of_what_is_computed(produc
     assert (row.passing, row.twice, row.seconds) == (3.0, 6.0, 4.0)
     assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
     assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
+    assert [Column("a", value).cell({"a": 1, "b": 2}) for value in ("", "b")] == [1, 2]
 
 
 def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
@@ -88,6 +105,7 @@ def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows:
     assert rows.same_except(torch, "implementation") == [torch, of(rows, 16, "numpy")]
     assert rows.same_except(torch, "n", "implementation") == rows[:4]
     assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
+    assert rows.sharing(torch, lambda row: (row.n, row.implementation)) == [torch, rows[-1]]
 
 
 def test_a_row_is_so_many_times_as_fast_as_its_like_within_the_processes_that_measured_both(rows: Rows) -> None:
@@ -112,6 +130,32 @@ def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
     assert (drawn.low, drawn.high) == ([2.0, 2.5], [2.0, 3.5])
     law = series("law", points[:2], lambda point: point[0], lambda point: point[1], "line")
     assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
+    # 2 s a byte squared from 1 to 100 bytes: half a byte a second at one byte, and less by its size.
+    squared = law_over_sizes("law", SimpleNamespace(seconds=lambda sizes: 2 * sizes**2), 1.0, 100.0, 3, factor=4.0)
+    assert (squared.x, squared.y) == (pytest.approx([1.0, 10.0, 100.0]), pytest.approx([2.0, 0.2, 0.02]))
+    assert misses([0.25, 0.5, 0.125]) == {"count": 3, "median": Quantity(0.25, "%"), "worst": Quantity(0.5, "%")}
+
+
+def test_a_series_for_each_value_is_drawn_where_it_has_enough_places(rows: Rows) -> None:
+    drawn = {fewest: series_by("implementation", rows, "n", "seconds", fewest) for fewest in (1, 2, 3)}
+    assert {fewest: [each.label for each in found] for fewest, found in drawn.items()} == {
+        1: ["torch", "numpy"], 2: ["torch", "numpy"], 3: []
+    }  # fmt: skip
+    alone = rows.where(k=4)
+    assert (len(series_by("implementation", alone, "n", "seconds")), alone[0].n) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "has_won", "settled"),
+    [
+        (Ratio(1.02, 1.01, 1.03), True, True),  # 2 % are worth a change
+        (Ratio(1.2, 1.0, 1.4), False, False),
+        (Ratio(1.019, 1.018, 1.021), False, False),
+        (Ratio(1.01, 0.99, 1.019), False, True),
+    ],
+)
+def test_what_is_faster_by_a_fiftieth_beyond_its_interval_wins(ratio: Ratio, has_won: bool, settled: bool) -> None:
+    assert (wins(ratio), is_settled(ratio)) == (has_won, settled)
 
 
 def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
@@ -183,6 +227,29 @@ def test_slices_of_the_same_rounds_are_pairs() -> None:
     # What the machine did hit both alike, and the pairs show none of it.
     assert paired.high / paired.low == pytest.approx(1.0)
     assert apart.high / apart.low > 1.5
+    for count, known in ((6, True), (5, False)):
+        pair = [readings([slices_of([factor * each for each in machine[:count]])])[0] for factor in (1.1, 1.0)]
+        assert (speedup(*pair).high / speedup(*pair).low < 1.01) is known
+    [alone] = readings([slices_of(machine, group="")])
+    assert (alone.slices, len(slow.slices)) == ((), 7)
+
+
+def test_the_error_of_a_reading_is_that_of_its_interval_without_the_drift_that_cases_share() -> None:
+    # The tenth of 1 and 3 is 1.2, from 1 to 3: half of that is 1.645 standard errors.
+    record = slices_of([1.0, 3.0])
+    error = 1 / 1.645 / 1.2
+    drifting = replace(record, quality={"converged": True, "disturbances": {"drift": 0.2}})
+    usual = replace(record, sampling={"quantile": 0.5})
+    found = readings([replace(each, case_id=str(n)) for n, each in enumerate((record, drifting, usual))])
+    shared = math.sqrt(error**2 - 2 * (0.2**2 - RUN_SPREAD**2))
+    assert [each.error for each in found] == pytest.approx([error, shared, 0.0])
+    assert [each.within for each in found] == pytest.approx([0.2 * 1.96 / 1.645, 0.0, 1 / 1.2])
+
+
+def test_the_mean_of_pairs_is_geometric() -> None:
+    pairs = [(slices_of([slow] * 7), slices_of([1.0] * 7)) for slow in (2.0, 8.0)]
+    ratio = mean_speedup([(readings([slow])[0], readings([fast])[0]) for slow, fast in pairs])
+    assert (ratio.value, ratio.processes) == (pytest.approx(4.0), 1)
 
 
 def test_pairs_that_say_another_ratio_than_the_best_slices_make_it_as_unsure() -> None:
@@ -216,6 +283,8 @@ def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> N
     elsewhere = replace(drifting, sampling={**drifting.sampling, "group": "another"})
     [one], [same], [other] = readings([drifting]), readings([drifting]), readings([elsewhere])
     assert speedup(one, same).high == pytest.approx(1.0)
+    [few] = readings([replace(slices_of([1.0] * 5), quality=drifting.quality)])
+    assert speedup(few, few).high == pytest.approx(1 + 0.2 * 1.96 / 1.645 * np.sqrt(2)), "without the drift they share"
     # Of either side, half the interval of its own slices in 1.96 standard errors, and as many of the drift.
     half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
     assert speedup(one, other).high == pytest.approx(1 + half)

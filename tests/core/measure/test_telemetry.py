@@ -1,9 +1,12 @@
 import json
+import os
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from pyperf_suite.hardware.devices import Device, Unavailable
 from pyperf_suite.measure import telemetry
 from pyperf_suite.measure.telemetry import DISCARD_REASONS, AroundGpu
 
@@ -32,7 +35,14 @@ def test_stolen_time_is_a_share_of_the_time_wanted(elsewhere):
     report = around.report
     # 200 ticks busy and 100 stolen: a third of what was wanted.
     assert report["steal_share"] == pytest.approx(1 / 3)
-    assert report["cpu_busy_s"] == pytest.approx(2 * report["cpu_steal_s"])
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    assert (report["cpu_busy_s"], report["cpu_steal_s"]) == pytest.approx((200 / ticks_per_s, 100 / ticks_per_s))
+    with telemetry.Around() as around:
+        pass
+    assert around.report["steal_share"] == 0.0, "nobody wanted any"
+    for line, known in (("cpu 1 2 3 4 5 6 7 8", True), ("cpu 1 2 3 4 5 6 7", False), ("cpu0 1 2 3 4 5 6 7 8", False)):
+        stat.write_text(line)
+        assert ("cpu_steal_s" in telemetry.snapshot()) is known
 
 
 def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_it_has_them(elsewhere, monkeypatch):
@@ -45,6 +55,19 @@ def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_i
     folder.mkdir(parents=True)
     (folder / "scaling_cur_freq").write_text("2400000\n")
     assert telemetry.snapshot()["cpu_mhz"]["median"] == 2400.0
+    monkeypatch.setattr(telemetry, "_usable_cores", lambda: None)
+    assert telemetry.snapshot()["cpu_mhz"]["high"] == 1003.5
+
+
+def test_without_files_the_clock_is_psutils_and_memory_is_in_kib_but_on_a_mac(monkeypatch):
+    monkeypatch.setattr("psutil.cpu_freq", lambda: SimpleNamespace(current=2100.0))
+    assert telemetry._psutil_mhz() == [2100.0]
+    usage = SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nvcsw=3, ru_nivcsw=4, ru_majflt=5, ru_maxrss=7)
+    monkeypatch.setattr(telemetry.resource, "getrusage", lambda _: usage)
+    for system, unit_bytes in (("Linux", 1024), ("Darwin", 1)):
+        monkeypatch.setattr(telemetry.os, "uname", lambda system=system: SimpleNamespace(sysname=system))
+        found = telemetry._process_usage()
+        assert (found["process_cpu_s"], found["peak_memory_bytes"]) == (1.75, 7 * unit_bytes)
 
 
 def test_the_hottest_sensor_is_reported(elsewhere):
@@ -133,6 +156,14 @@ def test_what_went_over_the_links_meanwhile_is_reported_where_it_is_counted():
 def test_heat_and_brakes_rule_samples_out(reason):
     gpu = AroundGpu(FakeManager(["power cap", reason]), "GPU-1")
     assert gpu.why_discard() == reason
+
+
+def test_only_a_gpu_with_nvml_has_readings(monkeypatch):
+    monkeypatch.setattr(telemetry, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
+    for manager, kind in ((FakeManager([]), AroundGpu), (Unavailable("no NVML"), nullcontext)):
+        monkeypatch.setattr(telemetry, "nvml", lambda manager=manager: manager)
+        assert type(telemetry.around_gpu(Device("cuda", 0))) is kind
+        assert type(telemetry.around_gpu(Device("cpu"))) is nullcontext
 
 
 def test_a_gpu_without_readings_discards_nothing():

@@ -1,11 +1,12 @@
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pyperf_suite.measure import telemetry
 from pyperf_suite.measure.estimates import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
-from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, sampling, to_the_end
+from pyperf_suite.measure.sampling import REPEATED_SHARE, SteadyRule, StopRule, sampling, to_the_end
 from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
 from tests.records import measure
 
@@ -103,15 +104,6 @@ def test_disturbed_slices_are_measured_again_up_to_a_share_of_the_time(replay, r
     assert stopwatch.now == pytest.approx(seconds, rel=0.1)
 
 
-def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
-    stopwatch = replay(lambda index: 1e-3)
-    turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
-    lasted = []
-    for _ in turns:
-        lasted.append(stopwatch.now)
-    assert max(np.diff(lasted)) <= RULE.block_s * 1.1
-
-
 def test_after_others_had_a_turn_launches_go_uncounted_first(replay):
     def taken(others_ran):
         stopwatch = replay(lambda index: 1e-3)
@@ -134,26 +126,19 @@ def test_launches_that_take_the_same_stop_at_the_fewest_slices(replay):
     assert found.value == pytest.approx(1e-3)
 
 
-def test_a_clock_of_its_own_runs_only_in_its_turns():
-    clock = OwnTime()
-    assert clock() == 0
-    with clock:
-        first = clock()
-    assert clock() >= first
-    assert clock() == clock()
-
-
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine whose counters and loop a test sets."""
+    """A machine whose clock, counters and loop a test sets."""
     monkeypatch.setattr(telemetry, "_PROC", tmp_path)
     monkeypatch.setattr(Disturbances, "_usual", type(Disturbances._usual)([1e-3] * 9, maxlen=101))
+    monkeypatch.setattr(Disturbances, "_stretches", {})
     (tmp_path / "thread-self").mkdir()
 
-    def set_to(stolen: int = 0, waited_ns: int = 0, loop_s: float = 1e-3) -> None:
+    def set_to(stolen: int = 0, waited_ns: int = 0, loop_s: float = 1e-3, now_s: float = 64.0) -> None:
         (tmp_path / "stat").write_text(f"cpu 0 0 0 0 0 0 0 {stolen} 0 0\n")
         (tmp_path / "thread-self" / "schedstat").write_text(f"1 {waited_ns} 1\n")
         monkeypatch.setattr(telemetry, "_loop_s", lambda: loop_s)
+        monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     set_to()
     return set_to
@@ -164,7 +149,8 @@ def machine(tmp_path, monkeypatch):
     [
         ({}, ""),
         ({"stolen": 1}, STOLEN),
-        ({"waited_ns": 10**12}, WAITED),
+        ({"waited_ns": 20_000_000}, ""),  # a fiftieth of the second that the slice lasted
+        ({"waited_ns": 21_000_000}, WAITED),
         ({"loop_s": 2e-3}, SLOW),
         ({"loop_s": 1.2e-3}, ""),
         ({"stolen": 1, "waited_ns": 10**12}, STOLEN),
@@ -174,14 +160,17 @@ def machine(tmp_path, monkeypatch):
 def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reason):
     found = Disturbances()
     with found:
-        machine(**happened)
+        machine(**happened, now_s=65.0)
     assert found.reasons == [reason]
+    loop_s = happened.get("loop_s", 1e-3)
+    # Stretches are of five seconds, and the loop is the mean of that before and that after.
+    assert Disturbances._stretches == {13: [pytest.approx((1e-3 + loop_s) / 2)]}
     with found:
         pass
     report = found.report()
     assert report["slices"] == ({reason: [0, 1] if reason == SLOW else [0]} if reason else {})
     assert report["clean_share"] == (0.0 if reason == SLOW else 0.5 if reason else 1.0)
-    assert len(report["loop_s"]) == 2
+    assert report["loop_s"] == [pytest.approx((1e-3 + loop_s) / 2), loop_s]
 
 
 def half_sample_mode(samples: np.ndarray) -> float:

@@ -1,16 +1,19 @@
 import dataclasses
 import math
 import os
+import random
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.regressions.pairs import live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads import find_workload
-from tests.records import SMALL
+from pyperf_suite.runner.workers import WorkerLost
+from tests.records import SMALL, a_product
 
 CPU = Device("cpu")
 SHORT = Pace(slice_s=0.002, total_s=0.02)
@@ -112,8 +115,69 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
 
 
-def test_what_imports_torch_says_so_that_sides_import_it_side_by_side():
-    for name, torch in (("native", False), ("torch", True), ("torch_padded", True), ("cublas", True)):
-        assert find_workload("matmul").implementation(name).needs_torch is torch
-    assert all(way.needs_torch for way in find_workload("grouped_matmul").implementations.values())
-    assert find_workload("training_step").implementation("torch").needs_torch
+class FakeWorker:
+    """A worker whose launches take so long by the clock of `now_s`; the first of a slice is reported as twice that."""
+
+    now_s = 0.0
+
+    def __init__(self, launch_s: float, clock_hz: float = 0.0) -> None:
+        self.launch_s, self.clock_hz = launch_s, clock_hz
+        self.asked: list[tuple[int, int]] = []
+
+    def send(self, request) -> None:
+        self.asked.append((request["slice"]["samples"], request["slice"]["launches_per_sample"]))
+
+    def receive(self, deadline_s):
+        samples, batch = self.asked[-1]
+        FakeWorker.now_s += samples * batch * self.launch_s
+        seconds = [2 * self.launch_s] + [self.launch_s] * (samples - 1)
+        return {"outcome": "ok", "seconds": seconds, "clock_hz": self.clock_hz}
+
+
+def test_slices_are_as_long_as_asked_for_and_a_sample_is_a_hundred_times_the_clocks_resolution(monkeypatch):
+    monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: FakeWorker.now_s))
+    workers = {"old": FakeWorker(2.0**-14, 1.5e9), "new": FakeWorker(2.0**-13, 1.8e9)}
+    turns = live_pair._Turns(workers, 9.0)
+    turns.take_all(random.Random(0), 0.01 * 2.0**-7, Pace(slice_s=2.0**-5, total_s=0.5))
+    # A sample of 2^-7 s is 64 launches of the slower side; a slice is 4 of them, and 16 slices are the half second.
+    # Warm is what has lasted 2^-5 s, that is 256 launches of the new side and 512 of the old one.
+    assert workers["new"].asked == [(3, 1), (3, 10), (3, 64), (3, 64)] + [(4, 64)] * 8
+    assert workers["old"].asked == [(3, 1), (3, 10), (3, 100), (3, 128)] + [(4, 64)] * 8
+    assert (turns.launches_per_slice, turns.order) in ((256, "onno" * 4), (256, "noon" * 4))
+    assert turns.slices == {"old": [2.0**-14] * 8, "new": [2.0**-13] * 8}
+    assert (turns.median("new"), turns.clocks()) == (2.0**-13, {"old": 1.5e9, "new": 1.8e9})
+    untold = live_pair._Turns({"old": FakeWorker(1.0), "new": FakeWorker(1.0)}, 9.0)
+    assert (untold.median("old"), untold.clocks()) == (1.0, {})
+    # What lasts longer than a slice and a pair is launched once in each.
+    untold.take_all(random.Random(0), 0.0, Pace(slice_s=0.1, total_s=0.1))
+    assert (untold.launches_per_slice, len(untold.order)) == (1, 4)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells which cores there are")
+def test_one_core_for_both_sides_where_each_has_one_worker():
+    one, two = SMALL, a_product(64, schedule="persistent@2")
+    usable = os.sched_getaffinity(0)
+    [core] = live_pair._cores(CASE, CPU, random.Random(0))
+    assert core in usable
+    assert live_pair._cores(CASE, Device("cuda", 0), random.Random(0)) is None
+    assert [live_pair._workers_of(case) for case in (one, two)] == [1, 2]
+    for sides in ((one, two), (two, one)):
+        assert live_pair._cores(PairedCase("baseline", *sides), CPU, random.Random(0)) is None
+
+
+@pytest.mark.parametrize("lost_in", ["send", "receive"])
+def test_an_arm_that_is_lost_or_runs_other_code_has_its_reason_and_the_other_is_heard(tmp_path, lost_in):
+    def lose(*_):
+        raise WorkerLost("it died")
+
+    good = {"outcome": "ok", "package": str(tmp_path / "pyperf_suite")}
+    lost = SimpleNamespace(send=print, receive=lambda _: good)
+    setattr(lost, lost_in, lose)
+    workers = {"old": SimpleNamespace(send=print, receive=lambda _: good), "new": lost}
+    here, elsewhere = (Arm("made up", build=build) for build in (tmp_path, tmp_path / "other"))
+    for old, reasons in ((here, {"new": "it died"}), (elsewhere, {"old": "not its own", "new": "it died"})):
+        with pytest.raises(ArmFailed) as failure:
+            live_pair._prepared(workers, {"old": old, "new": here}, {"old": {}, "new": {}}, 1.0)
+        assert failure.value.reasons.keys() == reasons.keys()
+        assert all(reason in failure.value.reasons[side] for side, reason in reasons.items())
+        assert not failure.value.unsupported
