@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.measure import verify_attention as module
+from pyperf_suite.measure.verify_attention import KeyHead, Roundings, verify_attention
 from tests.core.measure.test_verify import Remembered, to_bfloat16
 
 # (batch, heads, kv_heads, seq_q, seq_k, head_dim)
@@ -259,3 +260,89 @@ def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors():
     attention.v[0, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="operand v holds a NaN"):
         attention.verify(outputs)
+
+
+def along(*values: float) -> np.ndarray:
+    """Vectors of four numbers, of which the first alone is not zero."""
+    return np.array([[value, 0.0, 0.0, 0.0] for value in values], np.float32)
+
+
+def test_limits_of_one_query_that_sees_two_keys_are_those_worked_out_by_hand():
+    found = Roundings.of("bfloat16", 4, 9)
+    single = 2.0**-24
+    assert found == Roundings(2.0**-8, 2.0**-126, 2 * single, (3 + 16) * single)
+    u, least, of_scores, of_others = 2.0**-8, 2.0**-20, 2.0**-6, 2.0**-7
+    limits, scale = Roundings(u, least, of_scores, of_others), 0.5
+    keys, values, q, do = along(1, 3, 2), along(1, -2, 5), along(2), along(1.5)
+    head = KeyHead.of(keys, values)
+    assert (head.longest_key, head.longest_value) == (3, 5)
+    panel = module.attend(q, np.array([2]), head, scale, limits)
+    # Scores are 1 and 3, and of a score of random signs 0.5 / 2 x 3 x 2 is the size.
+    p = np.array([1, np.e**2]) / (1 + np.e**2)
+    o, size = p[0] - 2 * p[1], 1.5
+    relative = np.array([1, 3]) * (u + 2 * single) + u * (1 + size) + of_scores * size + of_others
+    wobble = p * relative + least
+    assert panel.p[0] == pytest.approx(p)
+    assert panel.relative[0] == pytest.approx(relative)
+    assert panel.log_sum_exp == pytest.approx(np.log(np.e + np.e**3))
+    spread = wobble**2 @ [1, 4] + o**2 * np.sum(wobble**2)
+    assert panel.o[0] == pytest.approx([o, 0, 0, 0])
+    assert panel.o_limit[0] == pytest.approx([4 * np.sqrt(spread) - u * o + least] + [least] * 3)
+    # A mask that misses the first key moves the output by p / (1 - p); the last has too much weight to say.
+    weights = module.mask_weights(panel, np.array([2]), head, scale)
+    beyond = np.exp(2) / (np.e + np.e**3)
+    assert weights[:, 0] == pytest.approx([-p[0] / (1 - p[0]), 0, beyond / (1 + beyond)])
+    gradients = module.differentiate(panel, do, head, limits)
+    dp, delta = np.array([1.5, -3.0]), 1.5 * o
+    of_delta = u * np.sqrt(delta**2 + np.sum((p * dp) ** 2))
+    of_values = of_scores * 5 / 2 * 1.5
+    error = p * (abs(dp) * u + of_values + of_delta + abs(dp - delta) * (relative + u)) + least
+    ds = p * (dp - delta)
+    assert gradients.ds[0] == pytest.approx(ds)
+    assert gradients.error_squares[0] == pytest.approx(error**2)
+    dq, dq_limit = gradients.of_queries(head, scale, limits)
+    expected = 0.5 * (ds[0] + 3 * ds[1])
+    assert dq[0] == pytest.approx([expected, 0, 0, 0])
+    assert dq_limit[0][0] == pytest.approx(4 * 0.5 * np.sqrt(error**2 @ [1, 9]) + u * abs(expected) + least)
+    of_keys = module.KeyGradients(head, scale)
+    for _ in range(2):  # two heads share the key head
+        of_keys.add(gradients)
+        of_keys.end_head()
+    sums = of_keys.references(limits)
+    assert sums["dk"][:, 0] == pytest.approx([*(2 * ds), 0])
+    assert sums["dv"][:, 0] == pytest.approx([*(2 * 1.5 * p), 0])
+    dk_limit = 4 * np.sqrt(2 * 0.25 * error**2 * 4) + u * abs(2 * ds) + least
+    dv_limit = 4 * np.sqrt(2 * wobble**2 * 1.5**2) + u * 3 * p + least
+    assert sums["dk_limit"][:, 0] == pytest.approx([*dk_limit, least])
+    assert sums["dv_limit"][:, 0] == pytest.approx([*dv_limit, least])
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "found"), [(0.6, 1.0, True), (0.4, 1.0, False), (1.0, 1.0, True), (1.0, 1.7, False)]
+)
+def test_a_mask_is_wrong_where_half_of_a_mistake_is_in_the_errors_and_more_than_rounding_makes(share, limit, found):
+    # Three outputs that move by a half: 0.75 in all. Limits of 0.7 let rounding deviate by 0.06, of which six are 0.36.
+    errors, weights = module.MaskErrors(), np.array([[0.5], [0.0], [0.0]])
+    o, v = np.zeros((1, 3)), np.ones((2, 3))
+    errors.add(np.full((1, 3), 0.5 * share), o, np.full((1, 3), 0.7 * limit), weights, np.array([2]), v)
+    assert (errors.explanation() == module.MISTAKES[0]) is found
+
+
+def test_queries_are_taken_from_equal_spans_with_the_first_and_the_last_of_all():
+    drawn = module._spread_over(100, 4, np.random.default_rng(0)).tolist()
+    assert (drawn[0], drawn[-1], drawn) == (0, 99, sorted(set(drawn)))
+    inner = drawn[1:-1] if len(drawn) == 6 else drawn
+    assert {query // 25 for query in inner} == {0, 1, 2, 3}
+    assert module._spread_over(2, 9, np.random.default_rng(0)).tolist() == [0, 1]
+    assert module._spread_over(1, 1, np.random.default_rng(0)).tolist() == [0]
+
+
+@pytest.mark.parametrize(("backward", "cost"), [(False, 1), (True, 2)])
+def test_up_to_its_budget_of_pairs_every_element_is_compared(backward, cost):
+    attention = Attention((2, 4, 2, 8, 12, 16), causal=True)
+    # Queries see 5 to 12 keys: 68 pairs of each of 8 heads, and a pair of gradients costs two.
+    pairs, outputs = 68 * 8 * cost, attention.outputs(backward)
+    assert [attention.verify(outputs, pair_budget=budget).method for budget in (pairs, pairs - 1)] == [
+        "full",
+        "sampled",
+    ]

@@ -140,13 +140,15 @@ def test_long_launches_have_fresh_inputs_each_until_they_take_half_as_long(launc
 def test_two_to_eight_launches_are_checked_at_the_end_in_a_quarter_of_a_second(
     monkeypatch, drawn, check_s, count
 ) -> None:
-    checks = checks_of(Launches(1e-6, check_s))
+    launches = Launches(1e-6, check_s)
+    checks = checks_of(launches)
     for name in ("_compare_with_a_copy", "_require_that_it_rests", "_require_a_true_clock"):
         monkeypatch.setattr(checks, name, lambda: None)
     for name in ("_require_that_it_computes", "_audit"):
         monkeypatch.setattr(checks, name, lambda: None)
     checks.after_timing()
     assert (drawn, checks.report()["timed_launches_checked"]) == ([16, 8] * count, count)
+    assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 7, 1, 16)] * count
 
 
 def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_a_thousand() -> None:
@@ -241,7 +243,8 @@ def test_launches_on_fresh_inputs_are_compared_with_as_many_on_seen_ones(drawn) 
 
 
 def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> None:
-    launches = Launches()
+    filled: list[int] = []
+    launches = Launches(fill=lambda index, made: filled.append(made))
     checks = checks_of(launches)
     monkeypatch.setattr(module.secrets, "randbelow", lambda limit: 0)  # the seen one comes first
     factors = itertools.cycle([1.0, 1.0, 1.5])
@@ -249,6 +252,8 @@ def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> No
     launches.time = lambda *part: ([each * next(factors) for each in times(*part)[0]], 1.0)
     with pytest.raises(WrongLaunch, match=r"it is 1\.5 times as fast as on fresh ones"):
         checks._require_that_it_computes()
+    # One that is not counted and the seen one on what was made before, the fresh one on what was made last.
+    assert filled == [-2, -2, -1] * 12
 
 
 @pytest.mark.parametrize(
@@ -300,7 +305,7 @@ def test_a_result_that_is_none_is_refused_whatever_a_process_wrote(written, tree
 
 
 def test_arrays_are_read_where_they_lie_and_8_and_16_bits_as_float32(written) -> None:
-    tree = {"kind": "dict", "items": {"a": array(offset=8), "b": {"kind": "plain", "value": None}}}
+    tree = {"kind": "dict", "items": {"a": array(offset=8), "b": {"kind": "plain", "value": None}, "c": array()}}
     path = written(tree)
     assert module.read_tree(path)["path"] == path
     content = np.array([7.0, 1.0, -2.0], np.float32).tobytes()
