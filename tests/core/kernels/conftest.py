@@ -59,7 +59,7 @@ def kept(result: str, texts: Mapping[str, str], arguments: tuple[str, ...]) -> P
                 for name, text in texts.items():
                     (Path(made) / name).parent.mkdir(parents=True, exist_ok=True)
                     (Path(made) / name).write_text(text)
-                subprocess.run([*compiler(), *arguments, "-o", result], cwd=made, check=True, timeout=300)
+                subprocess.run([*compiler(), *arguments, "-o", result], cwd=made, check=True, timeout=900)
                 shutil.copytree(made, folder.with_suffix(".new"))
             folder.with_suffix(".new").rename(folder)
     return folder / result
