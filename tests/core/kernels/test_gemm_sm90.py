@@ -22,9 +22,9 @@ COMPILED = [
     *(replace(in_layout(one, "TT"), shared_tiles=True) for one in LARGEST),
     # Other types, any width of a wgmma, and pairs of e4m3 and of odd N-major widths.
     *(specialise(128, 256, cluster_m=2, in_type=in_type) for in_type in ("fp16", "e4m3")),
-    *(specialise(64, n, stages=2) for n in (16, 40, 96, 136, 248)),
+    *(specialise(64, n, stages=2) for n in (16, 136, 248)),
     specialise(128, 256, in_type="e4m3", cluster_n=2),
-    *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 72, 136, 200) for pair in PAIRS),
+    *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 200) for pair in PAIRS),
 ]
 
 

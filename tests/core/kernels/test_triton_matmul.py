@@ -1,18 +1,15 @@
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from pyperf_suite.kernels.disassembly import disassemble
 from pyperf_suite.kernels.matmul import (
     Configuration,
     GroupedProduct,
     Product,
     compile_for,
-    compile_grouped_for,
     default_set,
 )
 
@@ -51,8 +48,11 @@ BY = ("addresses", "descriptors")
 INTERPRETED = {
     "shapes that break things": [
         ((m, n, k), {**schedule, "splits": min(schedule.get("splits", 1), -(-k // TILE[2]))})
-        for m, n, k in ((1, 1, 1), (1, 67, 33), (37, 1, 64), (16, 32, 32), (17, 33, 33), (37, 67, 99))
-        for schedule in SCHEDULES
+        for (m, n, k), schedules in (
+            *(((1, 1, 1), SCHEDULES[:1]), ((1, 67, 33), SCHEDULES[2:3]), ((37, 1, 64), SCHEDULES[3:4])),
+            *(((16, 32, 32), SCHEDULES[1:2]), ((17, 33, 33), SCHEDULES[4:]), ((37, 67, 99), SCHEDULES)),
+        )
+        for schedule in schedules
     ],
     "layouts": [
         ((49, 65, 130), {"layout": layout, "operands": operands, "policy": "stream_k", "workers": 5, "group": 2})
@@ -62,8 +62,8 @@ INTERPRETED = {
     # A wide tile leaves in halves: the second half lies within C, and beyond it.
     "wide tiles": [
         (shape, {"tile": (16, 128, 32), "operands": "descriptors", **schedule})
-        for shape in ((33, 193, 131), (16, 63, 100))
-        for schedule in SCHEDULES
+        for shape, schedules in (((33, 193, 131), SCHEDULES), ((16, 63, 100), SCHEDULES[:1]))
+        for schedule in schedules
     ],
     "dtypes": [
         ((37, 53, 71), {"dtype": dtype, "operands": operands})
@@ -72,8 +72,7 @@ INTERPRETED = {
     ],
     "int8, summed exactly also between units": [
         ((37, 53, 131), {"dtype": "int8", "out_dtype": "int32", "operands": operands, **schedule})
-        for operands in BY
-        for schedule in SCHEDULES
+        for operands, schedule in (("addresses", SCHEDULES[3]), ("descriptors", SCHEDULES[2]))
     ],
     "float16 results": [((37, 53, 71), {"out_dtype": "float16"})],
     "strides other than one": [((37, 53, 71), {"spread": 3})],
@@ -93,12 +92,6 @@ def test_a_product_is_right_keeps_to_its_rows_and_has_the_same_bits_in_a_second_
     assert outcome["message"] == ""
     assert outcome["padding_untouched"]
     assert outcome["same_again"]
-
-
-def test_bfloat16_results_keep_eight_bits(interpreted):
-    """The interpreter cuts bf16 off where the device rounds, so that a result may be off by a whole last place."""
-    outcome = interpreted((37, 53, 71), dtype="bfloat16", out_dtype="bfloat16")
-    assert 2.0**-9 < outcome["worst_relative"] <= 2.0**-7 * 1.001
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -192,32 +185,6 @@ def test_workspace_is_a_tile_of_fp32_for_each_shared_tile():
     assert Product(replace(configuration, workers=7), 16 * 7, 32, 64, "cpu").workspace_bytes == 8
 
 
-# What one program may use, in bytes: CUDA C++ Programming Guide, technical specifications per compute capability.
-SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
-TENSOR_CORE_INSTRUCTION = {"sm_80": r"\bHMMA\b", "sm_90": r"\b[HQ]GMMA\b", "sm_100": r"\bUTC[HQ]MMA\b"}
-
-
-def label(case: tuple[str, Configuration]) -> str:
-    """A target and a configuration, to name a test."""
-    target, requested = case
-    return f"{target}-{'x'.join(map(str, requested.tile))}-{requested.dtype}-{requested.policy}-{requested.operands}"
-
-
-@pytest.mark.parametrize(
-    "case", [(target, requested) for target in SHARED_MEMORY for requested in default_set(target)], ids=label
-)
-def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache, tmp_path):
-    triton = pytest.importorskip("triton")
-    target, requested = case
-    binary = compile_for(target, requested)
-    assert binary.shared_bytes <= SHARED_MEMORY[target]
-    assert binary.threads == requested.warps * 32
-    code = disassembled(triton, binary.cubin, tmp_path)
-    assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
-    assert re.search(r"\bUTMALDG\b" if requested.descriptors else r"\bLDGSTS\b", code)
-    assert not re.findall(r"\b(?:LDL|STL)\b", code)
-
-
 @pytest.mark.parametrize(
     ("target", "operands", "instructions"),
     [
@@ -226,20 +193,11 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, trito
         ("sm_100", "descriptors", {"UTCIMMA", "IMMA"}),  # Triton 3.7 keeps to the older instruction there
     ],
 )
-def test_int8_compiles_to_tensor_core_code_of_integers(target, operands, instructions, triton_cache, tmp_path):
-    triton = pytest.importorskip("triton")
+def test_int8_compiles_to_tensor_core_code_of_integers(target, operands, instructions, triton_cache, tools):
+    pytest.importorskip("triton")
     requested = Configuration((128, 128, 64), "int8", "int32", stages=3, warps=8, operands=operands)
-    code = disassembled(triton, compile_for(target, requested).cubin, tmp_path)
-    assert instructions & set(re.findall(r"\b\w*MMA\b", code))
-
-
-def disassembled(triton: ModuleType, cubin: bytes, folder: Path) -> str:
-    """The instructions of a kernel, by the disassembler that Triton brings."""
-    (folder / "matmul.cubin").write_bytes(cubin)
-    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    return subprocess.run(
-        [disassembler, "-c", folder / "matmul.cubin"], capture_output=True, text=True, check=True
-    ).stdout
+    binary = compile_for(target, requested)
+    assert instructions & set(disassemble(binary.cubin, binary.name).instructions)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -255,13 +213,3 @@ def disassembled(triton: ModuleType, cubin: bytes, folder: Path) -> str:
 def test_products_of_experts_come_out_right_in_one_launch(interpreter, rows, n, k, workers, dtype):
     ask = interpreter("interpreted_matmul.py")
     assert ask({"rows": rows, "n": n, "k": k, "workers": workers, "dtype": dtype})["message"] == ""
-
-
-@pytest.mark.parametrize("target", SHARED_MEMORY)
-def test_the_grouped_kernel_compiles_to_tensor_core_code_without_spills(target, triton_cache, tmp_path):
-    triton = pytest.importorskip("triton")
-    binary = compile_grouped_for(target, Configuration((128, 128, 64), stages=3, warps=8, layout="NN"))
-    assert binary.shared_bytes <= SHARED_MEMORY[target]
-    code = disassembled(triton, binary.cubin, tmp_path)
-    assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
-    assert not re.findall(r"\b(?:LDL|STL)\b", code)
