@@ -267,16 +267,16 @@ def test_a_case_is_measured_like_any_other(workload, implementation, change, wor
     assert answer["verification"]["compared"] > 0
 
 
-@pytest.mark.parametrize("text", ["", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc"])
-def test_a_set_of_tensors_shows_its_form(text):
-    with pytest.raises(UserError, match="TENSORSxROWSxCOLUMNS"):
-        TensorSet.parse(text)
-
-
-@pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
-def test_unknown_checkpointing_names_the_forms_there_are(text):
-    with pytest.raises(UserError, match="none, every:K or selective"):
-        Checkpointing.parse(text)
+@pytest.mark.parametrize(
+    ("kind", "text", "form"),
+    [
+        *((TensorSet, text, "TENSORSxROWSxCOLUMNS") for text in ("", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc")),
+        *((Checkpointing, text, "none, every:K or selective") for text in ("every:0", "all", "", "every:")),
+    ],
+)
+def test_text_that_cannot_be_read_shows_its_form(kind, text, form):
+    with pytest.raises(UserError, match=form):
+        kind.parse(text)
 
 
 def test_a_module_of_its_name_brings_a_workload_and_one_without_is_refused(monkeypatch):

@@ -135,7 +135,7 @@ def run_on_all_ranks(parameters: CollectiveParameters) -> list[tuple[RankData, A
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_what_is_expected_is_what_arithmetic_in_the_type_gives(ranks: int, dtype: str) -> None:
     for parameters in variants(ranks, dtype):
         parameters.validate()
@@ -311,7 +311,7 @@ def pool() -> Iterator[WorkerPool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPool, ranks: int) -> None:
-    for dtype in DTYPES:
+    for dtype in DTYPES if ranks == 3 else ("float32",):
         for parameters in variants(ranks, dtype):
             if dtype != "float32" and (parameters.in_place or parameters.root):
                 continue  # which differ in where data lies, not in how it is added

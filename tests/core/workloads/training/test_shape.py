@@ -133,13 +133,10 @@ def test_without_room_for_the_reference_a_case_is_unsupported(monkeypatch, opera
     assert "in float64, takes" in answer["reason"]
 
 
-def test_gradients_count_where_a_pass_makes_them():
+def test_a_layer_needs_gradients_where_a_pass_makes_them_and_adamw_two_moments_and_a_copy_of_all_to_be_checked():
     forward = LayerPassParameters(layer="linear", hidden=64, out=128)
     layer_pass = find_workload("layer_pass")
     alone, both = (layer_pass.footprint_bytes(replace(forward, phase=phase)) for phase in ("forward", "backward"))
     assert both == 2 * alone == 2 * layer_pass.work(forward).bytes
-
-
-def test_adamw_needs_two_moments_a_weight_and_its_gradient_and_a_copy_of_all_to_be_checked():
     p = OptimizerUpdateParameters(TensorSet(2, 8, 8))
     assert find_workload("optimizer_update").footprint_bytes(p) == 2 * 4 * 4 * 128

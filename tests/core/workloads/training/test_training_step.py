@@ -51,14 +51,6 @@ def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch
     assert (steps.check().wrong == 0) is is_right
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
-    steps = prepared(replace(SMALL, attention="explicit", precision=precision))
-    for block in steps.model.blocks:
-        block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
-    assert steps.check().wrong > 0
-
-
 @pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
 def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monkeypatch):
     steps = prepared(replace(SMALL, part="train"))
@@ -185,30 +177,17 @@ def test_weights_are_cast_once_as_long_as_the_outermost_context_lasts(cast_cache
     assert message["casts"] == casts * CAST_BY_AUTOCAST
 
 
-def test_only_autocast_keeps_copies_of_weights():
-    message = {
-        each: observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")
-    }
-    assert message["float32"]["casts"] == message["bfloat16"]["weight_copies"] == 0
+def test_only_autocast_keeps_copies_of_weights_and_it_keeps_fewer_activations_but_more_than_half():
+    full, half, autocast = (
+        observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")
+    )
+    assert full["casts"] == half["weight_copies"] == 0
     # All of it but embeddings' rows, norms and biases: their casts backward does not need.
     matrices = 2 * 12 * 64**2 + 96 * 64
-    assert message["autocast_bfloat16"]["weight_copies"] == 2 * matrices
-    assert (
-        message["autocast_bfloat16"]["weights"] == message["float32"]["weights"] == 2 * message["bfloat16"]["weights"]
-    )
-    assert (
-        message["autocast_bfloat16"]["gradients"]
-        == message["float32"]["gradients"]
-        == 2 * message["bfloat16"]["gradients"]
-    )
-
-
-def test_autocast_keeps_fewer_activations_but_more_than_half_of_them():
-    full, half, autocast = (
-        observed(replace(PRECISE, precision=each))["activations"]
-        for each in ("float32", "bfloat16", "autocast_bfloat16")
-    )
-    assert full / 2 < half < autocast < full
+    assert autocast["weight_copies"] == 2 * matrices
+    for name in ("weights", "gradients"):
+        assert autocast[name] == full[name] == 2 * half[name]
+    assert full["activations"] / 2 < half["activations"] < autocast["activations"] < full["activations"]
 
 
 # Matrices of 65,536 elements and more, of which 1 in 10,000 are several.
@@ -245,24 +224,6 @@ def test_a_tenth_of_the_usual_size_in_1_of_10_000_elements_is_found(precision):
             checked = verdict(steps, gradients, **{name: wrong})
             assert checked.wrong > 0, name
             assert name in checked.first
-
-
-@pytest.mark.parametrize("precision", JUDGED)
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("blocks.blocks.0.attention.out.weight", lambda right: right.T),
-        ("blocks.blocks.1.mlp.up.bias", torch.zeros_like),
-        ("blocks.blocks.0.mlp_norm.weight", torch.zeros_like),
-        ("tokens.weight", lambda right: 1.01 * right),
-    ],
-    ids=["transposed", "no bias", "no norm", "scaled"],
-)
-def test_a_gradient_that_is_wrong_as_a_whole_is_found(precision, name, spoil):
-    steps, gradients = taken(precision)
-    checked = verdict(steps, gradients, **{name: spoil(gradients[name])})
-    assert checked.wrong > 0
-    assert name in checked.first
 
 
 @pytest.mark.parametrize("precision", JUDGED)
