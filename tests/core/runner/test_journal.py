@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.machine import identity
@@ -35,6 +37,19 @@ def write(path: Path, records: list[Record]) -> None:
     with Journal(path) as journal:
         for record in records:
             journal.append(record)
+
+
+# Newlines of every kind in a reason must not look like the end of a record.
+reasons = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=20), min_size=1, max_size=4)
+
+
+@given(reasons)
+@settings(max_examples=60, deadline=None)
+def test_records_come_back_as_they_were_written(tmp_path_factory, texts):
+    records = [a_record(position, text) for position, text in enumerate(texts)]
+    path = tmp_path_factory.mktemp("journal") / "records.jsonl"
+    write(path, records)
+    assert read_journal(path) == records
 
 
 @pytest.mark.slow

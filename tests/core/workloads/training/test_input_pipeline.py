@@ -92,6 +92,14 @@ def test_an_epoch_has_every_sample_once(settings, prepare):
     assert (checked.wrong, checked.compared) == (0, parameters.files), checked.first
 
 
+def test_a_decoder_that_garbles_a_sample_fails_the_case(prepare, monkeypatch):
+    steps = prepare(SMALL)
+    steps._files.path(3).write_text("zaaaa " * 1024)
+    checked = steps.check()
+    assert checked.wrong == 1
+    assert "sample 3" in checked.first
+
+
 @pytest.mark.parametrize(("loaders", "model"), [(0, "device"), (1, "device"), (0, "host")])
 def test_waiting_and_the_models_step_are_told_apart(loaders, model, prepare):
     steps = prepare(replace(SMALL, loaders=loaders, model=model, step_us=2000))

@@ -84,6 +84,13 @@ def test_products_count_the_flops_that_torch_counts(layer, phase, out):
     assert LayerPass().work(steps._p).flop == counter.get_total_flops()
 
 
+@pytest.mark.parametrize("layer", ACTIVATIONS)
+def test_an_activation_moves_half_as_many_bytes_again_in_backward(layer):
+    forward, backward = (layers.work(replace(SMALL, layer=layer, phase=phase)).bytes for phase in passes_of(layer))
+    assert forward == 2 * SMALL.tokens * SMALL.hidden * 4
+    assert backward / forward == 1.5
+
+
 @pytest.mark.parametrize("layer", ["linear", "conv", *ACTIVATIONS])
 def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
     observed = prepared(layer, dtype="bfloat16").observed()
@@ -111,3 +118,15 @@ def test_the_parts_of_a_block_are_its_forward_pass(gated):
     whole = TransformerShape(hidden=64, heads=4, layers=1, seq=16, batch=2, gated=gated, kv_heads=2)
     parts = (BlockPartParameters(**vars(whole), part=part) for part in BLOCK_PARTS)
     assert sum(BlockPart().work(part).flop for part in parts) == requested_flop(whole) / 3
+
+
+def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
+    p = replace(PART, part="up")
+    steps = BlockPart().implementation("torch").prepare(p, ExecutionContext(CPU))
+    right = steps._forward
+    monkeypatch.setattr(
+        steps,
+        "_forward",
+        lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1]),
+    )
+    assert steps.check().wrong > 0

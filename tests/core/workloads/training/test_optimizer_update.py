@@ -50,6 +50,13 @@ def test_a_setting_that_is_off_is_found(optimizer, setting):
     assert steps.check().wrong > 0
 
 
+def test_a_tensor_that_is_left_out_is_found():
+    steps = prepared("loop")
+    steps.optimizer.param_groups[0]["params"].pop(2)
+    # Its weights and both of its moments, but for elements whose gradient is about nothing.
+    assert 0.95 * 3 * 24 * 16 < steps.check().wrong <= 3 * 24 * 16
+
+
 def test_a_state_that_goes_wrong_is_found_though_weights_are_right():
     steps = prepared("loop")
     right = steps.optimizer.step

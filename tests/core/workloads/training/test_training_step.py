@@ -51,6 +51,14 @@ def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch
     assert (steps.check().wrong == 0) is is_right
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, attention="explicit", precision=precision))
+    for block in steps.model.blocks:
+        block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
+    assert steps.check().wrong > 0
+
+
 @pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
 def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monkeypatch):
     steps = prepared(replace(SMALL, part="train"))
@@ -224,6 +232,24 @@ def test_a_tenth_of_the_usual_size_in_1_of_10_000_elements_is_found(precision):
             checked = verdict(steps, gradients, **{name: wrong})
             assert checked.wrong > 0, name
             assert name in checked.first
+
+
+@pytest.mark.parametrize("precision", JUDGED)
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("blocks.blocks.0.attention.out.weight", lambda right: right.T),
+        ("blocks.blocks.1.mlp.up.bias", torch.zeros_like),
+        ("blocks.blocks.0.mlp_norm.weight", torch.zeros_like),
+        ("tokens.weight", lambda right: 1.01 * right),
+    ],
+    ids=["transposed", "no bias", "no norm", "scaled"],
+)
+def test_a_gradient_that_is_wrong_as_a_whole_is_found(precision, name, spoil):
+    steps, gradients = taken(precision)
+    checked = verdict(steps, gradients, **{name: spoil(gradients[name])})
+    assert checked.wrong > 0
+    assert name in checked.first
 
 
 @pytest.mark.parametrize("precision", JUDGED)
