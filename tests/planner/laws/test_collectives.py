@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +14,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
+from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import (
     ADDING_SWITCH,
     BLOCK,
+    DIRECT,
+    PCIE_ONLY,
     CollectiveLaws,
     collective_time,
     link_bytes_per_s,
@@ -28,9 +28,9 @@ from pyperf_suite.planner.laws.collectives import (
     pack_curves,
     transferred_laws,
     unpack_laws,
+    usual_network_bytes_per_s,
 )
-from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, network_of
-from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
+from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, between_nodes_s, network_of
 from tools.fit import collectives as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
@@ -41,13 +41,6 @@ MIB = 2**20
 def busbw(operation: str, size_bytes: Any, seconds: Any, ranks: Any) -> Any:
     """As nccl-tests counts it, in GB/s."""
     return np.asarray(size_bytes) / seconds / GIGA * bus_factor(operation, ranks)
-
-
-def over_ranks(operation: str, size_bytes: Any, ranks: Any, seconds: Any) -> AlphaBetaOverRanks:
-    """A curve fitted to the times at each number of ranks."""
-    size, count, time = (np.asarray(column) for column in (size_bytes, ranks, seconds))
-    curves = {int(n): PiecewiseAlphaBeta.fit(size[count == n], time[count == n]) for n in np.unique(count)}
-    return AlphaBetaOverRanks(operation, curves)
 
 
 def straight(start_s: float, bytes_per_s: float) -> PiecewiseAlphaBeta:
@@ -70,14 +63,6 @@ def made_up() -> Calibration:
     return Calibration("A100 SXM", {BLOCK: block})
 
 
-@pytest.mark.parametrize("gpu", CALIBRATED)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_has_a_time_that_grows_with_bytes(gpu: str, operation: str) -> None:
-    seconds = collective_time(gpu, operation, np.geomspace(512, 2**33, 60), 8).seconds
-    assert np.all(seconds > 0)
-    assert np.all(np.diff(seconds) >= 0)
-
-
 def test_large_messages_over_nvlink_run_near_the_rates_that_are_published_for_eight_h200() -> None:
     # stas00/ml-engineering: 16 GiB among 8 H200 with NVLS 480 GB/s, all_gather 361, reduce_scatter 363.
     for operation, published in (("all_reduce", 480), ("all_gather", 361), ("reduce_scatter", 363)):
@@ -97,23 +82,12 @@ def test_the_causes_add_up_to_the_time(gpu: str, operation: str, nbytes: float, 
     assert sum(explained.parts.values()) == pytest.approx(float(explained.seconds), rel=1e-9, abs=1e-15)
 
 
-def test_names_without_underscores_mean_the_same() -> None:
-    for name, same in (("allreduce", "all_reduce"), ("alltoall", "all_to_all"), ("allgather", "all_gather")):
-        assert collective_time("A100", name, MIB, 4).seconds == collective_time("A100", same, MIB, 4).seconds
-
-
 def test_a_calibration_of_ones_own_is_read_in_place_of_the_shipped_one(made_up: Calibration) -> None:
     explained = collective_time(made_up, "all_reduce", [0, 1e8], 2)
     np.testing.assert_allclose(explained.seconds, [10e-6, 10e-6 + 1e-3])
     np.testing.assert_allclose(explained.parts["launch"], 10e-6)
     assert explained.error_percent == 4.0
     assert explained.origin == "made up"
-
-
-def test_a_calibration_of_products_alone_leaves_collectives_as_they_are() -> None:
-    for gpu in ("RTX 4090", "H200 SXM"):
-        sizes = ("all_reduce", [1e6, 1e8], [2, 8])
-        assert np.array_equal(collective_time(Calibration(gpu), *sizes).seconds, collective_time(gpu, *sizes).seconds)
 
 
 def test_what_was_not_measured_is_marked_as_extrapolated(made_up: Calibration) -> None:
@@ -128,6 +102,51 @@ def test_what_was_not_measured_is_marked_as_extrapolated(made_up: Calibration) -
     assert marked("all_gather", MIB, 8)
     assert marked("broadcast", MIB, 2)
     assert collective_time("B300", "all_reduce", MIB, 8).extrapolated
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "low", "high", "percent"),
+    [
+        ("all_reduce", 2, -0.1, 0.2, 4.0),
+        ("all_reduce", 4, -0.30, 0.30, 11.0),
+        ("all_reduce", 16, -0.55, 0.55, 20.0),
+        ("broadcast", 8, -0.40, 0.90, 30.0),
+    ],
+)
+def test_an_interval_is_as_wide_as_curves_found_so_were_off(
+    made_up: Calibration, operation: str, ranks: int, low: float, high: float, percent: float
+) -> None:
+    found = collective_time(made_up, operation, MIB, ranks, ranks_per_node=16)
+    assert np.log([found.low / found.seconds, found.high / found.seconds]) == pytest.approx([low, high])
+    assert found.error_percent == percent
+
+
+# By the misses of published rows whose source was left out (`python -m tools.fit.collectives`), and of a node's curve
+# where those are less; and where the law goes through points of the cluster's own.
+@pytest.mark.parametrize(
+    ("network", "low", "high", "percent"),
+    [
+        (25e9, [-0.37, -0.27, -0.20, -0.11], [1.30, 1.10, 0.62, 0.24], 14.4),
+        ("1MB:9GB/s,1GB:180GB/s", [-0.22, -0.22, -0.23, -0.1], [0.57, 0.35, 0.40, 0.2], 9.1),
+    ],
+)
+def test_between_nodes_an_interval_narrows_with_the_bytes(
+    made_up: Calibration, network: Any, low: list[float], high: list[float], percent: float
+) -> None:
+    found = collective_time(made_up, "all_reduce", [2e4, 7e5, 3e7, 2e9], 16, network=network)
+    assert np.log(found.low / found.seconds) == pytest.approx(low)
+    assert np.log(found.high / found.seconds) == pytest.approx(high)
+    assert (found.error_percent, found.extrapolated.all()) == (percent, True)
+
+
+def test_a_launch_among_more_ranks_than_were_measured_grows_with_the_power_of_0_7(made_up: Calibration) -> None:
+    launch = collective_time(made_up, "all_reduce", 0, [8, 16], ranks_per_node=16)
+    assert launch.seconds == pytest.approx([10e-6, 10e-6 * 2**0.7])
+    assert (launch.parts["launch"], launch.parts["ideal"]) == (pytest.approx(launch.seconds), pytest.approx([0, 0]))
+    # The link of an A100 carries 300 GB/s each way: 1.75 GB on the bus of 8 ranks take 5.8 ms at least.
+    large = collective_time(made_up, "allreduce", 1e9, 8)
+    assert large.parts["ideal"] == pytest.approx(1.75e9 / 300e9)
+    assert large.parts["bandwidth"] == pytest.approx(1e9 / 50e9 - 1.75e9 / 300e9)
 
 
 def test_operations_without_a_table_take_as_long_as_those_that_load_the_bus_alike(made_up: Calibration) -> None:
@@ -151,9 +170,28 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
         assert seconds(1e9, operation) == pytest.approx(crossing / share, rel=0.05)
 
 
-def test_among_more_than_two_nodes_trees_send_twice_as_much() -> None:
-    two, four = (float(collective_time("H100", "all_reduce", 1e11, n, network=1e9).seconds) for n in (16, 32))
-    assert four == pytest.approx(2 * two, rel=0.01)
+# Trees, rings and direct sends reach 0.90, 0.857 and 0.457 of the network; a step between nodes takes 20 microseconds
+# and fills with a third of what crosses, at most 5.3 MB; messages of far more than 250 kB wait 42 microseconds once.
+@pytest.mark.parametrize(
+    ("operation", "size", "ranks", "crossing_s", "steps", "fill_s"),
+    [
+        ("all_reduce", 1e9, 16, 1 / 8 / 0.9, 1, 5.3e-3),
+        ("all_reduce", 1e9, 32, 2 / 8 / 0.9, 2, 5.3e-3),
+        ("all_reduce", 1e6, 16, 1e-3 / 8 / 0.9, 1, 1e-3 / 8 / 3),
+        ("all_gather", 1e9, 32, 31 / 32 / 8 / 0.857, 3, 5.3e-3),
+        ("all_to_all", 1e9, 32, 24 / 32 / 0.457, 2, 5.3e-3),
+        ("all_to_all", 1e9, 12, 4 / 12 / 0.457, 1, 5.3e-3),  # the second node is half full
+    ],
+)
+def test_the_time_over_a_network_of_a_gigabyte_a_second_is_counted_by_hand(
+    operation: str, size: float, ranks: int, crossing_s: float, steps: int, fill_s: float
+) -> None:
+    at = (np.array([size]), np.array([float(ranks)]), np.array([8]))
+    due = crossing_s + steps * (20e-6 + fill_s) + 42e-6 * size / (size + 250e3)
+    assert between_nodes_s(operation, *at, np.array([1e-9]), 1e9) == pytest.approx(due)
+    # Nodes that take longer than the network are waited for, and a single node alone is.
+    assert between_nodes_s(operation, *at, np.array([9.0]), 1e9) == pytest.approx(9 + due - crossing_s)
+    assert between_nodes_s(operation, at[0], np.array([8.0]), at[2], np.array([9.0]), 1e9) == 9
 
 
 class TestMeasuredPointsOfANetwork:
@@ -167,19 +205,11 @@ class TestMeasuredPointsOfANetwork:
         seconds = collective_time("H100", op, sizes, ranks, ranks_per_node=a_node, network=points).seconds
         np.testing.assert_allclose(busbw(op, sizes, seconds, ranks), [9, 60, 180], rtol=1e-6)
 
-    def test_one_slow_point_slows_large_messages_and_leaves_the_latency(self) -> None:
-        usual, slow = (
-            collective_time("H100", "all_reduce", [2048, 1e10], 16, network=n).seconds for n in (None, "1GB:90GB/s")
-        )
-        assert slow[1] > 3 * usual[1]
-        assert slow[0] == pytest.approx(usual[0], rel=0.1)
-        within = [collective_time("H100", "all_reduce", 1e7, [2, 8], network=n).seconds for n in (None, "1GB:90GB/s")]
-        np.testing.assert_array_equal(*within)
-
     def test_rates_and_points_read_as_people_write_them(self) -> None:
         assert network_of("NDR") == network_of("400Gbps") == 50e9
-        assert [network_of(text) for text in ("hdr", " 100 gbit/s")] == [25e9, 12.5e9]
-        assert network_of("1MiB:20GB/s") == (Point(2.0**20, 20e9),)
+        rates = {"EDR": 12.5e9, "hdr": 25e9, "XDR": 100e9, " 100 gbit/s": 12.5e9, "1000000Gbps": 1.25e14}
+        assert {text: network_of(text) for text in rates} == rates
+        assert network_of("1MiB:20GB/s,1GiB:1B/s") == (Point(2.0**20, 20e9), Point(2.0**30, 1.0))
         assert network_of("1g:0.5TB/s,2k:3MB/s") == (Point(2e3, 3e6), Point(1e9, 0.5e12))
 
     @pytest.mark.parametrize(
@@ -188,6 +218,7 @@ class TestMeasuredPointsOfANetwork:
             "",
             "fast",
             "0Gbps",
+            "1000001Gbps",
             "400",
             "-1 Gbps",
             "1GB:180",
@@ -205,19 +236,6 @@ class TestMeasuredPointsOfANetwork:
             network_of(text)
 
 
-class TestTheOwnAllReduceOfServingLibraries:
-    """Within a node, for as many ranks as were measured."""
-
-    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
-    @pytest.mark.parametrize("gpu", CALIBRATED)
-    def test_a_small_one_is_faster_than_nccls(self, gpu: str, library: str) -> None:
-        own, nccl = (collective_time(gpu, "all_reduce", 8192, 8, library=name) for name in (library, None))
-        assert own.library == library
-        assert nccl.library == "nccl"
-        factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
-        assert own.seconds < factor * nccl.seconds
-
-
 class TestBetweenPublishedNodes:
     """Rows of other people's clusters (tests/data/published), by constants that were fitted to InfiniBand and RoCE."""
 
@@ -233,12 +251,6 @@ class TestBetweenPublishedNodes:
         assert len(fitted) > 280
         assert errors.mean() < 0.15
         assert np.median(errors) < 0.12
-
-    @pytest.mark.slow
-    def test_sources_left_out_are_too(self, rows: list[dict[str, Any]]) -> None:
-        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
-        errors = np.abs(internode_fit.left_out_s(fitted) / [row["seconds"] for row in fitted] - 1)
-        assert errors.mean() < 0.15
 
     def test_two_points_of_its_own_bring_any_fabric_within_15_percent(self, rows: list[dict[str, Any]]) -> None:
         points = internode_fit.measured_points(rows)
@@ -296,45 +308,25 @@ class TestLinksAsTheyAre:
         assert four.high / four.low > 5 * pair.high / pair.low
         assert "among 3 and more at the rate over PCIe" in four.origin
 
+    def test_links_are_known_by_whom_they_join_and_networks_by_the_generation(self) -> None:
+        bridge, mesh = find_gpu("A100 PCIe"), find_gpu("MI300X")
+        assert [link_bytes_per_s(bridge, ranks) for ranks in (1, 2, 3)] == [300e9, 300e9, 31.5e9]
+        assert [link_bytes_per_s(mesh, ranks) * 7 for ranks in (2, 8, np.inf)] == [448e9, 7 * 448e9, 7 * 448e9]
+        names = ("L40S", "A100 PCIe", "MI300X", "A100 SXM", "H100 SXM")
+        kinds = [PCIE_ONLY, DIRECT, DIRECT, DIRECT, ADDING_SWITCH]
+        assert [link_kind(find_gpu(name)) for name in names] == kinds == [0, 2, 2, 2, 3]
+        rates = [usual_network_bytes_per_s(find_gpu(name)) for name in ("A100", "H100", "B200", "B300")]
+        assert rates == [25e9, 50e9, 50e9, 100e9]
+
     def test_a_link_that_was_given_joins_all(self) -> None:
         given = replace(find_gpu("A100 PCIe"), link_bytes_per_s=450e9)
         assert link_peers(given) is None
         assert link_bytes_per_s(given, 8) == 450e9
 
-    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
-    def test_a_librarys_own_kernel_among_few_is_not_the_one_among_eight(self, library: str) -> None:
-        few, all_eight = (collective_time("L40S", "all_reduce", 2**27, ranks, library=library) for ranks in (2, 8))
-        assert 5 * few.seconds < all_eight.seconds
-        assert few.high / few.low > max(3.0, 0.999 * all_eight.high / all_eight.low)
-        assert few.extrapolated
-        assert not all_eight.extrapolated
-
-
-def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:
-    stated = {gpu: shipped_calibration(find_gpu(gpu).name).block(BLOCK).held_out for gpu in CALIBRATED}
-    assert {gpu for gpu, held_out in stated.items() if held_out["median"] > 8} == {"L40S"}  # of six curves; 9.7 %
-    assert stated["L40S"]["median"] < 10
-    assert all(85 < held_out["coverage"] < 93 for held_out in stated.values())
-
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
     assert collective_time("GB200", "all_reduce", 1e9, 64).parts["network"] == 0
     assert collective_time("B200", "all_reduce", 1e9, 64).parts["network"] > 0
-
-
-def test_curves_survive_packing() -> None:
-    curves = {
-        ("all_reduce", 2): PiecewiseAlphaBeta(1e-5, (1e3, 1e6), (1e-9, 2e-9, 3e-9)),
-        ("all_gather", 8): straight(2e-5, 1e9),
-    }
-    intervals = {("all_reduce", 2): (-0.1, 0.2, 1.0), ("all_gather", 8): (-0.3, 0.4, 2.0)}
-    packed = pack_curves(curves, frozenset({("all_gather", 8)}), intervals)
-    laws = unpack_laws(CalibrationBlock(packed, {}, {"nbytes": (1.0, 2.0)}))
-    size = np.geomspace(1, 1e9, 20)
-    for (operation, ranks), curve in curves.items():
-        np.testing.assert_array_equal(laws.curves[operation].seconds(size, ranks), curve.seconds(size))
-    assert laws.inferred == {("all_gather", 8)}
-    assert laws.intervals == intervals
 
 
 class TestWhatIsReadOffAnotherGpu:
@@ -364,48 +356,10 @@ class TestWhatIsReadOffAnotherGpu:
         band_and_error = laws.apart(8)
         assert band_and_error is not None
         assert band_and_error[1] == error_percent
+        assert laws.apart(1) is None
         # A link of half the rate carries half the bytes in the same time.
         half = transferred_laws(find_gpu("H200 SXM"), {"B200 SXM": known["B200 SXM"]}).curves["all_reduce"]
         whole = known["B200 SXM"].curves["all_reduce"]
         assert half.seconds(1e9, 8) == pytest.approx(whole.seconds(2e9, 8))
         with pytest.raises(UserError, match="No GPU's collectives are calibrated"):
             transferred_laws(find_gpu(gpu), {})
-
-
-SIZES = 2.0 ** np.arange(3, 34)
-CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype")
-
-
-@pytest.fixture(scope="module")
-def measured(measured_tables: Path) -> dict[tuple[Any, ...], np.ndarray]:
-    """Bytes, ranks and seconds of each library's operation on each GPU, as published."""
-    columns = read_columns(measured_tables, "collectives")
-    curves = defaultdict(list)
-    for row, key in enumerate(zip(*(columns[name] for name in CURVE), strict=True)):
-        curves[key].append((columns["bytes"][row], columns["num_gpus"][row], columns["latency_us"][row] * 1e-6))
-    # One in six, over the whole table: as many as take a few seconds.
-    return {key: np.array(curve) for key, curve in list(curves.items())[::6]}
-
-
-@pytest.mark.slow
-def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) -> None:
-    errors = []
-    for key, curve in measured.items():
-        if key[0] == "l40s" or set(np.unique(curve[:, 1])) != {2, 4, 8}:
-            continue  # over PCIe, the step from one socket to two is between those
-        size, ranks, seconds = curve[curve[:, 1] != 4].T
-        held_out = curve[curve[:, 1] == 4]
-        law = over_ranks({"alltoall": "all_to_all"}.get(key[5], key[5]), size, ranks, seconds)
-        errors.append(np.abs(law.seconds(held_out[:, 0], 4) / held_out[:, 2] - 1))
-    assert len(errors) >= 5
-    assert np.median(np.concatenate(errors)) < 0.12
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.integers(0, 2**32 - 1))
-def test_more_bytes_never_take_less_time_whatever_the_noise(seed: int) -> None:
-    law = PiecewiseAlphaBeta.fit(SIZES, np.random.default_rng(seed).uniform(1e-6, 1e-2, SIZES.size))
-    seconds = law.seconds(np.concatenate([[0.0], np.geomspace(1, 1e12, 200)]))
-    assert np.all(np.diff(seconds) >= 0)
-    assert seconds[0] >= 0

@@ -32,11 +32,10 @@ from pyperf_suite.planner.laws.measured_maxima import (
     UNCAPPED_UTILIZATION,
     sustained_slowdown,
 )
-from pyperf_suite.planner.laws.transfers import have_same_kernels, held_down
+from pyperf_suite.planner.laws.transfers import held_down
 from tools.fit.published import read_columns
 
 WITH_TABLES = ("H200", "H100", "A100", "L40S", "B200")
-WITH_TABLES_OF_ITS_OWN = {find_gpu(name).name for name in WITH_TABLES}
 LIBRARIES = ("trtllm", "sglang", "vllm")
 # The error on held-out sites that each law has, mean and median in %, no more than so much: what is asked for is in
 # brackets. SGLang's column on H200 differs from its own neighbours in m by 5.6 % (mean), on B200 by 6.0 %; on an L40S
@@ -68,14 +67,6 @@ def test_the_causes_of_any_product_add_up_to_its_time(size, gpu):
         assert message.parts[cause] >= -1e-12, cause
 
 
-def test_arrays_broadcast_and_each_product_is_priced_as_it_is_alone():
-    m, n = np.array([[1], [129], [4096]]), np.array([512, 4096])
-    seconds = gemm_time("H200", m, n, 1024).seconds
-    assert seconds.shape == (3, 2)
-    assert seconds[1, 1] == gemm_time("H200", 129, 4096, 1024).seconds
-    assert gemm_time("H200", np.empty(0), 64, 64).seconds.shape == (0,)
-
-
 def test_with_hard_waves_one_tile_more_than_fits_takes_twice_as_long():
     rates = Rates(100, 1e9, 1e14, 1e15, 1e6, 2, 2)
     rates_of_tiles = np.array([1e-3] * (len(TILES) - 1) + [0.8])
@@ -86,7 +77,31 @@ def test_with_hard_waves_one_tile_more_than_fits_takes_twice_as_long():
         for tiles in (10, 11)
     )
     assert more == pytest.approx(2 * one, rel=1e-6)
+    assert one == pytest.approx(2 * height * width * 8192 / (0.8 * 1e14 / 100))
     assert TILES[int(menu_choice(only_large, rates, height * 10, width * 11, 8192)[1])] == (height, width)
+
+
+def test_what_a_product_costs_is_counted_by_hand():
+    """110 tiles of 256 x 128 on 100 SMs, computing and memory one after the other; then one tile, K cut in 16."""
+    rates = Rates(100, 1e9, 1e14, 1e12, 1e6, 2, 2)
+    tile_rates = np.array([1e-3] * (len(TILES) - 1) + [0.8])
+    law = MenuCoefficients(2e-6, 100.0, 0.5, 1.0, 0.5, 0.25, 0.5, 2.0, 1e-6, 2.0, tile_rates)
+
+    def tile_s(depth):
+        return 2 * 256 * 128 * depth / 0.8e12 + 100 / 1e9
+
+    def memory_s(m, n, k):
+        moved = 2 * ((m + n) * k + m * n)
+        resident = 1 / (1 + (moved / 0.5e6) ** 2)
+        return moved * (resident / (0.25 * 32 * 100 * 1e9) + (1 - resident) / 0.5e12)
+
+    # Half of a second wave is hidden, and a depth of 100 takes two steps of 64.
+    due = (2 + 1.1) / 2 * tile_s(128) + memory_s(2560, 1408, 100) + 2e-6
+    assert menu_seconds(law, rates, 2560, 1408, 100) == pytest.approx(due)
+    split_s = 1e-6 + 2 * 8 * 128 * 128 * 16 / 0.8e12
+    assert menu_choice(law, rates, 128, 128, 65536)[2] == 16
+    due = tile_s(4096) + memory_s(128, 128, 65536) + split_s + 2e-6
+    assert menu_seconds(law, rates, 128, 128, 65536) == pytest.approx(due)
 
 
 def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
@@ -94,29 +109,6 @@ def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
     _, _, splits = menu_choice(HARD_WAVES, rates, 128, 128, np.array([128, 65536]))
     assert splits[0] == 1
     assert splits[1] > 1
-
-
-def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
-    message = gemm_time("H100", 8192, 4096, 10922)
-    assert message.parts["alignment"] > 0.2 * message.seconds
-    assert gemm_time("H100", 8192, 4096, 10944).seconds < message.seconds
-
-
-def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
-    cube, thin = (
-        gemm_time("H200", m, 8192, 8192, mode="sustained").seconds / gemm_time("H200", m, 8192, 8192).seconds
-        for m in (8192, 1)
-    )
-    assert 1.02 < cube < 1.3
-    assert thin == pytest.approx(1)
-
-
-def test_beyond_the_tables_the_answer_is_marked():
-    inside = gemm_time("H200", 4096, 4096, 4096)
-    assert not inside.extrapolated
-    assert inside.error_percent < 6
-    assert "aiconfigurator" in inside.origin
-    assert gemm_time("H200", np.array([4096, 100_000]), 4096, 4096).extrapolated.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("gpu", "dtype"), [("RTX 4090", "bf16"), ("V100", "fp16"), ("H200", "tf32"), ("GH200", "fp8")])
@@ -145,20 +137,10 @@ def test_the_shipped_law_states_the_error_and_the_coverage_it_has_to_reach(gpu, 
     assert held_out["sites"] >= 300
 
 
-def test_every_answer_names_its_library_and_lies_inside_its_interval():
-    requested = np.array([1, 64, 4096])
-    for library in (None, *LIBRARIES):
-        message = gemm_time("H100", requested, 4096, 4096, dtype="fp8", library=library)
-        assert message.library == (library or "trtllm")
-        assert ((message.low < message.seconds) & (message.seconds < message.high)).all()
-        assert (
-            library is None or (message.seconds == library_spread("H100", requested, 4096, 4096, "fp8")[library]).all()
-        )
-
-
 def test_the_interval_is_wider_at_widths_that_no_table_has():
     inside, between = (gemm_time("H200", 512, n, 4096) for n in (4096, 4100 + 28))
-    assert float(between.high / between.low) > float(inside.high / inside.low)
+    width = [float(np.log(each.high / each.seconds)) for each in (inside, between)]
+    assert width[1] == pytest.approx(1.25 * width[0])
 
 
 def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
@@ -166,34 +148,6 @@ def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
     assert message.library == "cublas"
     assert message.seconds == gemm_time("H200", 4096, 4096, 4096, library="sglang").seconds
     assert list(library_spread("MI300X", 8192, 8192, 8192)) == [gemm_time("MI300X", 1, 1, 1).library] == ["pytorch"]
-
-
-@pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "B300", "GH200"])
-def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_in_the_tables(gpu):
-    m = np.arange(514, 768)
-    seconds = gemm_time(gpu, m[:, None], np.array([[1024, 4096, 14336]]), 4096).seconds
-    assert np.quantile(np.abs(np.diff(np.log(seconds), axis=0)), 0.99) < 0.01
-    assert not gemm_law(gpu).rates.steps
-    assert gemm_law("A100").rates.steps
-
-
-@pytest.mark.slow
-def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_tables):
-    """Of a table of every m: few steps are known, as the law says."""
-    table = read_columns(measured_tables, "gemm_every_m")
-    here = (table["gpu"] == "H100") & (table["m"] >= 16)
-    sizes, place = np.unique(
-        np.stack([table[size][here] for size in ("n", "k", "m")], axis=1), axis=0, return_inverse=True
-    )
-    order = np.argsort(place.ravel(), kind="stable")
-    parts = np.split(table["latency_us"][here][order], np.cumsum(np.bincount(place.ravel()))[:-1])
-    measured = np.log([np.median(part) for part in parts])
-    n, k, m = sizes.T
-    predicted = np.log(gemm_time("H100", m, n, k, dtype="fp16").seconds)
-    one_more = (np.diff(m) == 1) & (np.diff(n) == 0) & (np.diff(k) == 0)
-    there, message = (np.diff(times)[one_more] > 0.05 for times in (measured, predicted))
-    assert 0 < message.sum() < 0.1 * there.sum()
-    assert there[message].mean() > 0.55
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURED_MAXIMA if name != "B200 SXM"])
@@ -221,9 +175,6 @@ def test_products_of_another_laboratory_are_predicted_too(measured_tables):
         assert 100 * errors.mean() < worst, name
 
 
-SQUARE = np.full(1, 8192)
-
-
 def dtypes_of(gpu):
     return [dtype for dtype in ("fp16", "bf16", "fp8", "tf32", "fp32") if dtype in gpu.peak_flop_per_s]
 
@@ -246,33 +197,6 @@ def test_no_product_is_faster_than_the_peak_on_any_gpu(gpu):
             assert (message.seconds >= ideal * (1 - 1e-12)).all()
             assert message.low is None or (message.low >= ideal / ABOVE_PEAK * (1 - 1e-12)).all()
             assert message.low is None or ((message.low <= message.seconds) & (message.seconds <= message.high)).all()
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "fp8"])
-def test_of_gpus_of_a_kind_the_one_with_more_power_and_peak_is_no_slower(dtype):
-    held = 0
-    for small, large in product(all_gpus(), repeat=2):
-        rates = [(gpu.power_w, gpu.peak("fp16"), gpu.memory_bytes_per_s) for gpu in (small, large)]
-        is_smaller = all(less <= more for less, more in zip(*rates, strict=True))
-        # What was measured of a GPU is what it is. A last wave of tiles more makes up to 2 % at this size.
-        if small is large or large.name in WITH_TABLES_OF_ITS_OWN or not have_same_kernels(small, large):
-            continue
-        if small.name in WITH_TABLES_OF_ITS_OWN and gemm_law(large, "fp16").source not in (small, None):
-            continue
-        # A published product of a TITAN RTX is no faster than a V100's.
-        if (small.compute_capability, large.compute_capability) == ((7, 0), (7, 5)):
-            continue
-        if is_smaller and dtype in small.peak_flop_per_s:
-            for slower, faster in zip(*(priced(gpu, [SQUARE] * 3, dtype) for gpu in (small, large)), strict=True):
-                assert faster.seconds <= slower.seconds * 1.02, (small.name, large.name, faster.library)
-                held += 1
-    assert held > 50
-
-
-def test_half_the_power_costs_more_than_the_peaks_say():
-    sxm, pcie = (gemm_time(gpu, *[8192] * 3) for gpu in ("H100 SXM", "H100 PCIe"))
-    peaks = find_gpu("H100 PCIe").peak("bf16") / find_gpu("H100 SXM").peak("bf16")
-    assert 0.6 < float(sxm.seconds / pcie.seconds) < 0.9 * peaks
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, rank_parameters, training_memory
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
 from tests.models import GPT_3 as GPT
 from tests.models import LLAMA, MIXTRAL
@@ -40,6 +41,8 @@ def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimens
     assert model.parameters <= 8 * rank_parameters(model, Sharding(8)) < 1.01 * model.parameters
     halves = rank_parameters(model, Sharding(), stages=2)
     assert model.parameters / 2 <= halves < model.parameters
+    # Embedding and output matrix are as large as each other, and of a tied model the last stage has both.
+    assert model.tied or halves == model.parameters / 2
 
 
 @pytest.mark.parametrize("of_models", [True, False], ids=["models", "schedules"])
@@ -130,6 +133,21 @@ def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_on
 def test_what_cannot_be_is_refused_in_one_sentence(requested: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         training_memory(LLAMA, 1, 8192, **requested)
+
+
+def test_published_runs_held_between_a_share_of_the_need_and_a_quarter_more_with_6_gib() -> None:
+    need = MemoryNeed(weights=2.0, gradients=4.0, optimizer=12.0, activations=10.0, gathered=6.0)
+    # Half of the gradients, 0.7 of the activations and the 16 bits of the layer at work are the least.
+    assert need.least == pytest.approx(2 + 12 + 4 / 2 + 10 * 0.7 + 6 / 3)
+    assert need.most == 1.25 * 34 + 6 * GIB
+    assert [need.verdict(room) for room in (7 * GIB, 26, 24)] == ["fits", "may not fit", "does not fit"]
+    assert replace(need, gathered=MemoryNeed(2.0, 4.0, 12.0, 10.0).gathered).total == 28
+
+
+def test_where_layers_are_computed_again_inputs_are_kept_and_one_layer_is_at_work() -> None:
+    layer = (kept(LLAMA) - kept(resized(LLAMA, layers=16))) / 16
+    assert kept(LLAMA, recompute="layers") - kept(LLAMA) == 32 * 2 * 4096 * 8192 - 31 * layer
+    assert training_memory(LLAMA, 2, 8192).activations == 2 * kept(LLAMA)
 
 
 def test_a_parameter_takes_the_bytes_of_mixed_precision():

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.planner.laws.training.offload import (
     ADAM_BYTES,
@@ -18,7 +15,6 @@ from pyperf_suite.planner.laws.training.offload import (
     BUS_SHARE,
     DRIVE_BYTES,
     HOST_SHARE,
-    OFFLOADED_BY,
     Host,
     offloaded,
     usual_host,
@@ -115,18 +111,12 @@ def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
     assert needs["optimizer"].weights == needs["none"].weights
     assert (needs["cpu"].weights, needs["cpu"].gradients, needs["cpu"].optimizer) == (0, 0, 0)
     assert needs["cpu"].host == needs["nvme"].nvme == pytest.approx(18 * share)
-    assert 0 < needs["nvme"].host <= needs["cpu"].host
+    # Four pieces of the largest matrix, the output's, are on their way at once.
+    assert needs["cpu"].host > needs["nvme"].host == pytest.approx(18 * 4 * LLAMA.vocab * LLAMA.hidden / 8)
     assert needs["cpu"].total == pytest.approx(needs["none"].activations + needs["none"].gathered)
     # Gradients that are not scattered stay until the update.
     whole = training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=1, offload="optimizer")
     assert whole.gradients == 4 * LLAMA.parameters
-
-
-def test_every_framework_says_what_it_offloads():
-    assert set(OFFLOADED_BY) == set(FRAMEWORKS)
-    assert all(each[0] == "none" for each in OFFLOADED_BY.values())
-    with pytest.raises(UserError, match="Nothing can be offloaded as 'disk'"):
-        replace(PLAN, offload="disk")
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -148,13 +138,3 @@ def test_each_stage_of_a_pipeline_is_counted_on_its_own(chunks):
                                           rel=1e-3)  # fmt: skip
     # Layers put on the last stage, which holds one micro-batch, cost less than those on the first.
     assert need(stage_layers=(8, 8, 11)).activations < need(stage_layers=(11, 8, 8)).activations
-
-
-def test_stages_of_a_grid_are_counted_as_each_alone():
-    batches, stages = np.array([1, 2, 4]), np.array([0, 1, 3])
-    how = {"stages": 4, "stage_layers": (6, 9, 8), "recompute": "nothing", "data_ranks": 8}
-    together = training_memory(LLAMA, batches, 4096, zero_stage=stages, **how)
-    alone = [
-        training_memory(LLAMA, int(b), 4096, zero_stage=int(z), **how) for b, z in zip(batches, stages, strict=True)
-    ]
-    assert together.total.tolist() == pytest.approx([float(each.total) for each in alone])

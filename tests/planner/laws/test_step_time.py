@@ -12,10 +12,23 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.traffic import exposed_comm_s
-from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import LAUNCHES, TAKEN_IN_NODE
+from pyperf_suite.planner.laws.training.framework import KINDS, StepConstants
+from pyperf_suite.planner.laws.training.layer_work import (
+    LAUNCHES,
+    TAKEN_IN_NODE,
+    passes_and_slowdown,
+    price_layer,
+    taken_share,
+)
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import HOP_S, step_time
+from pyperf_suite.planner.laws.training.step import (
+    HOP_S,
+    kind_of,
+    price_exchange,
+    send_s,
+    stage_parameters,
+    step_time,
+)
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
@@ -63,14 +76,6 @@ def seconds(plan: ParallelPlan) -> float:
     return float(step_time("A100", MODEL, plan, IDLE_HOST, MadeUpPrices()).seconds)
 
 
-def test_the_parts_add_up_to_the_iteration() -> None:
-    cuts = {"tensor": 2, "data": 2, "pipeline": 4}
-    plan = replace(PLAN, micro_batch=1, recompute="layers", fused_attention=False, **cuts)
-    found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
-    assert sum(found.parts.values()) == pytest.approx(found.seconds)
-    assert all(part >= 0 for part in found.parts.values())
-
-
 def test_products_take_six_flop_a_parameter_and_token_and_eight_where_layers_are_computed_again() -> None:
     tokens = 64 * 1024
     in_layers, logits = 12 * 24 * 1024**2, 51200 * 1024
@@ -108,7 +113,7 @@ def test_blocked_launches_are_waited_for_however_long_the_gpu_computes() -> None
     constants, blocked = replace(IDLE_HOST, launch_s=10e-6), replace(PLAN, blocks=True)
     assert parts(PLAN, constants=constants)["host"] == 0
     # Three passes of 24 layers for each of 32 micro-batches, 20 microseconds an operation.
-    assert parts(blocked, constants=constants)["host"] == pytest.approx(32 * 24 * 3 * LAUNCHES * 20e-6)
+    assert parts(blocked, constants=constants)["host"] == pytest.approx(32 * 24 * 3 * 60 * 20e-6)
 
 
 def test_zero_3_of_deepspeed_gathers_two_thirds_of_large_layers_again_behind_their_recomputation() -> None:
@@ -128,6 +133,22 @@ def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
         assert within[name] == pytest.approx(1.5 * alone[name])
     for name in ("tensor", "gradients"):
         assert within[name] == alone[name] > 0
+
+
+def test_how_often_each_kind_of_kernel_runs_and_what_slows_it() -> None:
+    constants = replace(IDLE_HOST, slowdown=1.5, scores=4.0, memory=2.0, permute=3.0, cast=5.0)
+    plan = replace(PLAN, fused_attention=False, recompute="layers", framework="fsdp2")
+    found = passes_and_slowdown(plan, constants)
+    due = {"scores": (2 + 11 / 8, 3.0), "memory": (3.5, 3.0), "attention_forward": (2, 6.0), "permuted": (3, 4.5)}
+    assert {name: found[name] for name in due} == due
+    assert found["cast"] == (1.5, 7.5)
+    assert passes_and_slowdown(replace(plan, overlap_tensor=True), constants)["gathered"][1] == 0
+    sparse = replace(EXPERTS, dense_layers=8)
+    layer = price_layer(sparse, replace(PLAN, context=2, dtype="fp8"), MadeUpPrices(), None)
+    # 60 launches a layer, 20 for casts and 60 where tokens are routed; keys and values of all tokens go round.
+    assert float(layer.launches) == 60 + 20 + 60 * 16 / 24
+    assert [KINDS[kind_of(EXPERTS, dtype)] for dtype in ("bf16", "fp8")] == list(KINDS[2:])
+    assert float(layer.ring) == pytest.approx(2 * 2 * SEQ * 2 * 1024 / 1e9)
 
 
 def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
@@ -160,17 +181,59 @@ def test_a_tied_embeddings_gradients_are_summed_by_the_first_and_the_last_stage(
     assert parts(plan, replace(MODEL, tied=False))["gradients"] == 0
 
 
+def test_every_micro_batch_waits_for_what_is_sent_to_one_side_and_the_filling_for_both() -> None:
+    plan = replace(PLAN, pipeline=4)
+    # Of 32 micro-batches; activations to the next of 4 stages and their gradients back, and a millisecond each.
+    due = 3 * 2 * STREAM_S + 32 * 2 * STREAM_S / 2 + (32 + 3) * 1e-3
+    slow = parts(plan, constants=replace(IDLE_HOST, micro_batch_s=1e-3))["bubble"]
+    assert slow - parts(plan, linked=False)["bubble"] == pytest.approx(due)
+
+
+def test_two_stages_share_a_node_where_both_fit() -> None:
+    for tensor, together in ((1, 2), (4, 2), (8, 1)):
+        requested = []
+
+        def noted(op, nbytes, ranks, per_node, network, requested=requested):
+            requested.append((op, ranks, per_node))
+            return Explained(0.0)
+
+        prices = MadeUpPrices()
+        prices.collective = noted  # type: ignore[method-assign]
+        plan = replace(PLAN, pipeline=4, tensor=tensor, sequence_parallel=True)
+        send_s(MODEL, plan, prices, None)
+        assert requested == [("send_receive", 2, together)]
+        price_exchange(MODEL, plan, prices, None)
+        assert ("all_reduce", 2, together) in requested
+
+
+@pytest.mark.parametrize(
+    ("layers", "vocab", "cut", "computed", "with_ends"),
+    [
+        (64, 1, {}, 4, 1),
+        # One in 16 stages has 3 of 61 layers, which the logits of 41 layers' work make the slowest.
+        (61, 1, {}, 4, 0),
+        (61, 512_000, {}, 3, 1),
+        (62, 1, {}, 4, 0),  # embedding and logits count as a layer each
+        (61, 1, {"last_layers": 1}, 4, 0),
+        (61, 512_000, {"last_layers": 1}, 1, 1),
+        (61, 1, {"first_layers": 16}, 16, 0),
+        (24, 1, {"pipeline": 3, "first_layers": 4, "last_layers": 4}, 16, 0),
+    ],
+)
+def test_an_iteration_takes_what_its_slowest_stage_computes(
+    layers: int, vocab: int, cut: dict[str, int], computed: int, with_ends: int
+) -> None:
+    plan = replace(PLAN, **{"pipeline": 16, "uneven_stages": True} | cut)
+    found = parts(plan, replace(MODEL, layers=layers, vocab=vocab))["products"]
+    flop = 6 * (computed * 12 * 1024**2 + with_ends * vocab * 1024) * 64 * SEQ
+    assert found == pytest.approx(flop / 1e14)
+
+
 def test_chunks_divide_the_bubble() -> None:
     plan = replace(PLAN, pipeline=4)
     whole, halves, thirds = (parts(replace(plan, chunks=chunks), linked=False)["bubble"] for chunks in (1, 2, 3))
     assert whole == pytest.approx(2 * halves)
     assert whole == pytest.approx(3 * thirds)
-
-
-def test_chunks_send_more_often_beside_computation() -> None:
-    plan = replace(PLAN, pipeline=4)
-    unlinked = parts(replace(plan, chunks=6), linked=False)["bubble"]
-    assert parts(replace(plan, chunks=6))["bubble"] > unlinked + 3 * 2 * STREAM_S
 
 
 def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
@@ -211,6 +274,14 @@ def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_c
     assert parts(replace(plan, expert=1), EXPERTS)["experts"] == 0
 
 
+def test_tokens_go_to_the_other_node_where_one_of_their_experts_is_there() -> None:
+    prices = MadeUpPrices()
+    prices.collective = lambda op, nbytes, *_: Explained(nbytes / 1e9 * (op == "send_receive"))  # type: ignore[method-assign]
+    plan = ParallelPlan(global_batch=4, micro_batch=1, seq=SEQ, data=4, expert=4, ranks_per_node=2)
+    # With both of its two experts in its own of two nodes a token stays: a quarter do.
+    assert price_layer(EXPERTS, plan, prices, None).all_to_all == pytest.approx(3 / 4 * STREAM_S / 2)
+
+
 def test_stages_of_zero_send_what_the_paper_says() -> None:
     plan = replace(PLAN, data=4)  # 8 micro-batches
     psi_s = 2 * (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab) / 1e9
@@ -221,20 +292,36 @@ def test_stages_of_zero_send_what_the_paper_says() -> None:
     assert sent[1]["optimizer"] / sent[0]["optimizer"] == pytest.approx((36 / 4 + 16) / (36 + 16))
     assert {each["products"] for each in sent} == {sent[0]["products"]}
     assert parts(replace(plan, gradient_bytes=4))["gradients"] == pytest.approx(2 * sent[0]["gradients"])
+    # Gathered parameters are copied twice in each of 8 micro-batches (8 bytes); others scale gradients once (16).
+    added = [
+        parts(replace(plan, zero_stage=stage), constants=replace(IDLE_HOST, accumulate=1.0))["optimizer"]
+        for stage in (2, 3)
+    ]
+    assert added[1] - added[0] == pytest.approx((8 * 8 - 16) * psi_s / 2 * 1e-3)
 
 
-def test_zero_hides_beside_computation_but_not_wholly() -> None:
-    for stage in range(4):
-        plan = replace(PLAN, data=4, zero_stage=stage)
-        plain, beside = parts(plan), parts(replace(plan, overlap_gradients=True))
-        waited = [each["gradients"] + each["parameters"] for each in (beside, plain)]
-        assert 0 < waited[0] < waited[1]
+def test_deepspeed_sends_whole_buckets_which_a_pipeline_does_not_hide() -> None:
+    wide = replace(EXPERTS, hidden=4096, heads=32, vocab=128_000)
+    plan = replace(PLAN, data=8, expert=4, pipeline=4, zero_stage=1, framework="deepspeed")
+    routed = 24 * 8 * wide.expert_parameters
+    # Two of eight experts, a quarter of the layers; the output matrix is the last stage's.
+    ours = stage_parameters(wide, plan)
+    assert ours.experts == routed / 4 / 4
+    assert ours.shared == (wide.inner_parameters - routed) / 4 + 4096 * 128_000 > 5e8, "more than a bucket"
+    tied_s = 2 * 4096 * 128_000 / 1e9
+    waited_s = parts(plan, wide)["gradients"]
+    assert waited_s == pytest.approx(2 * (ours.shared + ours.experts) / 1e9 + tied_s)
+    assert parts(replace(plan, overlap_gradients=True), wide)["gradients"] == pytest.approx(waited_s)
+    # Of less than a bucket nothing is computed next to what is sent.
+    small = replace(plan, pipeline=1, expert=1)
+    assert parts(replace(small, overlap_gradients=True))["gradients"] == parts(small)["gradients"]
 
 
 def test_what_is_hidden_still_takes_its_share_of_the_computation_beside_it() -> None:
     assert exposed_comm_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
     assert exposed_comm_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
     assert exposed_comm_s(3.0, 0.0, 0.15) == 3.0
+    assert [float(taken_share(ranks, 8)) for ranks in (8, 9)] == [0.15, 0.02]
 
 
 def test_a_grid_is_told_as_its_plans_alone() -> None:
@@ -333,10 +420,11 @@ def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:
 
 
 def test_what_is_gathered_ahead_hides_behind_all_but_its_first_layer() -> None:
-    plan = replace(PLAN, data=4, zero_stage=3, overlap_gradients=True)
+    plan = replace(PLAN, data=16, zero_stage=3, overlap_gradients=True)
     fast = MadeUpPrices()
     fast.collective = lambda op, nbytes, ranks, *_: Explained(nbytes / 1e13)  # type: ignore[method-assign]
     found = step_time("A100", MODEL, plan, IDLE_HOST, fast).parts
     alone = step_time("A100", MODEL, replace(plan, overlap_gradients=False), IDLE_HOST, fast).parts
-    for name in ("parameters", "gradients"):
-        assert float(found[name]) == pytest.approx(max(1 / 25, TAKEN_IN_NODE) * float(alone[name]))
+    # The embedding is gathered before anything is computed; the last layer's gradients are scattered after all is.
+    first = MODEL.hidden * MODEL.vocab / (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab)
+    assert [float(found[name] / alone[name]) for name in ("parameters", "gradients")] == pytest.approx([first, 1 / 25])
