@@ -14,7 +14,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, all_gpus, find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.collectives import (
     ADDING_SWITCH,
     BLOCK,
@@ -61,6 +61,14 @@ def made_up() -> Calibration:
         packed, {"median": 4.0, "mape": 6.0}, {"nbytes": (512.0, 2.0**29), "ranks": (2.0, 8.0)}, "made up"
     )
     return Calibration("A100 SXM", {BLOCK: block})
+
+
+@pytest.mark.parametrize("gpu", CALIBRATED)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_has_a_time_that_grows_with_bytes(gpu: str, operation: str) -> None:
+    seconds = collective_time(gpu, operation, np.geomspace(512, 2**33, 60), 8).seconds
+    assert np.all(seconds > 0)
+    assert np.all(np.diff(seconds) >= 0)
 
 
 def test_large_messages_over_nvlink_run_near_the_rates_that_are_published_for_eight_h200() -> None:
@@ -236,6 +244,19 @@ class TestMeasuredPointsOfANetwork:
             network_of(text)
 
 
+class TestTheOwnAllReduceOfServingLibraries:
+    """Within a node, for as many ranks as were measured."""
+
+    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
+    @pytest.mark.parametrize("gpu", CALIBRATED)
+    def test_a_small_one_is_faster_than_nccls(self, gpu: str, library: str) -> None:
+        own, nccl = (collective_time(gpu, "all_reduce", 8192, 8, library=name) for name in (library, None))
+        assert own.library == library
+        assert nccl.library == "nccl"
+        factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
+        assert own.seconds < factor * nccl.seconds
+
+
 class TestBetweenPublishedNodes:
     """Rows of other people's clusters (tests/data/published), by constants that were fitted to InfiniBand and RoCE."""
 
@@ -269,6 +290,12 @@ class TestBetweenPublishedNodes:
             price = collective_time(row["gpu"], row["op_name"], row["bytes"], ranks, inside_node, rate)
             inside.append(price.low <= row["seconds"] <= price.high)
         assert 0.87 < np.mean(inside) < 0.95
+
+    @pytest.mark.slow
+    def test_sources_left_out_are_too(self, rows: list[dict[str, Any]]) -> None:
+        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
+        errors = np.abs(internode_fit.left_out_s(fitted) / [row["seconds"] for row in fitted] - 1)
+        assert errors.mean() < 0.15
 
 
 def test_the_interval_over_pcie_covers_most_machines() -> None:
@@ -323,6 +350,21 @@ class TestLinksAsTheyAre:
         assert link_peers(given) is None
         assert link_bytes_per_s(given, 8) == 450e9
 
+    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
+    def test_a_librarys_own_kernel_among_few_is_not_the_one_among_eight(self, library: str) -> None:
+        few, all_eight = (collective_time("L40S", "all_reduce", 2**27, ranks, library=library) for ranks in (2, 8))
+        assert 5 * few.seconds < all_eight.seconds
+        assert few.high / few.low > max(3.0, 0.999 * all_eight.high / all_eight.low)
+        assert few.extrapolated
+        assert not all_eight.extrapolated
+
+
+def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:
+    stated = {gpu: shipped_calibration(find_gpu(gpu).name).block(BLOCK).held_out for gpu in CALIBRATED}
+    assert {gpu for gpu, held_out in stated.items() if held_out["median"] > 8} == {"L40S"}  # of six curves; 9.7 %
+    assert stated["L40S"]["median"] < 10
+    assert all(85 < held_out["coverage"] < 93 for held_out in stated.values())
+
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
     assert collective_time("GB200", "all_reduce", 1e9, 64).parts["network"] == 0
@@ -363,3 +405,16 @@ class TestWhatIsReadOffAnotherGpu:
         assert half.seconds(1e9, 8) == pytest.approx(whole.seconds(2e9, 8))
         with pytest.raises(UserError, match="No GPU's collectives are calibrated"):
             transferred_laws(find_gpu(gpu), {})
+
+
+SIZES = 2.0 ** np.arange(3, 34)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1))
+def test_more_bytes_never_take_less_time_whatever_the_noise(seed: int) -> None:
+    law = PiecewiseAlphaBeta.fit(SIZES, np.random.default_rng(seed).uniform(1e-6, 1e-2, SIZES.size))
+    seconds = law.seconds(np.concatenate([[0.0], np.geomspace(1, 1e12, 200)]))
+    assert np.all(np.diff(seconds) >= 0)
+    assert seconds[0] >= 0

@@ -32,10 +32,13 @@ from pyperf_suite.planner.laws.measured_maxima import (
     UNCAPPED_UTILIZATION,
     sustained_slowdown,
 )
-from pyperf_suite.planner.laws.transfers import held_down
+from pyperf_suite.planner.laws.transfers import have_same_kernels, held_down
 from tools.fit.published import read_columns
 
 WITH_TABLES = ("H200", "H100", "A100", "L40S", "B200")
+
+WITH_TABLES_OF_ITS_OWN = {find_gpu(name).name for name in WITH_TABLES}
+
 LIBRARIES = ("trtllm", "sglang", "vllm")
 # The error on held-out sites that each law has, mean and median in %, no more than so much: what is asked for is in
 # brackets. SGLang's column on H200 differs from its own neighbours in m by 5.6 % (mean), on B200 by 6.0 %; on an L40S
@@ -111,6 +114,29 @@ def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
     assert splits[1] > 1
 
 
+def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
+    message = gemm_time("H100", 8192, 4096, 10922)
+    assert message.parts["alignment"] > 0.2 * message.seconds
+    assert gemm_time("H100", 8192, 4096, 10944).seconds < message.seconds
+
+
+def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
+    cube, thin = (
+        gemm_time("H200", m, 8192, 8192, mode="sustained").seconds / gemm_time("H200", m, 8192, 8192).seconds
+        for m in (8192, 1)
+    )
+    assert 1.02 < cube < 1.3
+    assert thin == pytest.approx(1)
+
+
+def test_beyond_the_tables_the_answer_is_marked():
+    inside = gemm_time("H200", 4096, 4096, 4096)
+    assert not inside.extrapolated
+    assert inside.error_percent < 6
+    assert "aiconfigurator" in inside.origin
+    assert gemm_time("H200", np.array([4096, 100_000]), 4096, 4096).extrapolated.tolist() == [False, True]
+
+
 @pytest.mark.parametrize(("gpu", "dtype"), [("RTX 4090", "bf16"), ("V100", "fp16"), ("H200", "tf32"), ("GH200", "fp8")])
 def test_a_gpu_or_dtype_without_a_table_is_transferred_and_says_so(gpu, dtype):
     message = gemm_time(gpu, 4096, 4096, 4096, dtype=dtype)
@@ -150,6 +176,34 @@ def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
     assert list(library_spread("MI300X", 8192, 8192, 8192)) == [gemm_time("MI300X", 1, 1, 1).library] == ["pytorch"]
 
 
+@pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "B300", "GH200"])
+def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_in_the_tables(gpu):
+    m = np.arange(514, 768)
+    seconds = gemm_time(gpu, m[:, None], np.array([[1024, 4096, 14336]]), 4096).seconds
+    assert np.quantile(np.abs(np.diff(np.log(seconds), axis=0)), 0.99) < 0.01
+    assert not gemm_law(gpu).rates.steps
+    assert gemm_law("A100").rates.steps
+
+
+@pytest.mark.slow
+def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_tables):
+    """Of a table of every m: few steps are known, as the law says."""
+    table = read_columns(measured_tables, "gemm_every_m")
+    here = (table["gpu"] == "H100") & (table["m"] >= 16)
+    sizes, place = np.unique(
+        np.stack([table[size][here] for size in ("n", "k", "m")], axis=1), axis=0, return_inverse=True
+    )
+    order = np.argsort(place.ravel(), kind="stable")
+    parts = np.split(table["latency_us"][here][order], np.cumsum(np.bincount(place.ravel()))[:-1])
+    measured = np.log([np.median(part) for part in parts])
+    n, k, m = sizes.T
+    predicted = np.log(gemm_time("H100", m, n, k, dtype="fp16").seconds)
+    one_more = (np.diff(m) == 1) & (np.diff(n) == 0) & (np.diff(k) == 0)
+    there, message = (np.diff(times)[one_more] > 0.05 for times in (measured, predicted))
+    assert 0 < message.sum() < 0.1 * there.sum()
+    assert there[message].mean() > 0.55
+
+
 @pytest.mark.parametrize("name", [name for name in MEASURED_MAXIMA if name != "B200 SXM"])
 def test_a_published_product_takes_the_time_it_took(name):
     published = MEASURED_MAXIMA[name]
@@ -175,6 +229,9 @@ def test_products_of_another_laboratory_are_predicted_too(measured_tables):
         assert 100 * errors.mean() < worst, name
 
 
+SQUARE = np.full(1, 8192)
+
+
 def dtypes_of(gpu):
     return [dtype for dtype in ("fp16", "bf16", "fp8", "tf32", "fp32") if dtype in gpu.peak_flop_per_s]
 
@@ -197,6 +254,33 @@ def test_no_product_is_faster_than_the_peak_on_any_gpu(gpu):
             assert (message.seconds >= ideal * (1 - 1e-12)).all()
             assert message.low is None or (message.low >= ideal / ABOVE_PEAK * (1 - 1e-12)).all()
             assert message.low is None or ((message.low <= message.seconds) & (message.seconds <= message.high)).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp8"])
+def test_of_gpus_of_a_kind_the_one_with_more_power_and_peak_is_no_slower(dtype):
+    held = 0
+    for small, large in product(all_gpus(), repeat=2):
+        rates = [(gpu.power_w, gpu.peak("fp16"), gpu.memory_bytes_per_s) for gpu in (small, large)]
+        is_smaller = all(less <= more for less, more in zip(*rates, strict=True))
+        # What was measured of a GPU is what it is. A last wave of tiles more makes up to 2 % at this size.
+        if small is large or large.name in WITH_TABLES_OF_ITS_OWN or not have_same_kernels(small, large):
+            continue
+        if small.name in WITH_TABLES_OF_ITS_OWN and gemm_law(large, "fp16").source not in (small, None):
+            continue
+        # A published product of a TITAN RTX is no faster than a V100's.
+        if (small.compute_capability, large.compute_capability) == ((7, 0), (7, 5)):
+            continue
+        if is_smaller and dtype in small.peak_flop_per_s:
+            for slower, faster in zip(*(priced(gpu, [SQUARE] * 3, dtype) for gpu in (small, large)), strict=True):
+                assert faster.seconds <= slower.seconds * 1.02, (small.name, large.name, faster.library)
+                held += 1
+    assert held > 50
+
+
+def test_half_the_power_costs_more_than_the_peaks_say():
+    sxm, pcie = (gemm_time(gpu, *[8192] * 3) for gpu in ("H100 SXM", "H100 PCIe"))
+    peaks = find_gpu("H100 PCIe").peak("bf16") / find_gpu("H100 SXM").peak("bf16")
+    assert 0.6 < float(sxm.seconds / pcie.seconds) < 0.9 * peaks
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.planner.laws.training.offload import (
     ADAM_BYTES,
@@ -15,6 +17,7 @@ from pyperf_suite.planner.laws.training.offload import (
     BUS_SHARE,
     DRIVE_BYTES,
     HOST_SHARE,
+    OFFLOADED_BY,
     Host,
     offloaded,
     usual_host,
@@ -117,6 +120,13 @@ def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
     # Gradients that are not scattered stay until the update.
     whole = training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=1, offload="optimizer")
     assert whole.gradients == 4 * LLAMA.parameters
+
+
+def test_every_framework_says_what_it_offloads():
+    assert set(OFFLOADED_BY) == set(FRAMEWORKS)
+    assert all(each[0] == "none" for each in OFFLOADED_BY.values())
+    with pytest.raises(UserError, match="Nothing can be offloaded as 'disk'"):
+        replace(PLAN, offload="disk")
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

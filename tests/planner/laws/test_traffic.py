@@ -30,6 +30,9 @@ from tests.models import KINDS, MODELS, models
 ddp, zero_1, zero_2, zero_3 = (PARALLELISMS[name] for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
 LLAMA = MODELS["llama-2-7b"]
 WORK = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4)
+
+ACTIVATION_BYTES = 2 * 4096 * 4096 * 2
+
 works = st.builds(
     TrainingWorkload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16)
 )
@@ -118,6 +121,24 @@ def test_gradients_travel_in_buckets_and_layers_one_by_one_those_without_experts
     work = TrainingWorkload(seq=1, gradient_bytes=4)
     assert sent(ddp(LLAMA, work, 8), "all_reduce") == pytest.approx(LLAMA.parameters * 4)
     assert sent(zero_1(LLAMA, work, 8), "all_gather") == pytest.approx(LLAMA.parameters * 2)
+
+
+def test_tensor_parallelism_reduces_four_times_a_layer_stages_send_on_and_tokens_go_to_experts_and_back():
+    traffic = tensor_parallel(LLAMA, WORK, 8)
+    activations = [t for t in traffic.transfers if t.size_bytes == ACTIVATION_BYTES]
+    # 4 in each of 32 layers, 2 for the embedding and the output, for each of 4 micro-batches.
+    assert sum(t.calls for t in activations) == (4 * 32 + 2) * 4
+    assert {t.behind for t in traffic.transfers} == {None}
+    traffic = pipeline_parallel(LLAMA, WORK, stages=4)
+    assert [(t.operation, t.calls, t.size_bytes) for t in traffic.transfers] == [
+        ("send_receive", 4, ACTIVATION_BYTES),
+        ("send_receive", 4, ACTIVATION_BYTES),
+    ]
+    assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
+    assert {t.behind for t in pipeline_parallel(LLAMA, TrainingWorkload(seq=1), 2).transfers} == {None}
+    mixtral = MODELS["mixtral-8x7b"]
+    traffic = expert_parallel(mixtral, WORK, 8)
+    assert sent(traffic, "all_to_all") == 4 * 32 * 4 * 2 * ACTIVATION_BYTES
 
 
 @pytest.mark.parametrize(
