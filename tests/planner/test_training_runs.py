@@ -107,6 +107,9 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
         for more in (["--gpu=H100"], [f"--calibration={tmp_path / 'training.npz'}"])
     ]
     assert times[1] / times[0] == pytest.approx(1.2, abs=0.06)
+    # A calibration is of the GPU's own link.
+    both = CliRunner().invoke(main, [*requested, f"--calibration={tmp_path / 'training.npz'}", "--link=PCIe4"])
+    assert both.exit_code == 2
     as_it_is = table(tmp_path / "same.csv", *layouts(1.0, tmp_path))
     assert refitted(as_it_is)[1][0].block is None
     assert np.isfinite(own.after)

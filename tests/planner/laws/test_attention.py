@@ -131,6 +131,8 @@ def test_fitting_recovers_the_law_that_made_the_times(
     fitted = AttentionLaw.fit(cases, truth.seconds(cases))
     assert relative_error(fitted.seconds(cases), truth.seconds(cases)).max() < 1e-4
     assert fitted.product_share(64) == pytest.approx(truth.product_share(64), rel=1e-2)
+    with pytest.raises(ValueError, match="no measurements"):
+        AttentionLaw.fit([], [])
 
 
 @given(st.integers(0, 2**32 - 1))

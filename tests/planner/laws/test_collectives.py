@@ -185,6 +185,7 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
     [
         ("all_reduce", 1e9, 16, 1 / 8 / 0.9, 1, 5.3e-3),
         ("all_reduce", 1e9, 32, 2 / 8 / 0.9, 2, 5.3e-3),
+        ("all_reduce", 1e9, 24, 2 / 8 / 0.9, np.log2(3), 5.3e-3),
         ("all_reduce", 1e6, 16, 1e-3 / 8 / 0.9, 1, 1e-3 / 8 / 3),
         ("all_gather", 1e9, 32, 31 / 32 / 8 / 0.857, 3, 5.3e-3),
         ("all_to_all", 1e9, 32, 24 / 32 / 0.457, 2, 5.3e-3),
@@ -192,7 +193,7 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
     ],
 )
 def test_the_time_over_a_network_of_a_gigabyte_a_second_is_counted_by_hand(
-    operation: str, size: float, ranks: int, crossing_s: float, steps: int, fill_s: float
+    operation: str, size: float, ranks: int, crossing_s: float, steps: float, fill_s: float
 ) -> None:
     at = (np.array([size]), np.array([float(ranks)]), np.array([8]))
     due = crossing_s + steps * (20e-6 + fill_s) + 42e-6 * size / (size + 250e3)
@@ -215,7 +216,14 @@ class TestMeasuredPointsOfANetwork:
 
     def test_rates_and_points_read_as_people_write_them(self) -> None:
         assert network_of("NDR") == network_of("400Gbps") == 50e9
-        rates = {"EDR": 12.5e9, "hdr": 25e9, "XDR": 100e9, " 100 gbit/s": 12.5e9, "1000000Gbps": 1.25e14}
+        rates = {
+            "EDR": 12.5e9,
+            "hdr": 25e9,
+            "XDR": 100e9,
+            " 100 gbit/s": 12.5e9,
+            "0.5Gbps": 62.5e6,
+            "1000000Gbps": 1.25e14,
+        }
         assert {text: network_of(text) for text in rates} == rates
         assert network_of("1MiB:20GB/s,1GiB:1B/s") == (Point(2.0**20, 20e9), Point(2.0**30, 1.0))
         assert network_of("1g:0.5TB/s,2k:3MB/s") == (Point(2e3, 3e6), Point(1e9, 0.5e12))
