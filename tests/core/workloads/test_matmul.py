@@ -147,7 +147,7 @@ def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **ch
     return of(dtype, m, n, k, pad_to=pad_to, **changed)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), zip(LAYOUTS, ["float32", "bfloat16"] * 2, strict=True))
+@pytest.mark.parametrize(("layout", "dtype"), list(zip(LAYOUTS, ["float32", "bfloat16"] * 2, strict=True)))
 @pytest.mark.parametrize(
     ("shape", "operands", "slicing"),
     [
