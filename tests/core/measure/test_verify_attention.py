@@ -346,3 +346,13 @@ def test_up_to_its_budget_of_pairs_every_element_is_compared(backward, cost):
         "full",
         "sampled",
     ]
+
+
+def test_half_of_a_budget_is_for_whole_groups_and_half_for_queries_of_every_head():
+    attention, keep = Attention(MANY, causal=False), Remembered()
+    attention.verify(attention.outputs(backward=False), pair_budget=500_000, keep=keep)
+    looked_at = [name.partition(" queries of ")[0] for name in keep.values]
+    # 192 x 256 pairs of three heads fit once into 250,000, and 256 keys of a query of each of twelve heads 81 times.
+    assert sum(each == "all" for each in looked_at) == 1
+    assert {int(each) for each in looked_at if each != "all"} <= {81, 82, 83}
+    assert len(looked_at) == 4
