@@ -16,7 +16,7 @@ from pyperf_suite import extensions
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings import discovery
-from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names, replace_probe
+from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
 
@@ -62,11 +62,6 @@ def test_every_module_of_the_probes_folder_is_a_probe_of_that_name_and_is_listed
     assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in found]
 
 
-def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:
-    bring(a_plugin="raise SystemError('imported')")
-    assert "a_plugin" in probe_names()
-
-
 def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -> None:
     bring(a_plugin=GOOD)
     assert isinstance(find_probe("a_plugin"), Probe)
@@ -107,13 +102,6 @@ def test_a_broken_plugin_is_named_and_passed_over_and_only_who_asks_for_it_is_re
         find_probe("broken")
     assert why in str(refused.value)
     assert find_probe("optimizer").name == "optimizer"
-
-
-def test_a_probe_can_be_replaced_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "REPLACED", {})
-    other = Probe("optimizer", "Another?", "training", lambda *_: None, lambda _: [])
-    replace_probe(other)
-    assert find_probe("optimizer") is other
 
 
 def test_a_broken_command_of_another_package_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

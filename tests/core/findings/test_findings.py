@@ -16,22 +16,13 @@ from pyperf_suite.findings.data import (
     OPEN_INTERVAL,
     UNITS,
     Claim,
-    ClaimVerdict,
-    Document,
-    Findings,
-    Panel,
     Quantity,
-    Remark,
-    Table,
-    figure,
-    findings,
     quantity,
     remark,
 )
 from pyperf_suite.measure.estimates import Ratio
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
-IS_FASTER = Claim("is faster", "a guide", low=1.0)
 
 
 @pytest.mark.parametrize(
@@ -40,18 +31,13 @@ IS_FASTER = Claim("is faster", "a guide", low=1.0)
         (Ratio(0.77, 0.76, 0.79), "holds", ""),
         (Ratio(0.78, 0.75, 0.80), "holds", ""),
         (Ratio(0.90, 0.85, 0.95), "does not hold here", ""),
-        (Ratio(0.60, 0.55, 0.65), "does not hold here", ""),
         (Ratio(0.80, 0.78, 0.82), "undecided", OPEN_INTERVAL),
         (Ratio(0.77, 0.60, 0.95), "undecided", OPEN_INTERVAL),
         (Ratio(0.77, 0.76, 0.78, processes=1), "undecided", ONE_PROCESS),
-        (Ratio(0.77, 0.76, 0.78, processes=3), "holds", ""),
         (0.77, "holds", ""),
         (0.9, "does not hold here", ""),
-        (0, "does not hold here", ""),
-        (-3.0, "does not hold here", ""),
         (math.inf, "does not hold here", ""),
         (Quantity(0.77), "holds", ""),
-        (Quantity(0.9), "does not hold here", ""),
         (Quantity(0.77, processes=3), "undecided", OPEN_INTERVAL),
         (math.nan, "undecided", NOT_A_NUMBER),
         (Quantity(math.nan, processes=1), "undecided", NOT_A_NUMBER),
@@ -62,15 +48,6 @@ def test_the_whole_interval_decides(measured, outcome, why):
     assert (verdict.outcome, verdict.why) == (outcome, why)
     remedy = {ONE_PROCESS: "--profile standard has three", OPEN_INTERVAL: "more processes narrow it"}.get(why, "")
     assert verdict.remedy == remedy
-
-
-def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
-    verdict = COSTS_A_FIFTH.judge("{policy} runs at {measured}", Ratio(0.77, 0.76, 0.79, 3), policy="every", blocks=8)
-    assert verdict.claim is COSTS_A_FIFTH
-    assert verdict.measured == Quantity(0.77, "x", 0.76, 0.79, 3)
-    assert verdict.message == Remark(
-        "{policy} runs at {measured}", {"measured": verdict.measured, "policy": "every", "blocks": 8}
-    )
 
 
 def test_a_remedy_of_the_probes_own_is_named_for_one_process_alone():
@@ -93,14 +70,11 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
         (Ratio(0.5, 0.4, 0.6, 3), False),
         (Ratio(1.1, 0.9, 1.3, 3), True),
         (Ratio(1.1, 1.0, 1.3, 3), True),
-        (Ratio(1.1, 1.05, 1.15, 1), False),
         (Quantity(0.25, "+%", 0.2, 0.3, 3), False),
         (Quantity(-0.2, "+%", -0.3, -0.1, 3), False),
         (Quantity(0.05, "+%", -0.1, 0.2, 3), True),
         (Quantity(0.0, "+%"), True),
         (Quantity(1.0, "x"), True),
-        (Quantity(2.0, "x"), False),
-        (Quantity(1e300, "x"), False),
         (Quantity(math.nan, "x"), True),
         (None, True),
         ("unknown", True),
@@ -113,31 +87,6 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
 def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
     message = remark("{faster} as fast", effect="faster", faster=effect)
     assert message.is_noise is is_noise
-
-
-def test_values_of_a_remark_are_quantities_names_or_unknown():
-    message = remark("", ratio=Ratio(2, 1, 3, 3), share=0.5, layers=4, way="loop", lost=None, other=("a", 1))
-    assert message.values == {
-        "ratio": Quantity(2, "x", 1, 3, 3),
-        "share": Quantity(0.5),
-        "layers": 4,
-        "way": "loop",
-        "lost": None,
-        "other": "('a', 1)",
-    }
-
-
-def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
-    message, verdict = remark("a"), IS_FASTER.judge("", 2.0)
-    full, empty = Table("full", (), ((),)), Table("empty", (), ())
-    drawn, text = figure("f", "t", "c", [Panel("", "x", "y", ())]), Document("known.txt", "as known")
-    found = findings(message, None, drawn, [full, empty, text, (each for each in (verdict, None))])
-    assert found == Findings((message, verdict), (full,), (drawn,), (text,))
-    assert found.verdicts == [verdict]
-    cautious = remark("b", kind="caution")
-    assert findings(message, cautious, verdict).cautions == [cautious]
-    assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
-    assert isinstance(verdict, ClaimVerdict)
 
 
 def test_a_remark_on_an_item_names_its_attributes_and_theirs():
@@ -200,14 +149,6 @@ def test_bounds_of_a_quantity_exclude_what_lies_outside_them_and_not_what_they_a
     assert quantity(Ratio(2.0, 1.5, 2.5, 3), "+%", predicted=True) == Quantity(2.0, "+%", 1.5, 2.5, 3, True)
     assert quantity(2, "B", predicted=True) == Quantity(2.0, "B", predicted=True)
     assert quantity(ratio, "ms") is ratio
-
-
-def test_panels_stand_in_rows_of_so_many_and_none_make_no_figure():
-    panels = [Panel(name, "x", "y", ()) for name in "abcde"]
-    found = figure("f", "t", "c", panels, across=2)
-    assert [[each.title for each in row] for row in found.rows] == [["a", "b"], ["c", "d"], ["e"]]
-    assert [len(row) for row in figure("f", "t", "c", panels).rows] == [1] * 5
-    assert figure("f", "t", "c", []) is None
 
 
 def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():
