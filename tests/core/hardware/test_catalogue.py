@@ -41,14 +41,6 @@ def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu):
         assert min(abs(fma / whole - 1) for whole in expected) < 0.15, f"{dtype}: {fma:.1f} FMA a clock"
 
 
-@every_gpu
-def test_narrower_dtypes_are_not_slower(gpu):
-    rates = [
-        gpu.peak_flop_per_s[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in gpu.peak_flop_per_s
-    ]
-    assert rates == sorted(rates)
-
-
 @pytest.mark.parametrize("entry", catalogue._catalogue()["gpu"], ids=lambda entry: entry["name"])
 def test_every_value_names_its_source(entry):
     named = entry.get("source_of", {})
@@ -79,25 +71,16 @@ def test_every_name_of_a_gpu_finds_it_and_no_other(gpu):
     ("written", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA B200", "B200 SXM"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
         ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
         ("Tesla V100-SXM2-32GB", "V100 SXM"),
-        ("Tesla T4", "T4"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
         ("NVIDIA GH200 480GB", "GH200"),
-        ("NVIDIA GB300", "GB300"),
         ("gb300_nvl72", "GB300"),
-        ("b300_sxm", "B300 SXM"),
         ("rtx_pro_6000", "RTX PRO 6000 Blackwell Server"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation"),
-        ("h100_pcie", "H100 PCIe"),
         ("a6000", "RTX A6000"),
-        ("rtx4090", "RTX 4090"),
         ("AMD Instinct MI300X", "MI300X"),
         ("  h100_sxm ", "H100 SXM"),
         ("a100", "A100 SXM"),
@@ -111,15 +94,10 @@ def test_names_of_drivers_and_of_people_are_understood(written, name):
     ("name", "capability"),
     [
         ("NVIDIA H200", (9, 0)),
-        ("NVIDIA H200 NVL", (9, 0)),
         ("NVIDIA GH200 144G HBM3e", (9, 0)),
-        ("NVIDIA H20", (9, 0)),
         ("NVIDIA B300 SXM6 AC", find_gpu("B300").compute_capability),
-        ("NVIDIA GB300", (10, 3)),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0)),
         ("NVIDIA GeForce RTX 4090 D", (8, 9)),
-        ("NVIDIA RTX A6000", (8, 6)),
-        ("NVIDIA L40", (8, 9)),
         ("Tesla V100-DGXS-32GB", (7, 0)),
         ("Quadro RTX 6000", None),
         ("AMD Instinct MI300X", None),

@@ -1,8 +1,4 @@
-from dataclasses import replace
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
@@ -14,7 +10,6 @@ from pyperf_suite.laws.training.data_parallel import (
 )
 
 MB = 1e6
-BUCKETS = st.lists(st.floats(1e3, 1e8), min_size=1, max_size=20).map(tuple)
 
 
 def all_reduce_s(size_bytes: float) -> float:
@@ -32,43 +27,12 @@ def exchanges() -> list[GradientExchange]:
     return found
 
 
-@given(BUCKETS, st.floats(0, 1), st.floats(0.1, 5), st.floats(1e-3, 1))
-def test_a_step_lasts_from_compute_alone_to_compute_and_exchange_in_turn(buckets, hidden, slowdown, compute_s):
-    law = DataParallelLaw(all_reduce_s, slowdown, hidden)
-    overlapped = law.seconds(GradientExchange(compute_s, buckets))
-    after = law.seconds(GradientExchange(compute_s, buckets, overlapped=False))
-    assert compute_s < overlapped <= after * (1 + 1e-9)
-    assert after == pytest.approx(compute_s + slowdown * sum(map(all_reduce_s, buckets)))
-
-
-@given(BUCKETS, st.floats(1e-3, 1))
-def test_the_last_bucket_is_never_hidden(buckets, backward_s):
-    costs = [all_reduce_s(size) for size in buckets]
-    left = tail_s(buckets, costs, backward_s)
-    assert costs[-1] * (1 - 1e-9) <= left <= sum(costs) * (1 + 1e-9)
-
-
 def test_buckets_go_in_order_as_soon_as_they_are_full():
     # Four quarters of a backward of 4 s are full at 1, 2, 3 and 4 s; each takes 0.5 s, or 2 s one behind the other.
     assert tail_s((1, 1, 1, 1), [0.5] * 4, 4.0) == pytest.approx(0.5)
     assert tail_s((1, 1, 1, 1), [2.0] * 4, 4.0) == pytest.approx(5.0)
     # The first is full late, and what follows it waits for it.
     assert tail_s((3, 1), [2.0, 0.1], 4.0) == pytest.approx(1.1)
-
-
-def test_one_bucket_hides_nothing_and_a_perfect_network_all_but_the_last():
-    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
-    single = GradientExchange(20e-3, (12 * MB,))
-    assert law.seconds(single) == pytest.approx(law.seconds(replace(single, overlapped=False)))
-    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
-    step = GradientExchange(300e-3, (1 * MB,) * 12)
-    assert law.exposed_s(step) == pytest.approx(all_reduce_s(1 * MB))
-
-
-def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
-    law = DataParallelLaw(all_reduce_s, 1.0, 0.5)
-    last = GradientExchange(80e-3, (4 * MB,) * 3, micro_batches=4)
-    assert law.exposed_s(replace(last, every_micro_batch=True)) == pytest.approx(4 * law.exposed_s(last))
 
 
 @pytest.mark.parametrize(("slowdown", "hidden"), [(1.0, 0.9), (2.5, 0.3), (0.7, 0.0), (4.0, 1.0)])
@@ -98,10 +62,6 @@ def test_too_few_steps_leave_nothing_to_hold_out():
         fit_data_parallel(all_reduce_s, exchanges()[:1], [1.0])
 
 
-SECONDS = st.floats(1e-6, 10.0)
-COUNTS = st.integers(1, 64)
-
-
 def test_without_loaders_nothing_overlaps_else_the_slowest_stage_or_the_cores_bind():
     pipeline = InputPipelineLaw(load_s=0.003, step_s=0.005, cores=8)
     assert pipeline.seconds(0) == pytest.approx(0.008)
@@ -118,13 +78,6 @@ def test_without_loaders_nothing_overlaps_else_the_slowest_stage_or_the_cores_bi
     on_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2, on_host=True)
     assert off_host.seconds(2) == pytest.approx(0.008)
     assert on_host.seconds(2) == pytest.approx(0.010)
-
-
-@given(SECONDS, SECONDS, COUNTS, st.booleans(), st.integers(0, 64))
-def test_a_loader_more_never_makes_it_slower_and_never_faster_than_the_model(load_s, step_s, cores, on_host, loaders):
-    pipeline = InputPipelineLaw(load_s, step_s, cores, on_host)
-    assert step_s <= pipeline.seconds(loaders + 1) <= pipeline.seconds(loaders)
-    assert 0 <= pipeline.starved(loaders) <= 1
 
 
 def test_a_model_that_takes_no_time_never_stops_waiting_and_fewer_than_no_loaders_are_refused():

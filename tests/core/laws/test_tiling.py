@@ -157,25 +157,6 @@ def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide():
     assert visiting_group(256, 1152, Tile(128, 128, 64), 9) == 2
 
 
-def paths() -> CriticalPath:
-    n = np.arange(32, 2000, 37)
-    parts = [
-        critical_path(128, n, k, Tile(128, 128, 256), Schedule.parse(schedule))
-        for schedule in ("data_parallel@3", "split_k(3)@3", "stream_k@3")
-        for k in (700, 4096)
-    ]
-    return CriticalPath(
-        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials"))
-    )
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_no_cost_comes_out_negative_whatever_the_noise(seed):
-    path = paths()
-    law = StaircaseLaw.fit(path, np.random.default_rng(seed).uniform(1e-6, 1e-2, path.k_extent.size))
-    assert min(law.overhead_s, law.per_k_s, law.per_tile_s, law.per_partial_s) >= 0
-
-
 def test_a_law_cannot_be_fitted_to_nothing():
     nothing = CriticalPath(np.array([]), np.array([]), np.array([]))
     with pytest.raises(ValueError, match="no measurements"):
@@ -211,18 +192,6 @@ def test_costs_add_up_and_are_fitted_by_the_least_squares_of_relative_residuals(
     paths = [critical_path(1, 1, 1, Tile(1, 1, 1), Schedule("persistent", 1))] * 3
     judged = judged_by_waves(paths, [1.0, 1.0, 2.0], [1, 2, 3], [0.0, 0.0, 0.02])
     assert judged.held_out == (pytest.approx((2 * 1 + 1 / 2) / (2 + 1 / 4) - 1),)
-
-
-SIZES = st.integers(1, 1 << 31)
-RUNGS = st.integers(0, 10).map(lambda power: 1 << power)
-
-
-@given(RUNGS, st.integers(1, 5000))
-def test_no_size_of_a_rung_is_nearer_than_the_nearest(divisor, size):
-    nearest = nearest_with(divisor, size)
-    assert largest_power_of_two(nearest) == divisor
-    similar = range(divisor, size + 2 * divisor + 1, 2 * divisor)
-    assert abs(nearest - size) == min(abs(other - size) for other in similar)
 
 
 def test_sizes_are_rounded_up_and_have_their_power_of_two():
