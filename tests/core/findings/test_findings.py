@@ -16,13 +16,22 @@ from pyperf_suite.findings.data import (
     OPEN_INTERVAL,
     UNITS,
     Claim,
+    ClaimVerdict,
+    Document,
+    Findings,
+    Panel,
     Quantity,
+    Table,
+    figure,
+    findings,
     quantity,
     remark,
 )
 from pyperf_suite.measure.estimates import Ratio
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
+
+IS_FASTER = Claim("is faster", "a guide", low=1.0)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,19 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
 def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
     message = remark("{faster} as fast", effect="faster", faster=effect)
     assert message.is_noise is is_noise
+
+
+def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
+    message, verdict = remark("a"), IS_FASTER.judge("", 2.0)
+    full, empty = Table("full", (), ((),)), Table("empty", (), ())
+    drawn, text = figure("f", "t", "c", [Panel("", "x", "y", ())]), Document("known.txt", "as known")
+    found = findings(message, None, drawn, [full, empty, text, (each for each in (verdict, None))])
+    assert found == Findings((message, verdict), (full,), (drawn,), (text,))
+    assert found.verdicts == [verdict]
+    cautious = remark("b", kind="caution")
+    assert findings(message, cautious, verdict).cautions == [cautious]
+    assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
+    assert isinstance(verdict, ClaimVerdict)
 
 
 def test_a_remark_on_an_item_names_its_attributes_and_theirs():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
-from pyperf_suite.findings.summary import cautions_of, exit_code, failures_of, summary_of
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, remark
+from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
@@ -47,6 +47,12 @@ def test_effects_are_weighed_by_what_of_them_is_certain_and_of_one_template_the_
     assert len(points(effect("a", 2.0), effect("a", 3.0), effect("b", 1.5))) == 2
 
 
+def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
+    law = remark("law {x}", kind="law", effect="x", x=Ratio(2, 1.9, 2.1, 3))
+    predicted = remark("it is {x}", effect="x", x=Quantity(2, "x", 1.9, 2.1, 3, predicted=True))
+    assert points(law, predicted) == []
+
+
 def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
     open_one = Claim("no slower", "A Guide", 1.0, 2.0).judge("it is {measured}", Ratio(1.0, 0.9, 1.1, 3))
     message = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
@@ -59,6 +65,23 @@ def test_the_verdict_furthest_outside_speaks_for_its_claim() -> None:
     [point] = summary_of({"probe": Findings((near, far))})
     assert point.message is far
     assert (point.kind, point.probe) == ("fails", "probe")
+
+
+def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
+    other = Claim("as fast", "A Guide", 1.9, 2.1)
+    *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
+    assert isinstance(point.message, Remark)
+    assert point.message.values["count"] == 2
+    assert "--profile standard" in str(point.message.values["remedy"])
+
+
+def test_there_are_at_most_seven_points_however_much_was_found() -> None:
+    failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
+    message = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
+    assert len(message) == MOST_POINTS
+    assert [
+        each.message.values for each in message if isinstance(each.message, Remark) and "count" in each.message.values
+    ] == [{"count": 7}]
 
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
@@ -152,3 +175,8 @@ def test_why_nothing_was_measured_is_said(records: list[Record], words: str) -> 
     (point,) = failures_of(records)
     assert isinstance(point.message, Remark)
     assert point.message.values["reason"] == words
+
+
+def test_a_run_without_a_case_says_so_and_one_that_measured_something_is_silent() -> None:
+    assert [each.kind for each in failures_of([a_record("sentinel")])] == ["failed"]
+    assert failures_of([ended(1, "ok"), ended(2, "unsupported")]) == []

@@ -2,6 +2,7 @@ import json
 import platform
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, gpus, resolve
 from pyperf_suite.hardware.machine import identity, source_of, state
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.software import copies
+from pyperf_suite.hardware.software import compiler, copies, loader_folders, mapped
 from tests.core.repository import Repository
 
 
@@ -220,3 +221,26 @@ def test_copies_come_in_the_order_in_which_they_are_tried(machine):
         ("/usr/lib/libnccl.so.2", "loader"),
         ("/opt/conda/lib/libnccl.so.2", "elsewhere"),
     ]
+
+
+def test_one_file_by_two_names_is_one_copy_and_a_configuration_that_includes_itself_ends(machine, tmp_path):
+    files = machine({"usr/lib/libnccl.so.2": ""})
+    (tmp_path / "lib").symlink_to("usr/lib")
+    assert len(copies(files, ["libnccl.so.2"], "PYPERF_LIBNCCL", [], {})) == 1
+    assert loader_folders(machine({"etc/ld.so.conf": "include ld.so.conf\n/mine\n"})) == ("/mine",)
+
+
+def test_the_copy_in_a_process_is_read_from_its_map_and_no_other_library_is_taken_for_it():
+    maps = (
+        "7f00-7f01 r-xp 00000000 08:01 12 /env/lib/libnvrtc-builtins.so.13.0\n"
+        "7f02-7f03 r-xp 00000000 08:01 13 /env/lib/libnvrtc-0a1b2c.so.13\n"
+    )
+    assert mapped(maps, "libnvrtc") == "/env/lib/libnvrtc-0a1b2c.so.13"
+    assert mapped(maps, "libnccl") is None
+
+
+def test_the_compiler_is_what_cxx_names_even_where_it_cannot_be_run():
+    assert compiler({"CXX": f"'{sys.executable}'", "PATH": ""}).version.startswith("Python ")
+    assert compiler({"CXX": "nowhere-c++", "PATH": ""}).version is None
+    assert compiler({"CXX": "'torn", "PATH": ""}).version is None
+    assert compiler({"PATH": "/nowhere"}) is None

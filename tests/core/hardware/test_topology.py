@@ -8,11 +8,11 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import links, topology
 from pyperf_suite.hardware import links as module
-from pyperf_suite.hardware.devices import Unavailable
+from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, pcie_lanes_gb_per_s
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.topology import LinkGraph, parse
+from pyperf_suite.hardware.topology import LinkGraph, parse, wiring
 
 # Where each text was published; the legends are nvidia-smi's own.
 ORIGINS = {
@@ -187,6 +187,31 @@ def test_a_gpus_links_follow_from_its_compute_capability(capability, nvlink, pci
     found = links.nvlink_of(capability)
     assert (found and found.name) == nvlink
     assert links.pcie_of(capability).name == pcie
+
+
+class Manager:
+    """NVML that knows GPUs by the last digit of their UUID."""
+
+    def index(self, uuid: str) -> int | None:
+        return int(uuid[-1]) if uuid.startswith("GPU-") else None
+
+
+def bridged_gpus(*uuids: str) -> list[Gpu]:
+    return [Gpu(index, "RTX A6000", uuid, (8, 6), 84, 48 << 30) for index, uuid in enumerate(uuids)]
+
+
+# GPU0 and GPU1 are bridged by four NVLinks, GPU2 stands alone.
+BRIDGED = graph_of("3xa6000_bridged")
+
+
+def test_paths_follow_the_gpus_that_a_process_sees_and_what_is_unknown_is_left_out():
+    message = wiring(bridged_gpus("GPU-2", "GPU-1", "GPU-0"), Manager(), BRIDGED)
+    assert {pair: link["path"] for pair, link in message.items()} == {"0-1": "NODE", "0-2": "NODE", "1-2": "NV4"}
+    assert message["1-2"]["gb_per_s"] > message["0-1"]["gb_per_s"] > 0
+    assert set(wiring(bridged_gpus("GPU-0", "GPU-2"), Manager(), BRIDGED)) == {"0-1"}
+    assert wiring(bridged_gpus("GPU-0"), Manager(), BRIDGED) == {}
+    assert wiring(bridged_gpus("GPU-0", "MIG-1"), Manager(), BRIDGED) == {}
+    assert wiring(bridged_gpus("GPU-0", "GPU-1"), Manager(), Unavailable("there is no nvidia-smi")) == {}
 
 
 CARD = "0000:17:00.0"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pyperf_suite.laws.training.data_parallel import (
@@ -33,6 +35,21 @@ def test_buckets_go_in_order_as_soon_as_they_are_full():
     assert tail_s((1, 1, 1, 1), [2.0] * 4, 4.0) == pytest.approx(5.0)
     # The first is full late, and what follows it waits for it.
     assert tail_s((3, 1), [2.0, 0.1], 4.0) == pytest.approx(1.1)
+
+
+def test_one_bucket_hides_nothing_and_a_perfect_network_all_but_the_last():
+    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
+    single = GradientExchange(20e-3, (12 * MB,))
+    assert law.seconds(single) == pytest.approx(law.seconds(replace(single, overlapped=False)))
+    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
+    step = GradientExchange(300e-3, (1 * MB,) * 12)
+    assert law.exposed_s(step) == pytest.approx(all_reduce_s(1 * MB))
+
+
+def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
+    law = DataParallelLaw(all_reduce_s, 1.0, 0.5)
+    last = GradientExchange(80e-3, (4 * MB,) * 3, micro_batches=4)
+    assert law.exposed_s(replace(last, every_micro_batch=True)) == pytest.approx(4 * law.exposed_s(last))
 
 
 @pytest.mark.parametrize(("slowdown", "hidden"), [(1.0, 0.9), (2.5, 0.3), (0.7, 0.0), (4.0, 1.0)])

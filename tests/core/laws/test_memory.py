@@ -1,11 +1,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.memory import activation_bytes, gpt_weights
 from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.workloads.training import TransformerShape
-from tests.models import GPT_3, MIXTRAL
+from tests.models import GPT_3, LLAMA, MIXTRAL
 
 
 def layer_activations(ranks: int, sequence_parallel: bool, recompute: str, seq: int = 2048) -> float:
@@ -31,6 +33,18 @@ def test_experts_keep_the_copies_of_their_tokens_too():
     dense = replace(MIXTRAL, experts=1, top_k=1)
     kept = activation_bytes(MIXTRAL, 1, 1) - activation_bytes(dense, 1, 1)
     assert kept == 32 * (6 * 14336 + 2 * 2 * 2 * 4096)
+
+
+@given(st.integers(1, 8), st.integers(1, 32768), st.sampled_from([1, 2, 4, 8]), st.booleans())
+def test_each_more_recomputation_and_each_more_rank_keeps_less(micro_batch, seq, ranks, sequence_parallel):
+    for model in (GPT_3, LLAMA, MIXTRAL):
+        sharding = Sharding(ranks, sequence_parallel)
+        kept = [
+            activation_bytes(model, micro_batch, seq, sharding, recompute=recompute)
+            for recompute in ("layers", "attention", "nothing")
+        ]
+        assert sorted(kept) == kept
+        assert activation_bytes(model, micro_batch, seq, Sharding(1)) >= kept[1]
 
 
 SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}

@@ -157,6 +157,25 @@ def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide():
     assert visiting_group(256, 1152, Tile(128, 128, 64), 9) == 2
 
 
+def paths() -> CriticalPath:
+    n = np.arange(32, 2000, 37)
+    parts = [
+        critical_path(128, n, k, Tile(128, 128, 256), Schedule.parse(schedule))
+        for schedule in ("data_parallel@3", "split_k(3)@3", "stream_k@3")
+        for k in (700, 4096)
+    ]
+    return CriticalPath(
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials"))
+    )
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_no_cost_comes_out_negative_whatever_the_noise(seed):
+    path = paths()
+    law = StaircaseLaw.fit(path, np.random.default_rng(seed).uniform(1e-6, 1e-2, path.k_extent.size))
+    assert min(law.overhead_s, law.per_k_s, law.per_tile_s, law.per_partial_s) >= 0
+
+
 def test_a_law_cannot_be_fitted_to_nothing():
     nothing = CriticalPath(np.array([]), np.array([]), np.array([]))
     with pytest.raises(ValueError, match="no measurements"):

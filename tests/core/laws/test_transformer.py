@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
+from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import (
     LARGEST,
     ModelDimensions,
@@ -209,6 +210,15 @@ def test_layers_with_a_window_and_without_are_two_calls():
     assert (whole.calls, chunked.calls, chunked.batch, chunked.seq, chunked.window) == (3, 9, 32, 256, 0)
     [only] = attention_calls(SMALL_LLAMA, 2, 4096)
     assert (only.calls, only.is_windowed) == (12, False)
+
+
+def test_a_window_costs_no_parameters_and_saves_attention_alone():
+    assert GEMMA.parameters == SMALL_LLAMA.parameters
+    [whole] = attention_calls(SMALL_LLAMA, 1, 8192)
+    assert model_flop(SMALL_LLAMA, 1, 8192) - model_flop(GEMMA, 1, 8192) == pytest.approx(
+        3 * (10 / 12) * whole.flop() * (1 - seen(8192, 256, False) / seen(8192, 8192, False))
+    )
+    assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(SMALL_LLAMA, 1, 8192)
 
 
 @pytest.mark.parametrize(

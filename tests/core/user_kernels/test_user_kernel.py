@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import processes
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.workload import describe, parameters_of
@@ -236,6 +239,32 @@ def test_a_crash_next_to_another_thread_is_placed_at_the_line_that_crashed(bench
     assert measured()["reason"] == "bench.py:7: function had its process ended by SIGSEGV."
 
 
+FOUR = {
+    "an import": ("import no_such_module", 1),
+    "a crash": ("import ctypes; ctypes.string_at(0)", 2),
+    "an exception": ("raise ValueError(f'{n} is odd')", 4),
+    "an import of an optional package": (
+        "try: import no_such_module\n        except ImportError: pass\n        raise ValueError('no')",
+        4,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "tries"), FOUR.values(), ids=FOUR)
+def test_four_failures_of_one_cause_that_no_case_decides_are_not_tried_four_times(bench, tmp_path, body, tries):
+    bench(
+        f"{NUMPY}@suite.kernel(n=(1, 2, 3, 4))\ndef kernel(n):\n    def function(x):\n"
+        f"        open({str(tmp_path / 'log')!r}, 'a').write('x')\n        {body}\n"
+        "    return suite.launch(function, suite.rand(8))\n"
+    )
+    cases = [Case("bench.py:kernel", parameters_of(("n",))(n=n), "function") for n in (1, 2, 3, 4)]
+    with WorkerPool(CPU) as pool:
+        answers = [answer for _, answer in pool.measure_by_turns(0, cases, SHORT)]
+    assert {answer["outcome"] for answer in answers} == {"failed"}
+    assert len((tmp_path / "log").read_text()) == tries
+
+
 @pytest.mark.slow
 def test_a_triton_kernel_without_a_gpu_is_unsupported_and_says_what_to_do(bench):
     before = "def function(x):\n    raise RuntimeError('0 active drivers ([]). There should only be one.')\n"
@@ -327,6 +356,35 @@ def test_inputs_are_others_each_time_and_unknown_to_the_kernel(bench, tmp_path):
     assert len(set(seen)) >= 6
 
 
+def test_a_plain_kernel_imports_neither_numpy_nor_torch(bench):
+    bench(
+        "import pyperf_suite as suite\n@suite.kernel()\ndef kernel():\n"
+        "    return suite.launch(sorted, [2, 1], reference=sorted)\n"
+    )
+    result = measured(implementation="sorted")
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["kernel"]["details"]["versions"] == {}
+
+
+PIDS = kernel_of(
+    "lambda x: note() or x + 1, suite.rand(8)",
+    "import os\nnote = lambda: open('pids', 'a').write(f'{os.getpid()}\\n') * 0\n",
+)
+
+
+@pytest.mark.slow
+def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does(bench, tmp_path):
+    bench(PIDS)
+    assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
+    ((key, template),) = processes._templates.items()
+    assert key == (sys.executable, "numpy")
+    pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
+    assert len(pids - {template._process.pid}) >= 2
+    template._process.kill()
+    template._process.wait()
+    assert measured()["outcome"] == "ok"
+
+
 def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(bench):
     double = "def double(x, out):\n    if next(calls) % 300:\n        np.multiply(x, 2, out=out)\n"
     before = f"import itertools\ncalls = itertools.count(1)\n{double}"
@@ -402,12 +460,39 @@ def test_a_case_survives_json_and_has_the_same_id_everywhere():
     assert case.case_id == "ad2cdaca0f908fac"
 
 
+@pytest.mark.slow
+def test_torch_functions_are_measured_as_the_issue_writes_them(bench):
+    pytest.importorskip("torch")
+    bench(
+        "import pyperf_suite as suite\nimport torch\n\ndef my_softmax(x):\n    return torch.softmax(x, -1)\n\n"
+        '@suite.kernel(n=(32, 64), dtype=("bfloat16", "float32"))\n'
+        "def softmax(n, dtype):\n"
+        "    x = suite.randn(8, n, dtype=dtype)\n"
+        "    return suite.launch(my_softmax, x, reference=lambda x: x.double().softmax(-1), bytes=2 * x.nbytes)\n\n"
+    )
+    result = measured("bench.py:softmax", "my_softmax", n=32, dtype="bfloat16")
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["work"]["bytes"] == 2 * 8 * 32 * 2
+
+
 def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     root = Path(__file__).parents[3]
     text = (root / "docs" / "your_kernel.md").read_text()
     example = text.split("```python\n")[1].split("```")[0]
     assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
+    example = Path(__file__).parents[3] / "examples" / "your_kernel"
+    here = {"cwd": shutil.copytree(example, tmp_path / "example"), "check": True, "timeout": 300}
+    suite = [sys.executable, "-m", "pyperf_suite"]
+    subprocess.run([*suite, "run", "bench_tiles.py", "-a", "n=256,512,768,1024,1280", "--results", "r"], **here)
+    subprocess.run([*suite, "export", "latest", "--results", "r", "-o", "tiles.csv"], **here)
+    law = subprocess.run([sys.executable, "wave_law.py", "tiles.csv"], capture_output=True, text=True, **here)
+    # Of five sizes two have two waves, which the law was not fitted to.
+    assert re.search(r"time = [\d.]+ us \+ waves x [1-9][\d.]* us\nIt misses the 2 cases", law.stdout)
 
 
 def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
