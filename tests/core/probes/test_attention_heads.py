@@ -21,7 +21,6 @@ CPU = resolve("cpu")
 LAW = AttentionLaw(5e-6, 1e-6, per_product_s=4e-12, per_score_s=64e-12, per_element_s=1e-12)
 
 BLOCKS = Blocks(64, 64)
-CAUSAL = AttentionParameters(1, 8, 64, 256, causal=True, dtype="float32", workers=2)
 
 
 def power_of_two(head_dim: int) -> int:
@@ -142,26 +141,6 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert message(found, "cause", kernel="sdpa_default, float32") == []
 
 
-def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward() -> None:
-    class Backwards(Machine):
-        def seconds(self, case: Case) -> float:
-            p = case.parameters
-            return 1e-3 * (100 / p.heads if p.backward else p.heads)
-
-    found = message(findings(Backwards()), "slow", kernel="sdpa_default, float32", split="8 x 64")
-    assert {each.values["of_pass"]: each.values["faster"].value for each in found} == {
-        "forward": pytest.approx(0.5),
-        "backward": pytest.approx(2),
-    }
-
-
-def test_noise_is_not_turned_into_advice() -> None:
-    free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
-    advice = message(findings(Machine(law=free_softmax, noise=0.05)), "slow")
-    assert len(advice) == 3
-    assert all(each.is_noise for each in advice)
-
-
 @pytest.mark.parametrize(
     ("machine", "changed", "cause", "column", "slow", "fast"),
     [
@@ -198,30 +177,6 @@ def test_a_law_that_the_machine_obeys_misses_nothing_it_was_not_fitted_to() -> N
     assert exact.values["median"].value < 0.0005
     (noisy,) = message(findings(Machine(noise=0.3), **changed), "overhead")
     assert noisy.values["median"].value > 0.0005
-
-
-def test_the_largest_drop_over_head_dimensions_is_that_of_the_rates() -> None:
-    found = findings(Machine(), head_dim=(64, 72, 128))
-    (said,) = message(found, "drop", kernel="native, float32")
-    assert (said.values["head_dim"], said.values["after"], said.values["of_pass"]) == (64, 72, "forward")
-    before, after, _ = lines(found, "Throughput by head dimension", implementation="native, float32")
-    assert after["forward"].value / before["forward"].value == pytest.approx(said.values["drop"].value)
-    assert said.values["drop"].value < 0.7
-
-
-def test_the_padding_of_our_kernel_stands_beside_each_head_dimension() -> None:
-    def padding(machine: Machine) -> dict[str, float]:
-        found = lines(findings(machine, head_dim=(64, 72, 96)), "What the forward kernels compute")
-        return {line["heads x head_dim"]: line["padding"].value for line in found}
-
-    assert padding(Machine()) == {
-        "4 x 64": 0,
-        "8 x 64": 0,
-        "4 x 72": pytest.approx(1 - 72 / 128),
-        "4 x 96": 0.25,
-        "4 x 128": 0,
-    }
-    assert set(padding(Machine(padded=lambda head_dim: head_dim)).values()) == {0}
 
 
 def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
@@ -266,10 +221,3 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
     assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
     (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
     assert line["heads x head_dim"] == "8 x 80"
-
-
-def test_cases_that_different_processes_measured_are_not_compared() -> None:
-    records = Machine().records(cases(implementation=("native",)), processes=2)
-    found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
-    assert message(found, "faster") == []
-    assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]

@@ -88,11 +88,6 @@ def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
     assert [row[f"{phase} / forward"].value for phase in ("backward", "dgrad", "wgrad")] == pytest.approx([2, 1.1, 1.1])
 
 
-def test_a_backward_as_fast_as_forward_contradicts_the_guide() -> None:
-    (verdict,) = judged("conv", TWICE_THE_TIME, Machine(lambda p, process: 1e-3))
-    assert (verdict.outcome, verdict.measured.value) == ("does not hold here", 1.0)
-
-
 def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None:
     (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
     assert (counted.values["longer"], counted.values["all"]) == (1, 2)
@@ -102,15 +97,12 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
     assert counted.values["longer"] == 0
 
 
-def test_an_activation_at_the_rate_of_a_copy_is_bound_by_bandwidth() -> None:
+def test_an_activation_is_bound_by_bandwidth_where_it_runs_at_the_rate_of_a_copy() -> None:
     forward, backward = judged("relu", BANDWIDTH_BOUND)
     # Three tensors take half as long again as two: the rate is the same.
     assert [each.message.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
     assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
     assert {forward.outcome, backward.outcome} == {"holds"}
-
-
-def test_an_activation_that_computes_is_not_bound_by_bandwidth() -> None:
     forward, backward = judged("gelu", BANDWIDTH_BOUND, slower(4, layer="gelu", phase="forward"))
     assert forward.measured.value == pytest.approx(0.25)
     assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")

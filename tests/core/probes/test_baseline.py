@@ -48,19 +48,6 @@ def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
     assert {round(row[-1].value, 9) for row in found.tables[0].rows} == {0.5, round(1 / 3, 9)}
 
 
-def test_a_mean_has_an_interval_over_processes_and_the_bounds_of_its_products() -> None:
-    def seconds(case: Case, slow: float) -> float:
-        if case.implementation == "torch":
-            return 1.0
-        return 2.0 * slow * (1.5 if case.parameters.m == 128 else 1.0)
-
-    made = records(seconds=lambda case: seconds(case, 1.0), processes=2)
-    made += records(seconds=lambda case: seconds(case, 1.25), processes=[2])
-    values = PROBE.findings(made).remarks[0].values
-    assert (values["mean"].processes, values["mean"].low < values["mean"].value < 0.5) == (3, True)
-    assert (values["least"].value, values["most"].value) == (pytest.approx(1 / 3), 0.5)
-
-
 def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:
     axes = replace(
         AXES,
@@ -92,17 +79,3 @@ def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> Non
     table = PROBE.findings(made).tables[0]
     of_peak = [heading.name for heading in table.columns].index("ours / the peak")
     assert [row[of_peak].value for row in table.rows if row[2] == "float32"] == pytest.approx([0.5, 0.5])
-
-
-def test_sustained_speed_is_compared_with_sustained_speed() -> None:
-    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), mode=("burst", "sustained"))
-    seconds = {
-        ("native", "burst"): 2.0,
-        ("torch", "burst"): 1.0,
-        ("native", "sustained"): 4.0,
-        ("torch", "sustained"): 3.0,
-    }
-    made = records(PROBE.sweep(axes), lambda case: seconds[case.implementation, case.mode])
-    burst, sustained = (each.values for each in PROBE.findings(made).remarks)
-    assert (burst["mode"], burst["mean"].value) == ("burst", pytest.approx(0.5))
-    assert (sustained["mode"], sustained["mean"].value) == ("sustained", pytest.approx(0.75))

@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyperf_suite.findings.axes import Sizes
-from pyperf_suite.findings.data import Findings, Quantity, Remark, Table
-from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
-from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
+from pyperf_suite.findings.data import Quantity
+from pyperf_suite.probes.collectives import PROBE
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
-
-LADDER = Sizes(64, 64 * 2**20, 16)
-
-
-def cases(**changed: object) -> list[Case]:
-    usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
-    return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
-
-
-def value(cell: Any) -> Any:
-    return cell.value if isinstance(cell, Quantity) else cell
-
-
-def remarks(findings: Findings, words: str) -> list[dict[str, Any]]:
-    """Kind, numbers and names of those whose sentence has these words; quantities by their value."""
-    found = [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
-    return [{"kind": each.kind} | {name: value(cell) for name, cell in each.values.items()} for each in found]
-
-
-def said(findings: Findings, words: str) -> Mapping[str, Any]:
-    (found,) = remarks(findings, words)
-    return found
-
-
-def table(findings: Findings, words: str) -> Table:
-    (found,) = [table for table in findings.tables if words in table.title]
-    return found
-
-
-def rows(found: Table) -> list[dict[str, Any]]:
-    names = [column.name for column in found.columns]
-    return [dict(zip(names, map(value, row), strict=True)) for row in found.rows]
-
+from tests.core.probes.test_collectives import cases, remarks, said, table
+from tests.records import lines
 
 ARRIVING = ("all_reduce", "all_gather")
 
@@ -72,7 +39,7 @@ def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(netw
 
 def test_transfer_is_told_apart_from_waiting_for_the_last(network: Any) -> None:
     findings = PROBE.findings(network(late={2: 100e-6}).records(cases()))
-    smallest = rows(table(findings, "all_reduce float32"))[0]
+    smallest = table(findings, "all_reduce float32, 4 ranks, gloo")[0]
     assert (smallest["transfer"], smallest["skew"]) == pytest.approx((20.01e-6, 100e-6), rel=1e-3)
 
 
@@ -88,9 +55,9 @@ def test_a_slow_link_is_named(network: Any) -> None:
     assert (spread["pairs"], spread["slow"], spread["limit"]) == (6, 1, 0.8)
     assert spread["lowest"] / spread["median"] == pytest.approx(0.4, rel=0.01)
     assert spread["highest"] == spread["median"]
-    found = table(findings, "GB/s between ranks")
+    (found,) = [each for each in findings.tables if "GB/s between ranks" in each.title]
     assert [column.name for column in found.columns] == ["", "0", "1", "2", "3"]
-    matrix = [[value(cell) for cell in row[1:]] for row in found.rows]
+    matrix = [[cell.value if isinstance(cell, Quantity) else cell for cell in row[1:]] for row in found.rows]
     assert [matrix[rank][rank] for rank in range(4)] == [None] * 4
     assert matrix[1][3] == matrix[3][1] == spread["lowest"] != matrix[0][1]
 
@@ -113,28 +80,9 @@ def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> Non
 def test_a_rank_all_of_whose_links_are_slow_is_named_instead(network: Any, ranks: int) -> None:
     slow = {(min(2, other), max(2, other)): 0.5 for other in range(ranks) if other != 2}
     findings = PROBE.findings(network(slow=slow).records(pairs(ranks=(ranks,))))
-    assert (said(findings, "every link of rank")["kind"], said(findings, "every link of rank")["rank"]) == (
-        "caution",
-        2,
-    )
+    slow_rank = said(findings, "every link of rank")
+    assert (slow_rank["kind"], slow_rank["rank"]) == ("caution", 2)
     assert not remarks(findings, "is slow, {share}")
-
-
-def test_halves_of_the_machine_make_a_map_too(network: Any) -> None:
-    findings = PROBE.findings(network(slow={(1, 5): 0.5}).records(pairs(pairs=("bisection",), ranks=(8,))))
-    assert said(findings, "the median {median}")["pairs"] == 4
-    slow = said(findings, "is slow, {share}")
-    assert (slow["one"], slow["other"], slow["share"]) == (1, 5, pytest.approx(0.5, rel=0.01))
-
-
-def test_on_the_map_a_slow_link_stands_out_on_both_sides_of_the_diagonal() -> None:
-    rates = {(0, 1): 10.0, (0, 2): 10.0, (1, 2): 2.0}
-    [[heat_map]] = pair_figure(PairMap("send_receive float32, gloo", 1 << 20, 3, rates)).rows
-    assert heat_map.x == heat_map.y == (0, 1, 2)  # type: ignore[union-attr]
-    values = heat_map.values  # type: ignore[union-attr]
-    assert values[1][2] == values[2][1] == 0.2
-    assert values[0][1] == 1.0
-    assert all(math.isnan(values[rank][rank]) for rank in range(3))
 
 
 def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
@@ -148,9 +96,9 @@ def test_a_soak_tells_when_the_network_changed(network: Any) -> None:
     findings = PROBE.findings(network(factor=steps(12), noise=0.01).records(cases(size=ONE_SIZE), processes=30))
     change = said(findings, "cases change")
     assert (change["by"], change["at"]) == (pytest.approx(0.5, abs=0.01), 12 * 60)
-    (row,) = rows(table(findings, "Soak"))
-    assert (row["trials"], row["change"], row["at"]) == (30, change["by"], change["at"])
-    assert row["change by chance"] < 0.01
+    (row,) = lines(findings, "Soak")
+    assert (row["trials"], row["change"].value, row["at"].value) == (30, change["by"], change["at"])
+    assert row["change by chance"].value < 0.01
     (figure,) = findings.figures
     (panel,) = figure.rows[0]
     assert figure.name == "collectives_soak"

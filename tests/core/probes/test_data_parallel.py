@@ -132,15 +132,6 @@ def test_ranks_wait_for_the_last_so_its_time_is_what_the_law_begins_with():
     assert law.values["median"].value < 0.0005
 
 
-def test_without_all_reduces_there_is_no_law_but_everything_else():
-    findings = PROBE.findings(records_of(swept(replace(AXES, all_reduce=()))))
-    assert not remarks(findings, "law_hidden")
-    (cost,) = remarks(findings, "longer")
-    assert cost.values["longer"].value == pytest.approx(
-        min(row[2].value for row in findings.tables[0].rows if row[1].startswith("DDP")) / (4 * COMPUTE_S_A_LAYER)
-    )
-
-
 def test_each_claim_of_the_guides_gets_its_verdict():
     findings = PROBE.findings(records_of(swept(AXES)))
     judged = verdicts(findings)

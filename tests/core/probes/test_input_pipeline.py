@@ -94,24 +94,6 @@ def test_too_few_cores_bind_whatever_the_loaders():
     assert more.measured.value == pytest.approx(1.0)
 
 
-def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
-    findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
-    bound = message(findings, "binds")
-    assert bound.values["binds"] == "the model"
-    assert "handing batches over" in bound.template
-
-
-def test_the_laws_own_error_is_told():
-    near = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
-    error = message(PROBE.findings(near), "median")
-    assert (error.kind, error.values["count"]) == ("law", 3)
-    assert error.values["median"].value == pytest.approx(0.01, abs=2e-3)
-    far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
-    error = message(PROBE.findings(visits(BASE, 0.0075) + far), "median")
-    assert error.values["count"] == 2
-    assert error.values["median"].value == pytest.approx(0.208, abs=2e-3)
-
-
 def test_loaders_that_only_cost_contradict_the_claim():
     findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
     assert judged(findings, WORKERS_HELP).outcome == "does not hold here"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
 from pyperf_suite.runner.record import Case, Record
@@ -70,20 +70,6 @@ def test_many_small_tensors_are_what_the_claim_is_about():
     assert {each.message.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
 
 
-def test_a_gain_below_what_counts_as_significant_is_not_one():
-    tried = found(tensors=(TensorSet(20, 64, 64),), optimizer=("SGD",)).verdicts
-    assert {each.outcome for each in tried if each.message.values["implementation"] == "foreach"} == {
-        "does not hold here"
-    }
-
-
 def test_states_stand_beside_the_claim():
     states = [each for each in found().verdicts if each.claim == ADAMW_STATE]
     assert {(each.measured.value, each.measured.base, each.outcome) for each in states} == {(8.0, "B", "holds")}
-
-
-def test_what_processes_do_not_agree_on_is_noise():
-    message = found(wobble=0.2, tensors=(LARGE,), optimizer=("AdamW",)).remarks
-    few = [each for each in message if isinstance(each, Remark)]
-    assert len(few) == 2
-    assert all(each.is_noise for each in few)

@@ -50,14 +50,6 @@ def test_latency_and_bandwidth_are_found_again():
     assert way_found["law off where left out"].value < 0.02
 
 
-def test_a_law_that_is_far_off_somewhere_says_by_how_much_and_the_best_rate_is_told():
-    slow = way("memcpy", 0.0, 1.5, sizes=SIZES[-1:])
-    found = ways(PROBE.findings(way("memcpy", 2e-6, 10.0, sizes=SIZES[:-1]) + slow))["memcpy"]
-    assert found["rate"].value == pytest.approx(1.5e9, rel=0.02)
-    assert found["best rate"].value == pytest.approx(9.89e9, rel=0.01)
-    assert found["law off at worst"].value > 0.5
-
-
 @pytest.mark.parametrize(("disk", "outcome"), [(2.0, "holds"), (10.0, "does not hold here")])
 def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
     (verdict,) = PROBE.findings(way("memcpy", 0.0, 10.0) + way("disk_direct", 0.0, disk, sizes=[1 << 20])).verdicts
