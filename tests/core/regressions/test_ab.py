@@ -78,20 +78,6 @@ def test_a_budget_that_is_used_up_leaves_it_undecided_and_says_what_more_would_c
     assert f"at least {SequentialRule().looks[0]} are needed: --budget" in finding.sentence
 
 
-def test_every_pair_is_written_before_the_next_is_measured(measured):
-    written = []
-    calls = measured(noisy(lambda case: 1.1))
-    seen = []
-    compare_case(
-        OLD, NEW, case_of(64), CPU,
-        journal=written.append,
-        progress=lambda case, pairs: seen.append((len(calls), len(written), len(pairs))),
-    )  # fmt: skip
-    assert seen == [(number, number, number) for number in range(1, len(calls) + 1)]
-    assert written[3]["pair"] == 3
-    assert written[3]["old"] == case_of(64).old.to_json()
-
-
 @pytest.mark.parametrize(
     ("lost", "verdict", "pairs"), [((4,), "slower", None), (range(4, 99), "failed", 6)], ids=["once", "again"]
 )
@@ -142,13 +128,6 @@ def test_a_suite_is_judged_by_the_rule_for_one_of_so_many_and_told_in_its_order(
     assert calls[0]["case"] != cases[0] or calls[-1]["case"] != cases[-1]
 
 
-def test_each_benchmark_can_have_a_margin_of_its_own(measured):
-    measured(noisy(lambda case: 1.05, noise=0.002))
-    margins = {case_of(64): 0.01, case_of(65): 0.2}
-    findings = compare_arms(OLD, NEW, list(margins), CPU, lambda case: SequentialRule(margin=margins[case]))
-    assert [(finding.verdict, finding.margin) for finding in findings] == [("slower", 0.01), ("equivalent", 0.2)]
-
-
 def test_another_clock_or_another_path_taken_is_said(measured):
     clocks = {"clock_hz": {"old": 1.98e9, "new": 1.755e9}}
     measured(lambda case: made_up_pair(1.128, machine=clocks))
@@ -158,14 +137,6 @@ def test_another_clock_or_another_path_taken_is_said(measured):
     kernels = ({"name": "a", "path": "packed"}, {"name": "b", "path": "generic"})
     measured(lambda case: made_up_pair(1.2, kernels=kernels))
     assert "The path taken changed from packed to generic." in compare_case(OLD, NEW, case_of(64), CPU).sentence
-
-
-def test_exact_figures_are_compared_once_and_exactly(measured):
-    spilling = ({"local_memory": {"value": 0}}, {"local_memory": {"value": 64}})
-    calls = measured(lambda case: made_up_pair(static=spilling))
-    finding = compare_case(OLD, NEW, case_of(64), CPU)
-    assert (finding.verdict, finding.ratio, len(calls)) == ("slower", None, 1)
-    assert finding.details["figures"] == {"local_memory": [0, 64]}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.pairs.ab import comparison_folder
-from pyperf_suite.regressions.pairs.arms import this_code
 from pyperf_suite.regressions.verdict import Judgement
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -60,12 +59,6 @@ def compared(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("equivalent", 0), ("undecided", 3), ("failed", 3)])
-def test_the_exit_code_is_that_of_the_findings(run, compared, verdict, code):
-    compared(verdict)
-    assert run(*VARIANTS, "baseline").exit_code == code
-
-
 def test_pairs_manifest_and_findings_are_kept(run, compared, tmp_path):
     compared("slower")
     message = run(*VARIANTS, "baseline", "--json", "--results", "here")
@@ -84,35 +77,12 @@ def test_an_interruption_says_where_the_pairs_are(run, compared):
     assert "Interrupted; 1 pairs are kept in" in ended.stderr
 
 
-def test_margin_and_budget_reach_the_rule(run, compared):
-    requested = compared("equivalent")
-    run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")
-    rule = requested[0]["rule"](requested[0]["cases"][0])
-    assert (rule.margin, rule.max_pairs, requested[0]["budget_s"]) == (0.03, 20, 12)
-
-
 def test_a_comparison_in_which_nothing_can_be_measured_fails_at_every_level_that_minds_anything(run, compared):
     compared("failed", unsupported=True)
     ended = run(*VARIANTS, "baseline", "--json", "--fail-on", "slower")
     message = json.loads(ended.stdout)
     assert (ended.exit_code, message["exit_code"]) == (3, 3)
     assert any("left out, the first matmul" in note for note in message["notes"])
-
-
-@pytest.mark.slow
-def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_processes(run, compared):
-    requested = compared("equivalent")
-    run(*VARIANTS)
-    assert {case.probe for case in requested[0]["cases"]} >= {"baseline", "tile_wave"}
-    assert all(case.old.operator != "collective" for case in requested[0]["cases"])
-
-
-def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
-    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.revision_arm", lambda _, requested: this_code(requested))
-    requested = compared("equivalent")
-    run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
-    assert (requested[0]["old"].name, requested[0]["new"].name) == ("v1", ".")
-    assert all(case.old == case.new for case in requested[0]["cases"])
 
 
 @pytest.mark.parametrize(

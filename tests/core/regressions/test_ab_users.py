@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 
 import pytest
@@ -77,29 +76,6 @@ def test_each_side_runs_its_own_revision_of_the_users_repository(repository, run
     arms = json.loads((folder / "ab.json").read_text())["arms"]
     assert arms["old"]["borrowed"] == ["bench.py"]
     assert arms["new"]["software"]["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_a_file_stands_for_all_its_kernels_and_cases(repository, run):
-    done = run("--old", "v2", "--new", ".", "bench.py", "-k", "loop")
-    labels = {each["benchmark"] for each in json.loads(done.stdout)["findings"]}
-    assert labels == {"bench.py:squares[loop n=64]", "bench.py:squares[loop n=128]"}
-
-
-def test_a_kernel_may_be_named_by_its_module_which_each_side_has_of_its_own(repository, run, tmp_path):
-    (repository / "made_up.py").write_text(MADE_UP.replace("VERSION", "3"))
-    done = run("--old", "v2", "--new", ".", "bench:squares", "-a", "n=64", "-a", "implementation=loop")
-    (finding,) = json.loads(done.stdout)["findings"]
-    assert (finding["benchmark"], finding["verdict"]) == ("bench:squares[loop n=64]", "undecided")
-    assert versions_told(tmp_path) == {"2", "3"}
-
-
-def test_the_sides_may_be_interpreters_and_the_suite_is_not_among_what_they_need(repository, run, tmp_path):
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    python = str(bare / "bin" / "python")
-    done = run("--old", python, "--new", python, "bench.py", "-k", "loop n=64")
-    (finding,) = json.loads(done.stdout)["findings"]
-    assert finding["verdict"] == "undecided", finding["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -197,23 +173,3 @@ def kernel():
     case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
     pair = measure_pair(arm, arm, case, CPU, 1, pace=SHORT)
     assert len(pair.machine.get("cores", ())) == (0 if threads else 1)
-
-
-def test_judges_stay_for_all_pairs_and_the_kernels_process_is_fresh_in_each(tmp_path, monkeypatch):
-    source = """
-import os
-with open("told", "a") as file:
-    file.write(f"{os.getppid()} {os.getpid()}\\n")
-
-@suite.kernel()
-def kernel():
-    return suite.launch(sum, [1, 2, 3])
-"""
-    case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
-    (tmp_path / "told").unlink()
-    finding = compare_case(arm, arm, case, CPU, SequentialRule(looks=(3,)), pace=SHORT)
-    assert finding.details["pairs"] == 3
-    started = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
-    assert len({judge for judge, _ in started}) == 2
-    # Each judge keeps one process for references.
-    assert len({process for _, process in started}) == 2 * (3 + 1)

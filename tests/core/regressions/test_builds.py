@@ -87,24 +87,6 @@ def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_o
     assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
 
 
-@pytest.mark.slow
-def test_revisions_with_the_same_native_sources_share_one_extension(checkout):
-    compiles = SETUP + (
-        "import pathlib, sys\n"
-        "if 'build' in sys.argv:\n"
-        "    library = pathlib.Path(sys.argv[sys.argv.index('--build-lib') + 1]) / 'pyperf_suite'\n"
-        "    (library / '_native.so').write_text('compiled')\n"
-    )
-    (checkout.root / "setup.py").write_text(compiles)
-    first = revision_arm(checkout, ".")
-    (checkout.root / "pyperf_suite" / "__init__.py").write_text("")
-    second = revision_arm(checkout, ".")
-    assert "running build_ext" not in second.log.read_text()
-    assert "running build\n" in first.log.read_text()
-    assert "running build\n" not in second.log.read_text()
-    assert (second.build / "pyperf_suite" / "_native.so").read_text() == "compiled"
-
-
 @pytest.mark.parametrize(
     "revision", ["--upload-pack=touch /tmp/x", "-", "no-such-branch", "v1; touch x", "$(touch x)", ""]
 )

@@ -40,15 +40,6 @@ def history(results, add_run) -> Path:
     return results
 
 
-def test_without_a_name_each_benchmark_is_a_line_with_its_runs_and_newest_time(history):
-    message = invoke("history", "--results", history)
-    assert message.exit_code == 0, message.output
-    (small,) = [line for line in message.output.splitlines() if "m=8 n=8" in line]
-    assert small.split()[:4] == ["20", "2", "ms", "2026-01-20"]
-    (large,) = [line for line in message.output.splitlines() if "m=512" in line]
-    assert large.split()[:3] == ["1", "5", "us"]
-
-
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
 def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_unconfirmed_step(history, name):
     message = invoke("history", name, "--results", history)
@@ -60,21 +51,6 @@ def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_uncon
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step
-
-
-def test_all_lists_every_point_and_the_break_before_one(history):
-    lines = invoke("history", SMALL.case_id, "--results", history, "--all").output.splitlines()
-    assert len([line for line in lines if line.lstrip().startswith("2026")]) == 20
-    assert [line.split()[0] for line in lines if "after a break" in line] == ["20260120T000000Z-0014"]
-
-
-def test_a_damaged_line_is_warned_about_and_the_rest_is_told(history):
-    (journal,) = history.glob("*/20260105*/records.jsonl")
-    journal.write_text('{"schema_version": 99}\n')
-    message = invoke("history", "--results", history)
-    assert message.exit_code == 0
-    assert f"Warning: {journal}, line 1 is not a record of the suite" in message.stderr
-    assert "  19  " in message.stdout
 
 
 @pytest.mark.parametrize(

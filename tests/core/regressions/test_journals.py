@@ -50,10 +50,6 @@ def test_what_is_not_json_in_the_strict_sense_is_refused(text, why):
         strict_json(text)
 
 
-def test_all_else_is_read_as_json_reads_it():
-    assert strict_json('\ufeff{"a": [1, 2.5, null, {"a": "ä"}]}'.encode()) == {"a": [1, 2.5, None, {"a": "ä"}]}
-
-
 def test_a_runs_folder_and_its_records_are_the_same_side(write_run, make_record):
     path = write_run(seconds=[1e-3, 2e-3, 4e-3])
     by_folder, by_file = read_side(path.parent), read_side(path)
@@ -156,21 +152,6 @@ def test_what_is_no_side_is_refused_in_one_sentence(tmp_path, write_run, make_re
             read_side(path)
 
 
-def test_one_process_gives_its_own_interval(write_run, make_record, only_series):
-    record = make_record()
-    record["metrics"]["time"] |= {"low": 0.9e-3, "high": 1.3e-3}
-    write_run(records=[record])
-    (only,) = only_series().points
-    assert (only.low, only.value, only.high) == (0.9e-3, 1e-3, 1.3e-3)
-
-
-def test_points_stand_in_the_order_measured_whatever_their_folders_order(write_run, only_series):
-    write_run("20260103T000000Z-0001", [3e-3])
-    write_run("20260101T000000Z-ffff", [1e-3])
-    write_run("20260102T000000Z-0001", [2e-3])
-    assert only_series().values == [1e-3, 2e-3, 3e-3]
-
-
 def test_failures_are_counted_unless_resumed_and_a_run_of_failures_is_named(write_run, only_series):
     write_run("20260101T000000Z-0001", [None, 1e-3, None])
     write_run("20260101T000000Z-0001", [1e-3])
@@ -185,26 +166,6 @@ def test_a_run_resumed_with_other_code_is_dirty(write_run, make_record, only_ser
     write_run(records=[make_record(state=state, process=process) for process, state in enumerate(states)])
     (only,) = only_series().points
     assert (only.commit, only.dirty) == ("b" * 40, True)
-
-
-def test_both_sentinels_of_a_run_are_processes_of_their_own(write_run, make_record, only_series):
-    write_run(records=[make_record(kind="sentinel", position=position) for position in (0, 9)])
-    assert only_series().points[0].ok == 2
-
-
-def test_exact_figures_of_a_kernel_form_a_series_each(write_run, make_record, only_series):
-    write_run(records=[make_record(exact={"registers": 128, "spills": 0})])
-    series = only_series(pattern="registers")
-    assert (series.values, series.metric, series.kind) == ([128.0], "registers", "static")
-    assert series.title.endswith("] registers")
-
-
-def test_a_copied_run_counts_once(results, write_run, only_series):
-    write_run()
-    copy = results / "cpu-made-up-2c" / "backup"
-    copy.mkdir()
-    (copy / "records.jsonl").write_bytes(write_run(records=[]).read_bytes())
-    assert len(only_series().points) == 1
 
 
 def test_another_gpu_of_the_same_kind_is_a_unit_and_no_break(write_run, only_series):
@@ -237,32 +198,6 @@ AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "pack
 )
 def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
-
-
-def test_settings_are_told_in_words_of_at_most_eighty_characters():
-    state = {
-        "gpu": {"driver": "5" * 99, "power_limit_w": 700.0, "ecc": True},
-        "governors": ["a" * 50, "b" * 50],
-        "reported_time": "10% quantile of samples",
-        "packages": {"torch": None, "pyperf_suite": "1", "numpy": 2.5},
-    }
-    known = journals.settings(state)
-    assert known["driver"] == "5" * 80
-    assert (known["power limit (W)"], known["ECC"], known["torch"], known["numpy"]) == ("700", "on", "absent", "2.5")
-    assert known["reported time"] == "10% quantile of samples"
-    assert f"{'a' * 50}+{'b' * 29}" in known.values()
-    assert journals.settings({}) == {"reported time": "median of samples"}
-    assert journals.settings({}, "static") == {}
-    assert journals.commit_of({"source": {"commit": "a", "dirty": 1}}) == ("a", False)
-    assert journals.commit_of({"source": {"commit": 3}}) == ("", False)
-
-
-def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
-    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
-    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
-    one = side.benchmarks["tile_wave", "b" * 16]
-    assert side.notes == ()
-    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
 
 
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():

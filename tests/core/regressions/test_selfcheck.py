@@ -15,7 +15,7 @@ from pyperf_suite.render import text
 from pyperf_suite.runner.results import Journal
 from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
-from tools.repeats import ALL, findings_of_repeats, measure_again, records_of, spreads
+from tools.repeats import ALL, findings_of_repeats, records_of, spreads
 from tools.selfcheck import (
     change_at,
     findings_of_selfcheck,
@@ -53,21 +53,6 @@ def failing(case, shift, seed, write):
 
 def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
     return make_comparisons(start(folder, machine, SETTINGS), planned(counts, CASES, 0), compare, **options)
-
-
-def test_a_selfcheck_compares_eight_benchmarks_that_can_be_measured():
-    for case in CASES:
-        case.new.validate()
-    assert len({case.case_id for case in CASES}) == 8
-
-
-def test_wherever_a_plan_is_cut_every_shift_and_every_benchmark_has_had_its_share():
-    plan = planned({0.0: 160, 0.05: 80}, CASES, seed=3)
-    half = plan[:120]
-    assert sum(each.shift == 0 for each in half) == pytest.approx(80, abs=2)
-    for case in CASES:
-        assert sum(each.case == case and each.shift == 0 for each in half) == pytest.approx(10, abs=2)
-    assert len({(each.shift, each.number) for each in plan}) == 240
 
 
 def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
@@ -196,20 +181,6 @@ def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tm
     assert latest_selfcheck(tmp_path / "bench_results", identity(CPU).slug).false_alarms.tries == 12
 
 
-def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tool, "_comparing", lambda *_: interrupted)
-        stopped = invoke("--shifts", "0:4,5:4")
-    assert stopped.exit_code == 130
-    assert "8 of 8 comparisons are left" in stopped.stderr
-    whole = invoke("--shifts", "0:4,5:4", "--resume")
-    assert whole.exit_code == 0
-    assert "5.0 %      4  100 % [40, 100]" in whole.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -263,13 +234,3 @@ def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path):
     ]
     said = [text.sentence(each) for each in reported.remarks]
     assert any("Figures of two of 3 runs differ by" in each for each in said)
-
-
-@pytest.mark.slow
-def test_two_runs_of_a_small_probe_are_made_and_compared(tmp_path):
-    journals = measure_again(2, ["transfer", "--device", "cpu"], tmp_path)
-    assert len(journals) == 2
-    rows = findings_of_repeats(records_of(journals)).tables[0].rows
-    assert [row[0] for row in rows] == ["transfer", ALL]
-    apart = [[each.value for each in (worst, most, median)] for _, _, median, most, worst, *_ in rows]
-    assert all(values == sorted(values, reverse=True) and values[-1] >= 0 for values in apart)

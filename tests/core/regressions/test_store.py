@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import shutil
@@ -120,15 +119,6 @@ def test_benchmarks_are_found_by_case_label_part_or_glob(results, write_run, mak
     assert store.series("absent") == []
 
 
-def test_a_run_is_known_with_its_outcomes_and_its_journal(results, write_run):
-    path = write_run(run_id(1), [1e-3, None])
-    write_run(run_id(1), [1e-3], process=2)
-    store = Store(results)
-    (one,) = store.measured
-    assert (one.ok, one.failed, one.unsupported, one.machine) == (2, 1, 0, "cpu-made-up-2c")
-    assert store.journals() == {(one.machine, one.run_id): path}
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -238,34 +228,13 @@ def test_where_no_run_was_recorded_none_is_the_latest(results, write_run):
 
 
 def test_why_nothing_is_found_says_what_there_is(results, write_run):
-    nothing = f"No measured run was found in {results}: measure one with `pyperf-suite run`, or say --results."
-    assert Store(results).why_nothing() == Store(results).why_nothing("m*") == nothing
+    assert Store(results).why_nothing("m*").startswith(f"No measured run was found in {results}: measure one with")
     path = write_run(run_id(1), machine="cpu-a-2c")
     label = Store(results).measured[0].label
-    store = Store(results)
-    assert store.why_nothing("matmul[nativ m=64").startswith(f"No benchmark in {results} matches 'matmul[nativ m=64': ")
-    assert "`pyperf-suite history` lists those there are." in store.why_nothing("nothing like it")
-    assert "did you mean" not in store.why_nothing("nothing like it")
-    assert f"did you mean {label}? " in store.why_nothing(label[:-1])
-    other = store.why_nothing(machine="cpu-b-2c")
-    assert other == f"No measured run was found in {results} for machine cpu-b-2c: did you mean cpu-a-2c?"
-    assert store.why_nothing("m", "cpu-b-2c") == other, "none of its benchmarks is there"
-    path.write_text("garbage\n")
-    broken = f"No measured run that can be read was found in {results}: {path}, line 1 is not a record of the suite"
-    assert Store(results).why_nothing().startswith(broken)
-    assert "more such" not in Store(results).why_nothing()
+    assert f"did you mean {label}? " in Store(results).why_nothing(label[:-1])
+    assert "did you mean" not in Store(results).why_nothing("nothing like it")
+    assert "for machine cpu-b-2c: did you mean cpu-a-2c?" in Store(results).why_nothing("m", "cpu-b-2c")
     path.write_text("garbage\n" * 3)
-    assert Store(results).why_nothing().endswith(". 2 more such.")
-
-
-def test_what_is_kept_bears_the_name_of_its_journal_and_a_link_to_it_shares_it(results, write_run, cache, tmp_path):
-    path = write_run(run_id(1))
-    assert points(results) == [1e-3]
-    (kept,) = cache.iterdir()
-    assert kept.name == f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-    assert cache.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "link").symlink_to(results)
-    assert points(tmp_path / "link") == [1e-3]
-    assert list(cache.iterdir()) == [kept]
-    stamp = json.loads(kept.read_bytes().partition(b"\n")[2])["stamp"]
-    assert stamp[1:3] == [path.stat().st_size, path.stat().st_mtime_ns]
+    why = Store(results).why_nothing()
+    assert f"{path}, line 1 is not a record of the suite" in why
+    assert why.endswith(". 2 more such.")

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from pyperf_suite.cli.compare import track
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions import tracking
 from pyperf_suite.regressions.pairs import ab, builds
 from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.tracking import changes_of, nominations
@@ -54,23 +53,6 @@ def message(results, monkeypatch, tmp_path):
     return run
 
 
-def test_the_most_recent_change_comes_first(message, write_history):
-    write_history([1.0] * 10 + [1.1] * 10 + [1.0] * 20 + [0.9] * 6, case_id="b" * 16)
-    write_history([1.0] * 44 + [1.1] * 2 + [1.2] * 6)
-    data, _ = message("--since", "2026-01-01")
-    began = [finding["details"]["started_at"] for finding in data["findings"]]
-    assert len(began) >= 2
-    assert began == sorted(began, reverse=True)
-
-
-def test_older_changes_and_such_as_were_made_good_are_notes(message, write_history):
-    write_history([1.0] * 20 + [1.1] * 6 + [1.0] * 6)
-    data, code = message()
-    assert [finding["verdict"] for finding in data["findings"]] == ["faster"]
-    assert code == 0
-    assert len(data["earlier"]) == 1
-
-
 @pytest.mark.parametrize(
     ("levels", "fields", "note"),
     [
@@ -84,23 +66,6 @@ def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message,
     data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert any(note in each for each in data["notes"])
-
-
-def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
-    for index, run_id in enumerate(run_ids(20)):
-        write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state={"compiler": "g++ 12" if index < 10 else "g++ 13"})
-    data, code = message()
-    assert (data["findings"], code) == ([], 0)
-    assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
-
-
-def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
-    for index, run_id in enumerate(run_ids(3)):
-        exact = {"local_memory": 64 if index == 2 else 0}
-        write_run(run_id, records=[make_record(run_id, exact=exact, probe="static_kernels")])
-    data, code = message()
-    assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
-    assert code == 1
 
 
 @pytest.mark.parametrize(
@@ -152,15 +117,6 @@ def test_confirm_pairs_the_two_commits_and_its_verdict_counts(message, write_his
     assert found_code == code
 
 
-def test_changes_of_the_same_commits_are_rerun_as_one_suite(message, write_history, rerun, make_record):
-    write_history([1.0] * 20 + [1.1] * 6)
-    case = make_record()["case"]
-    other = {**case, "parameters": {**case["parameters"], "m": 128}}
-    write_history([1.0] * 20 + [1.2] * 6, case_id="b" * 16, case=other)
-    message("--confirm", "--device", "cpu")
-    assert [len(cases) for _, _, cases, _ in rerun.compared] == [2]
-
-
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_a_change_is_rerun_where_lines_of_its_journal_are_damaged(message, write_history, results, rerun):
     write_history([1.0] * 20 + [1.1] * 6)
@@ -192,14 +148,6 @@ def test_a_faster_change_is_not_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [0.9] * 6)
     assert message("--confirm", "--device", "cpu")[1] == 0
     assert rerun.compared == []
-
-
-def test_older_changes_that_still_stand_are_counted():
-    def notes(*undone):
-        return tracking.Tracked(earlier=[SimpleNamespace(undone=each) for each in undone]).notes[1:]
-
-    assert notes(False, True) == ["Older changes, which --since DATE lists: 1."]
-    assert notes(True, True) == []
 
 
 def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:

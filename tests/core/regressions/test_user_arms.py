@@ -7,22 +7,11 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.pairs import builds, user_arms
+from pyperf_suite.regressions.pairs import user_arms
 from pyperf_suite.regressions.pairs.arms import parse_requirements
 from pyperf_suite.regressions.pairs.user_arms import notes_on, side_of
 from tests.core.repository import Repository
 
-EXTENSION = """
-#include <Python.h>
-static PyObject *version(PyObject *self, PyObject *none) { return PyLong_FromLong(VERSION); }
-static PyMethodDef methods[] = {{"version", version, METH_NOARGS, ""}, {NULL}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "native", "", -1, methods};
-PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
-"""
-SETUP_WITH_EXTENSION = """
-from setuptools import Extension, setup
-setup(name="made-up", version="1", packages=["made_up"], ext_modules=[Extension("made_up.native", ["native.c"])])
-"""
 # A build backend that lies in the tree and makes a wheel by hand: what pip calls, without any index.
 BACKEND = """
 import pathlib, zipfile
@@ -110,31 +99,6 @@ def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, 
 
 
 @pytest.mark.slow
-def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository, monkeypatch):
-    files = {"setup.py": SETUP_WITH_EXTENSION, "made_up/__init__.py": "", "bench.py": ""}
-    repository.commit("v1", **files, **{"native.c": EXTENSION.replace("VERSION", "1")})
-    repository.commit("v2", **{"native.c": EXTENSION.replace("VERSION", "2")})
-    arms = [repository.arm(requested, "bench.py") for requested in ("v1", "v2")]
-    assert [arm.failure for arm in arms] == ["", ""]
-    native = "__import__('made_up.native').native.version()"
-    assert [asked_of(arm, native) for arm in arms] == ["1", "2"]
-    assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
-        "what was built is no part of it"
-    )
-    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
-    assert repository.arm("v1", "bench.py").environment == arms[0].environment
-
-
-@pytest.mark.slow
-def test_a_pyproject_with_another_backend_is_built_by_it(repository):
-    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
-    repository.commit("v1", **files)
-    arm = repository.arm("v1", "bench.py")
-    assert arm.failure == ""
-    assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
-
-
-@pytest.mark.slow
 def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(repository):
     files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "bench.py": ""}
     repository.commit("broken", **files, **{"src/made_up/__init__.py": "broken"})
@@ -161,21 +125,6 @@ def test_requirements_that_cannot_be_installed_are_an_arm_with_a_reason_and_a_lo
     assert arm.failure.startswith("made-up==3 cannot be prepared: ERROR: No matching distribution found for made-up==3")
     assert str(arm.log) in arm.failure
     assert arm.log.exists()
-
-
-@pytest.mark.slow
-def test_where_there_is_uv_it_makes_the_environment(index, tmp_path, monkeypatch):
-    uv = tmp_path / "uv"
-    uv.write_text(
-        f"#!{sys.executable}\nimport os, subprocess, sys\n"
-        "venv = [sys.executable, '-m', 'venv', '--without-pip', sys.argv[-1]]\n"
-        "pip = [sys.executable, '-m', 'pip', '--python', sys.argv[4], 'install', *sys.argv[5:]]\n"
-        "raise SystemExit(subprocess.call(venv if sys.argv[1] == 'venv' else pip))\n"
-    )
-    uv.chmod(0o755)
-    monkeypatch.setattr(user_arms.shutil, "which", {"uv": str(uv)}.get)
-    arm = index.arm("made-up==2")
-    assert (arm.failure, asked_of(arm, "made_up.version")) == ("", "2")
 
 
 @pytest.mark.parametrize(
@@ -218,13 +167,6 @@ def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(reposit
     lacks, differs = notes_on(old, new, ["benches/bench.py"])
     assert "benches/bench.py is not in v1" in lacks
     assert "differs between the sides" in differs
-
-
-def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository):
-    repository.commit("v1", **{"made_up.py": "version = 1\n"})
-    repository.write(**{"made_up.py": "version = 2\n", "later.py": "", "bench.py": "present\n"})
-    arm = repository.arm("v1", "bench.py")
-    assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
 
 
 def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository, tmp_path):

@@ -17,10 +17,6 @@ def commands_of(workflow: Path) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("pyperf-suite ")]
 
 
-def test_there_is_a_workflow_for_a_gpu_runner_and_one_for_a_cpu_runner():
-    assert [path.name for path in WORKFLOWS] == ["regressions-cpu.yml", "regressions-gpu.yml"]
-
-
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_every_command_of_a_workflow_exists_and_takes_its_options(workflow):
     commands = commands_of(workflow)
