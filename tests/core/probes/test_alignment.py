@@ -127,6 +127,16 @@ def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once(
     assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
 
 
+def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
+    slightly = records(
+        sweep(axes(along=("k",))),
+        lambda case: by_work(case) * (1.1 if case.parameters.k % 2 else 1.0),
+        noise=0.3,
+    )
+    verdicts = {row["size"]: row["verdict"] for row in rows(PROBE.findings(slightly), "Pad or not")}
+    assert verdicts[1023] == "undecided"
+
+
 def vocabulary(seconds: Seconds, **changed: object) -> Remark:
     (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
     return advice

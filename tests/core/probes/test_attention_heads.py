@@ -141,6 +141,13 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert message(found, "cause", kernel="sdpa_default, float32") == []
 
 
+def test_noise_is_not_turned_into_advice() -> None:
+    free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
+    advice = message(findings(Machine(law=free_softmax, noise=0.05)), "slow")
+    assert len(advice) == 3
+    assert all(each.is_noise for each in advice)
+
+
 @pytest.mark.parametrize(
     ("machine", "changed", "cause", "column", "slow", "fast"),
     [
@@ -221,3 +228,10 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
     assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
     (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
     assert line["heads x head_dim"] == "8 x 80"
+
+
+def test_cases_that_different_processes_measured_are_not_compared() -> None:
+    records = Machine().records(cases(implementation=("native",)), processes=2)
+    found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
+    assert message(found, "faster") == []
+    assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]

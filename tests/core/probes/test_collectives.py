@@ -10,8 +10,10 @@ import pytest
 
 from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.findings.data import Findings, Quantity, Remark
+from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
+from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
 
@@ -105,6 +107,18 @@ def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
     assert len({len(line) for line in document.text.splitlines() if " N/A" in line or "busbw" in line}) == 1
 
 
+def test_wrong_elements_are_counted_and_their_times_left_out(network: Any) -> None:
+    machine, requested = network(), cases()
+    records = [machine.record(case, 0, place) for place, case in enumerate(requested)]
+    records[-1] = machine.record(requested[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    findings = PROBE.findings(records)
+    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(requested) - 1
+    assert findings.remarks[0].kind == "caution"  # type: ignore[union-attr]
+    assert (said(findings, "wrong")["elements"], said(findings, "wrong")["sizes"]) == (7, 1)
+    assert "# Out of bounds values : 7 FAILED" in findings.documents[0].text
+    assert findings.documents[0].text.splitlines()[-4].split()[-8:-4] == ["N/A", "N/A", "N/A", "7"]
+
+
 def test_wrong_elements_are_counted_and_their_times_left_out_also_where_all_is_wrong(network: Any) -> None:
     machine, requested = network(), cases()
     records = [machine.record(case, 0, place) for place, case in enumerate(requested)]
@@ -123,6 +137,12 @@ def test_a_size_that_some_processes_have_wrong_says_so_in_its_row(network: Any) 
     failed = machine.record(case, 1, 1, outcome="failed", verification=WRONG, metrics={}, sampling={})
     findings = PROBE.findings([machine.record(case, 0, 0), failed])
     assert column(findings, "all_reduce float32, 4 ranks, gloo", "#wrong") == [7]
+
+
+def test_a_run_in_which_all_is_wrong_still_says_so(network: Any) -> None:
+    (case,) = cases(size=(Sizes(64, 64),))
+    failed = network().record(case, 0, 0, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    assert said(PROBE.findings([failed]), "wrong")["elements"] == 7
 
 
 def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> None:
@@ -229,3 +249,11 @@ def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
     (row,) = table(PROBE.findings([counting]), title)
     assert row["NVLink counters"] == pytest.approx(row["algbw"]) == pytest.approx(99.8e9, rel=1e-3)
     assert "NVLink counters" not in table(PROBE.findings([usual]), title)[0]
+
+
+def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:
+    machine, (case,) = network(), cases(size=(Sizes(64, 64),))
+    again = replace(machine, start_s=40e-6)
+    (curve,) = curves_of(rows_of([machine.record(case, 0, 0), again.record(case, 0, 1)]))
+    assert len(curve.points[64].trials) == 1
+    assert curve.points[64].seconds == pytest.approx(40e-6, rel=1e-3)

@@ -37,6 +37,10 @@ def row_sum(tmp_path, monkeypatch):
     del sys.modules["row_sum"]
 
 
+def test_the_probe_takes_at_most_forty_lines():
+    assert len(PROBE.splitlines()) <= 40
+
+
 def test_the_suites_own_kernel_is_declared_as_shown():
     assert KERNEL in inspect.getsource(matmul)
 

@@ -94,6 +94,13 @@ def test_too_few_cores_bind_whatever_the_loaders():
     assert more.measured.value == pytest.approx(1.0)
 
 
+def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
+    findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
+    bound = message(findings, "binds")
+    assert bound.values["binds"] == "the model"
+    assert "handing batches over" in bound.template
+
+
 def test_loaders_that_only_cost_contradict_the_claim():
     findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
     assert judged(findings, WORKERS_HELP).outcome == "does not hold here"

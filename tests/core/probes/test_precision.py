@@ -108,6 +108,11 @@ def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
     assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
 
 
+def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
+    found = judged(TWICE_AS_FAST, Machine(lambda p, process: 1e-3))
+    assert (found.measured.value, found.outcome) == (pytest.approx(1), "does not hold here")
+
+
 def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_claim() -> None:
     beside_base, beside_autocast = remarks(precision="bfloat16")
     assert beside_base.values["measured"].value == pytest.approx(4)
@@ -163,3 +168,8 @@ def test_casts_are_counted_in_each_form_of_the_cache() -> None:
     # 4 x 3 ms and one cast, or four.
     faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
     assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]
+
+
+def test_a_cache_that_is_dropped_too_early_contradicts_the_guide() -> None:
+    dropped = Machine(casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
+    assert judged(CACHE_LASTS, dropped).outcome == "does not hold here"

@@ -102,6 +102,20 @@ def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
     assert remarks(PROBE.findings(Machine().records(wide)), "cost")[0].values["step"] == "704 -> 705"
 
 
+def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
+    (law,) = remarks(findings(Machine()), "overhead")
+    assert law.kind == "law"
+    assert law.values["overhead"].value == pytest.approx(10e-6)
+    assert law.values["step"].value == pytest.approx(0.3e-6 * 512 + 20e-6)
+    assert law.values["count"] == law.values["fitted"] == 36
+    assert law.values["median"].value == pytest.approx(0, abs=1e-9)
+
+
+def test_noise_of_the_machine_comes_out_as_the_laws_error() -> None:
+    (law,) = remarks(findings(Machine(noise=0.2)), "overhead")
+    assert 0.05 < law.values["median"].value < 0.35 < law.values["worst"].value
+
+
 def test_a_machine_that_obeys_the_law_is_explained_without_error_and_its_noise_is_the_laws_error() -> None:
     (law,) = remarks(findings(Machine()), "overhead")
     assert law.kind == "law"
@@ -126,6 +140,13 @@ def test_the_first_wave_cliff_is_told_and_every_step_has_its_cost() -> None:
     assert steps[1]["rate before"].value == pytest.approx(2 * 64 * 128 * 512 / 183.6e-6)
     sweep = next(row for row in lines(found, "Tile and wave") if row["schedule"] == "data_parallel@2")
     assert (sweep["largest cliff"], sweep["median inside a wave"].value) == ("128 -> 129", pytest.approx(0))
+
+
+def test_a_cliff_of_which_both_sides_overlap_is_noise() -> None:
+    message = remarks(findings(Machine(noise=0.01), processes=3), "cost")
+    assert message
+    assert not any(each.is_noise for each in message)
+    assert all(each.is_noise for each in remarks(findings(Machine(noise=1.0), processes=5), "cost"))
 
 
 def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() -> None:

@@ -78,6 +78,20 @@ def test_a_budget_that_is_used_up_leaves_it_undecided_and_says_what_more_would_c
     assert f"at least {SequentialRule().looks[0]} are needed: --budget" in finding.sentence
 
 
+def test_every_pair_is_written_before_the_next_is_measured(measured):
+    written = []
+    calls = measured(noisy(lambda case: 1.1))
+    seen = []
+    compare_case(
+        OLD, NEW, case_of(64), CPU,
+        journal=written.append,
+        progress=lambda case, pairs: seen.append((len(calls), len(written), len(pairs))),
+    )  # fmt: skip
+    assert seen == [(number, number, number) for number in range(1, len(calls) + 1)]
+    assert written[3]["pair"] == 3
+    assert written[3]["old"] == case_of(64).old.to_json()
+
+
 @pytest.mark.parametrize(
     ("lost", "verdict", "pairs"), [((4,), "slower", None), (range(4, 99), "failed", 6)], ids=["once", "again"]
 )

@@ -59,6 +59,12 @@ def compared(monkeypatch):
     return replace
 
 
+@pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("equivalent", 0), ("undecided", 3), ("failed", 3)])
+def test_the_exit_code_is_that_of_the_findings(run, compared, verdict, code):
+    compared(verdict)
+    assert run(*VARIANTS, "baseline").exit_code == code
+
+
 def test_pairs_manifest_and_findings_are_kept(run, compared, tmp_path):
     compared("slower")
     message = run(*VARIANTS, "baseline", "--json", "--results", "here")
@@ -75,6 +81,13 @@ def test_an_interruption_says_where_the_pairs_are(run, compared):
     ended = run(*VARIANTS, "baseline")
     assert ended.exit_code == 130, "1 would say slower"
     assert "Interrupted; 1 pairs are kept in" in ended.stderr
+
+
+def test_margin_and_budget_reach_the_rule(run, compared):
+    requested = compared("equivalent")
+    run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")
+    rule = requested[0]["rule"](requested[0]["cases"][0])
+    assert (rule.margin, rule.max_pairs, requested[0]["budget_s"]) == (0.03, 20, 12)
 
 
 def test_a_comparison_in_which_nothing_can_be_measured_fails_at_every_level_that_minds_anything(run, compared):

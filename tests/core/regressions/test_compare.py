@@ -88,6 +88,17 @@ def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
     assert judged(new, old, sentinels=(1.1, 1.0)).verdict == "undecided"
 
 
+def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_records_have_medians():
+    old, new = (timed([1.0] * 3, state={"packages": {"torch": version}}) for version in ("2.9", "2.10"))
+    finding = judged(old, new)
+    assert "Between the runs changed: torch 2.9 -> 2.10." in finding.sentence
+    assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
+    old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
+    change = "reported time median of samples -> 10% quantile of samples"
+    assert judged(old, new).details["changes"] == [change]
+    assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
+
+
 def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
     sentinel = timed([1.0], "sentinel", "sentinel")
     with pytest.raises(UserError, match="no benchmark in common"):
@@ -108,6 +119,36 @@ def test_what_failed_in_one_run_is_failed_with_its_reason(lost):
     finding = judged(sides["old"], sides["new"])
     assert (finding.verdict, finding.ratio) == ("failed", None)
     assert finding.sentence == f"Not measured in the {lost} run: failed: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ({"registers": 64.0, "local_memory": 16.0}, "slower"),
+        ({"registers": 64.0, "local_memory": 0.0}, "equivalent"),
+        ({"registers": 70.0, "local_memory": 0.0}, "undecided"),
+        ({}, "failed"),
+    ],
+)
+def test_static_figures_are_compared_exactly(figures, verdict):
+    old, new = (
+        timed([], kind="static", exact={name: ("x", value) for name, value in each.items()})
+        for each in ({"registers": 64.0, "local_memory": 0.0}, figures)
+    )
+    (finding,) = compared(side(old), side(new), noise=None)
+    assert finding.verdict == verdict
+
+
+def test_one_alarm_among_many_benchmarks_must_be_rarer():
+    old = [timed([1.0] * 3, f"b{number}") for number in range(60)]
+    noise = RunNoise(0.02, 12.0, "19 runs of its own")
+    slower = timed([1.12] * 3, "b0")
+    alone = compared(side(old[0]), side(slower), noise)
+    among = compared(side(*old), side(slower, *old[1:]), noise)
+    assert alone[0].verdict == "slower"
+    assert among[0].verdict == "undecided"
+    assert "Alone it would be slower; as one of 60 benchmarks not sure enough." in among[0].sentence
+    assert among[0].details["adjusted_p_value"] > 0.05 > among[0].details["p_value"]
 
 
 def test_welchs_comparison_adds_processes_and_runs():

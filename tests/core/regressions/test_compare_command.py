@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from click.testing import CliRunner, Result
 
@@ -32,6 +34,17 @@ def test_a_slower_run_ends_in_exit_code_1_and_one_as_before_in_0(compare, ten_ru
     assert "as 9 runs of its own tell" in slower.output
     assert "1 slower of 1 benchmark" in slower.output
     assert "1 equivalent of 1 benchmark" in same.output
+
+
+def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, write_run, make_record):
+    other = make_record(run_id(11), 1e-3, case_id="ffff", case={"operator": "matmul", "implementation": "torch"})
+    write_run(run_id(11), records=[make_record(run_id(11), 1e-3, process=0, position=0), other])
+    message = json.loads(compare("latest~1", "latest", "--json").stdout)
+    assert message["old"]["name"].endswith(run_id(10))
+    assert message["new"]["commit"] == "a" * 40
+    assert message["not_compared"]["only_new"] == ["matmul[torch]"]
+    assert [finding["case_id"] for finding in message["findings"]] == ["0123456789abcdef"]
+    assert any("Both measured commit aaaaaaaaaaaa" in note for note in message["notes"])
 
 
 @pytest.mark.parametrize(

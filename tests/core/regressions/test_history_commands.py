@@ -53,6 +53,15 @@ def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_uncon
     assert "not confirmed" in step
 
 
+def test_a_damaged_line_is_warned_about_and_the_rest_is_told(history):
+    (journal,) = history.glob("*/20260105*/records.jsonl")
+    journal.write_text('{"schema_version": 99}\n')
+    message = invoke("history", "--results", history)
+    assert message.exit_code == 0
+    assert f"Warning: {journal}, line 1 is not a record of the suite" in message.stderr
+    assert "  19  " in message.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -168,6 +168,14 @@ def test_a_run_resumed_with_other_code_is_dirty(write_run, make_record, only_ser
     assert (only.commit, only.dirty) == ("b" * 40, True)
 
 
+def test_a_copied_run_counts_once(results, write_run, only_series):
+    write_run()
+    copy = results / "cpu-made-up-2c" / "backup"
+    copy.mkdir()
+    (copy / "records.jsonl").write_bytes(write_run(records=[]).read_bytes())
+    assert len(only_series().points) == 1
+
+
 def test_another_gpu_of_the_same_kind_is_a_unit_and_no_break(write_run, only_series):
     for day, uuid in enumerate(("GPU-1", "GPU-1", "GPU-2"), start=1):
         write_run(f"2026010{day}T000000Z-0001", state={"gpu": {"uuid": uuid, "driver": "580"}})
@@ -198,6 +206,14 @@ AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "pack
 )
 def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
+
+
+def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
+    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
+    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
+    one = side.benchmarks["tile_wave", "b" * 16]
+    assert side.notes == ()
+    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
 
 
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():

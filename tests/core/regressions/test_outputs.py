@@ -17,6 +17,7 @@ from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
+    by_urgency,
     comparisons_as_json,
     junit_xml,
     print_comparisons,
@@ -59,6 +60,12 @@ ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", rat
 )
 def test_a_failure_outranks_a_regression_and_that_what_is_open_as_far_as_each_is_minded(verdicts, fail_on, code):
     assert exit_code([finding(verdict) for verdict in verdicts], fail_on) == code
+
+
+def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smaller():
+    smaller, larger = finding("slower", "b", 1.05), finding("slower", "a", 1.2)
+    assert by_urgency([*ALL[:4], smaller, larger])[:2] == [larger, smaller]
+    assert by_urgency(ALL)[-1].verdict == "equivalent"
 
 
 def shown(findings, notes=(), width=100):

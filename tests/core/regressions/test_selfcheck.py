@@ -55,6 +55,15 @@ def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
     return make_comparisons(start(folder, machine, SETTINGS), planned(counts, CASES, 0), compare, **options)
 
 
+def test_wherever_a_plan_is_cut_every_shift_and_every_benchmark_has_had_its_share():
+    plan = planned({0.0: 160, 0.05: 80}, CASES, seed=3)
+    half = plan[:120]
+    assert sum(each.shift == 0 for each in half) == pytest.approx(80, abs=2)
+    for case in CASES:
+        assert sum(each.case == case and each.shift == 0 for each in half) == pytest.approx(10, abs=2)
+    assert len({(each.shift, each.number) for each in plan}) == 240
+
+
 def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
     found = open_selfcheck(made(tmp_path, {0.0: 40, 0.05: 20}).path)
     lines = [json.loads(line) for line in (found.path / COMPARISONS).read_text().splitlines()]

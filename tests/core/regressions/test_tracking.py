@@ -68,6 +68,23 @@ def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message,
     assert any(note in each for each in data["notes"])
 
 
+def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
+    for index, run_id in enumerate(run_ids(20)):
+        write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state={"compiler": "g++ 12" if index < 10 else "g++ 13"})
+    data, code = message()
+    assert (data["findings"], code) == ([], 0)
+    assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
+
+
+def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
+    for index, run_id in enumerate(run_ids(3)):
+        exact = {"local_memory": 64 if index == 2 else 0}
+        write_run(run_id, records=[make_record(run_id, exact=exact, probe="static_kernels")])
+    data, code = message()
+    assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
+    assert code == 1
+
+
 @pytest.mark.parametrize(
     ("runs", "arguments", "words"),
     [

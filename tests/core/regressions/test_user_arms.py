@@ -7,10 +7,24 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.pairs import user_arms
+from pyperf_suite.regressions.pairs import builds, user_arms
 from pyperf_suite.regressions.pairs.arms import parse_requirements
 from pyperf_suite.regressions.pairs.user_arms import notes_on, side_of
 from tests.core.repository import Repository
+
+EXTENSION = """
+#include <Python.h>
+static PyObject *version(PyObject *self, PyObject *none) { return PyLong_FromLong(VERSION); }
+static PyMethodDef methods[] = {{"version", version, METH_NOARGS, ""}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "native", "", -1, methods};
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
+"""
+
+SETUP_WITH_EXTENSION = """
+from setuptools import Extension, setup
+setup(name="made-up", version="1", packages=["made_up"], ext_modules=[Extension("made_up.native", ["native.c"])])
+"""
+
 
 # A build backend that lies in the tree and makes a wheel by hand: what pip calls, without any index.
 BACKEND = """
@@ -96,6 +110,22 @@ def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, 
     assert [arm.dirty for arm in arms] == [False, False, True]
     assert arms[0].commit == repository.git("rev-parse", "v1")
     assert len(repository.git("worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository, monkeypatch):
+    files = {"setup.py": SETUP_WITH_EXTENSION, "made_up/__init__.py": "", "bench.py": ""}
+    repository.commit("v1", **files, **{"native.c": EXTENSION.replace("VERSION", "1")})
+    repository.commit("v2", **{"native.c": EXTENSION.replace("VERSION", "2")})
+    arms = [repository.arm(requested, "bench.py") for requested in ("v1", "v2")]
+    assert [arm.failure for arm in arms] == ["", ""]
+    native = "__import__('made_up.native').native.version()"
+    assert [asked_of(arm, native) for arm in arms] == ["1", "2"]
+    assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
+        "what was built is no part of it"
+    )
+    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
+    assert repository.arm("v1", "bench.py").environment == arms[0].environment
 
 
 @pytest.mark.slow

@@ -52,6 +52,22 @@ def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparison
     assert found["equivalent"] >= 0.75
 
 
+@pytest.mark.slow
+def test_slowdowns_are_found_on_a_noisy_machine():
+    found = message(SequentialRule(), 0.05)
+    assert found["slower"] >= 0.95
+    assert found["pairs"] <= 12
+    assert message(SequentialRule(), 0.03)["slower"] >= 0.80
+
+
+@pytest.mark.slow
+def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated():
+    rule = SequentialRule(alpha=0.05)
+    found = message(rule, rule.margin)
+    assert 0.005 < found["slower"] <= 0.04
+    assert found["equivalent"] <= rule.alpha_equivalent
+
+
 def quiet(shift: float, pairs: int) -> list[float]:
     return list(np.random.default_rng(5).normal(math.log1p(shift), 0.002, pairs))
 
