@@ -95,7 +95,7 @@ def test_a_calibration_of_ones_own_is_read_in_place_of_the_shipped_one(made_up: 
     np.testing.assert_allclose(explained.seconds, [10e-6, 10e-6 + 1e-3])
     np.testing.assert_allclose(explained.parts["launch"], 10e-6)
     assert explained.error_percent == 4.0
-    assert explained.origin == "made up"
+    assert (explained.origin, explained.library) == ("made up", "nccl")
 
 
 def test_what_was_not_measured_is_marked_as_extrapolated(made_up: Calibration) -> None:
@@ -213,6 +213,8 @@ class TestMeasuredPointsOfANetwork:
         points = "1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s"
         seconds = collective_time("H100", op, sizes, ranks, ranks_per_node=a_node, network=points).seconds
         np.testing.assert_allclose(busbw(op, sizes, seconds, ranks), [9, 60, 180], rtol=1e-6)
+        within = (collective_time("H100", op, sizes, a_node, ranks_per_node=a_node, network=n) for n in (None, points))
+        np.testing.assert_array_equal(*(each.seconds for each in within))
 
     def test_rates_and_points_read_as_people_write_them(self) -> None:
         assert network_of("NDR") == network_of("400Gbps") == 50e9
