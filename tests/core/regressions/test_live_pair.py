@@ -60,12 +60,6 @@ def test_what_lasts_longer_than_a_round_is_in_no_ratio():
 
 
 @pytest.mark.slow
-def test_chance_decides_who_begins():
-    firsts = {measure_pair(THIS, THIS, CASE, CPU, seed=seed, pace=SHORT).order[0] for seed in (1, 2)}
-    assert firsts == {"o", "n"}
-
-
-@pytest.mark.slow
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)
@@ -181,3 +175,103 @@ def test_an_arm_that_is_lost_or_runs_other_code_has_its_reason_and_the_other_is_
         assert failure.value.reasons.keys() == reasons.keys()
         assert all(reason in failure.value.reasons[side] for side, reason in reasons.items())
         assert not failure.value.unsupported
+
+
+class Double:
+    """A worker that takes a second to start and two to prepare, and as long as it says for a launch, by `now_s`."""
+
+    now_s, made, answers = 0.0, [], {}
+    LAUNCH_S = 2.0**-14
+
+    def __init__(self, device, command, variables) -> None:
+        self.started_with, self.asked, self.is_closed = (device, command, variables), [], False
+        Double.made.append(self)
+        Double.now_s += 1
+
+    def send(self, request) -> None:
+        [(what, how)] = request.items()
+        self.asked.append((what, how))
+
+    def receive(self, deadline_s):
+        what, how = self.asked[-1]
+        if what == "slice":
+            Double.now_s += how["samples"] * how["launches_per_sample"] * self.LAUNCH_S
+            return {"outcome": "ok", "seconds": [self.LAUNCH_S] * how["samples"], "clock_hz": 1e9}
+        Double.now_s += 2 * (what == "prepare")
+        prepared = {"outcome": "ok", "package": str(THIS.build / "pyperf_suite"), "resolution_s": 1e-9}
+        return prepared | {"kernel": how.get("case", {})} | Double.answers
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    monkeypatch.setattr(Double, "made", [])
+    monkeypatch.setattr(live_pair, "WorkerProcess", Double)
+    monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: Double.now_s))
+    monkeypatch.setattr(live_pair.secrets, "randbits", lambda bits: bits)
+    return lambda **answers: monkeypatch.setattr(Double, "answers", answers)
+
+
+@pytest.mark.parametrize(
+    ("device", "judged", "slices", "samples"),
+    # A millisecond is 16 launches of 61 us and 0.2 s are 51 rounds of them; 5 ms are 82, and 0.15 s are 7 rounds.
+    [(CPU, False, 204, 16), (CPU, True, 28, 82), (Device("cuda", 0), False, 28, 82)],
+)
+def test_a_pair_starts_both_asks_each_for_its_case_and_tells_what_they_took(doubled, device, judged, slices, samples):
+    doubled()
+    judges = {} if judged else None
+    new = a_product(64)
+    pair = measure_pair(THIS, THIS, PairedCase("baseline", SMALL, new), device, seed=1, judges=judges)
+    assert (len(pair.order), pair.launches_per_slice, pair.startup_s) == (slices, samples, 6)
+    assert pair.seconds == pytest.approx(
+        6 + sum(how["samples"] for what, how in all_asked() if what == "slice") * 2.0**-14
+    )
+    assert (pair.old_s, pair.new_s, pair.log_ratio, pair.static) == (2.0**-14, 2.0**-14, 0, None)
+    assert pair.kernels == (SMALL.to_json(), new.to_json())
+    assert pair.machine["clock_hz"] == {"old": 1e9, "new": 1e9}
+    assert [each.started_with for each in Double.made] == [(device, THIS.command, THIS.variables)] * 2
+    assert all(each.asked[-1] == ("finish", {}) and each.is_closed != judged for each in Double.made)
+    prepared = [how for what, how in all_asked() if what == "prepare"]
+    assert {each["device"] for each in prepared} == {str(device)}
+    assert sorted(str(each.get("spin_share")) for each in prepared) == ["0.0", "None"]
+    assert [each.get("inputs") for each in prepared] == [63 if judged else None] * 2
+    assert not any(each["verify"] for each in prepared)
+    if judged:
+        assert set(judges.values()) == set(Double.made)
+        measure_pair(THIS, THIS, CASE, device, seed=1, judges=judges, verify=True, spin_share=0.5)
+        assert len(Double.made) == 2
+        assert [how["verify"] for what, how in all_asked() if what == "prepare"].count(True) == 2
+
+
+def all_asked():
+    return [asked for each in Double.made for asked in each.asked]
+
+
+def test_who_starts_first_and_who_is_timed_first_is_chance(doubled):
+    doubled()
+    firsts = set()
+    for seed in range(20):
+        Double.made.clear()
+        order = measure_pair(THIS, THIS, PairedCase("baseline", SMALL, a_product(64)), CPU, seed, pace=SHORT).order
+        firsts.add((Double.made[0].asked[0][1]["case"] == SMALL.to_json(), order[0]))
+    assert len(firsts) == 4
+
+
+@pytest.mark.parametrize(("threads", "pinned"), [(0.09, True), (0.1, False), (None, False)])
+def test_a_users_kernel_of_one_thread_is_pinned_once_it_has_shown_that_it_is(doubled, threads, pinned):
+    doubled(**{} if threads is None else {"other_threads": threads})
+    theirs = Case.from_json({"operator": "bench.py:kernel", "parameters": {"n": 3}, "implementation": "loop"})
+    pair = measure_pair(THIS, THIS, PairedCase.same("bench.py:kernel", theirs), CPU, seed=1, judges={})
+    cores = [how["cores"] for what, how in all_asked() if what == "pin"]
+    assert len(cores) == 2 * pinned
+    assert all(each == pair.machine["cores"] and set(each) <= os.sched_getaffinity(0) for each in cores)
+
+
+def test_exact_figures_are_not_timed(doubled):
+    doubled(static={"registers": 96})
+    pair = measure_pair(THIS, THIS, CASE, CPU, seed=1)
+    assert (pair.static, pair.order, pair.log_ratio) == (({"registers": 96},) * 2, "", 0)
+    assert {what for what, _ in all_asked()} == {"prepare"}
+    assert (pair.old_s, pair.new_s, pair.launches_per_slice) == (1, 1, 0)
