@@ -107,11 +107,29 @@ def test_what_a_product_costs_is_counted_by_hand():
     assert menu_seconds(law, rates, 128, 128, 65536) == pytest.approx(due)
 
 
-def test_splitting_k_helps_where_few_tiles_leave_most_sms_idle():
-    rates = Rates.of(find_gpu("H100"), "bf16")
-    _, _, splits = menu_choice(HARD_WAVES, rates, 128, 128, np.array([128, 65536]))
-    assert splits[0] == 1
-    assert splits[1] > 1
+@pytest.mark.parametrize(
+    ("index", "height", "width"),
+    [(index, *tile) for index, tile in enumerate([(64, 64), (64, 128), (128, 64), (128, 128), (64, 256)])]
+    + [(index, *tile) for index, tile in enumerate([(256, 64), (128, 192), (192, 128), (128, 256), (256, 128)], 5)],
+)
+def test_each_tile_of_cublas_and_cutlass_is_on_the_menu(index, height, width):
+    rates = Rates(100, 1e9, 1e14, 1e15, 1e6, 2, 2)
+    shares = np.full(len(TILES), 1e-3)
+    shares[index] = 0.8
+    law = replace(HARD_WAVES, tile_rates=shares, split_s=1.0)
+    seconds, tile, _ = menu_choice(law, rates, height * 10, width * 10, 8192)
+    assert (int(tile), TILES[index]) == (index, (height, width))
+    assert float(seconds) - law.launch_s == pytest.approx(2 * height * width * 8192 / (0.8 * 1e14 / 100))
+
+
+def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_has():
+    rates = Rates(100, 1e9, 1e14, 1e15, 1e6, 2, 2)
+    free = replace(HARD_WAVES, split_s=0.0, split_traffic=0.0)
+    k = np.array([255, 256, 383, 384, 512, 767, 768, 1023, 1024, 2047, 2048, 8192])
+    assert menu_choice(free, rates, 64, 64, k)[2].tolist() == [1, 2, 2, 3, 4, 4, 6, 6, 8, 8, 16, 16]
+    # Of tiles of 256 x 128, 20 leave most of 100 SMs idle; 150 are one and a half waves, which leave nothing to cut for.
+    is_cut = [menu_choice(free, rates, 256 * tiles, 256, 4096)[2].item() > 1 for tiles in (10, 75)]
+    assert is_cut == [True, False]
 
 
 def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
