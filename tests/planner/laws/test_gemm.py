@@ -127,7 +127,7 @@ def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_
     free = replace(HARD_WAVES, split_s=0.0, split_traffic=0.0)
     k = np.array([255, 256, 383, 384, 512, 767, 768, 1023, 1024, 2047, 2048, 8192])
     assert menu_choice(free, rates, 64, 64, k)[2].tolist() == [1, 2, 2, 3, 4, 4, 6, 6, 8, 8, 16, 16]
-    # Of tiles of 256 x 128, 20 leave most of 100 SMs idle; 150 are one and a half waves, which leave nothing to cut for.
+    # Of tiles of 256 x 128, 20 leave most of 100 SMs idle; 150 are one and a half waves, with nothing left to cut for.
     is_cut = [menu_choice(free, rates, 256 * tiles, 256, 4096)[2].item() > 1 for tiles in (10, 75)]
     assert is_cut == [True, False]
 
