@@ -107,18 +107,6 @@ def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
     assert len({len(line) for line in document.text.splitlines() if " N/A" in line or "busbw" in line}) == 1
 
 
-def test_wrong_elements_are_counted_and_their_times_left_out(network: Any) -> None:
-    machine, requested = network(), cases()
-    records = [machine.record(case, 0, place) for place, case in enumerate(requested)]
-    records[-1] = machine.record(requested[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
-    findings = PROBE.findings(records)
-    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(requested) - 1
-    assert findings.remarks[0].kind == "caution"  # type: ignore[union-attr]
-    assert (said(findings, "wrong")["elements"], said(findings, "wrong")["sizes"]) == (7, 1)
-    assert "# Out of bounds values : 7 FAILED" in findings.documents[0].text
-    assert findings.documents[0].text.splitlines()[-4].split()[-8:-4] == ["N/A", "N/A", "N/A", "7"]
-
-
 def test_wrong_elements_are_counted_and_their_times_left_out_also_where_all_is_wrong(network: Any) -> None:
     machine, requested = network(), cases()
     records = [machine.record(case, 0, place) for place, case in enumerate(requested)]
@@ -137,12 +125,6 @@ def test_a_size_that_some_processes_have_wrong_says_so_in_its_row(network: Any) 
     failed = machine.record(case, 1, 1, outcome="failed", verification=WRONG, metrics={}, sampling={})
     findings = PROBE.findings([machine.record(case, 0, 0), failed])
     assert column(findings, "all_reduce float32, 4 ranks, gloo", "#wrong") == [7]
-
-
-def test_a_run_in_which_all_is_wrong_still_says_so(network: Any) -> None:
-    (case,) = cases(size=(Sizes(64, 64),))
-    failed = network().record(case, 0, 0, outcome="failed", verification=WRONG, metrics={}, sampling={})
-    assert said(PROBE.findings([failed]), "wrong")["elements"] == 7
 
 
 def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> None:

@@ -102,20 +102,6 @@ def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
     assert remarks(PROBE.findings(Machine().records(wide)), "cost")[0].values["step"] == "704 -> 705"
 
 
-def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
-    (law,) = remarks(findings(Machine()), "overhead")
-    assert law.kind == "law"
-    assert law.values["overhead"].value == pytest.approx(10e-6)
-    assert law.values["step"].value == pytest.approx(0.3e-6 * 512 + 20e-6)
-    assert law.values["count"] == law.values["fitted"] == 36
-    assert law.values["median"].value == pytest.approx(0, abs=1e-9)
-
-
-def test_noise_of_the_machine_comes_out_as_the_laws_error() -> None:
-    (law,) = remarks(findings(Machine(noise=0.2)), "overhead")
-    assert 0.05 < law.values["median"].value < 0.35 < law.values["worst"].value
-
-
 def test_a_machine_that_obeys_the_law_is_explained_without_error_and_its_noise_is_the_laws_error() -> None:
     (law,) = remarks(findings(Machine()), "overhead")
     assert law.kind == "law"
