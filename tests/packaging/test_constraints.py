@@ -75,19 +75,6 @@ def test_every_requirement_is_pinned_within_its_range(pins, requirement, python)
     assert requirement.specifier.contains(exact.version)
 
 
-@pytest.mark.parametrize(
-    ("group", "name", "value"),
-    [
-        ("console_scripts", "pyperf-suite", "pyperf_suite.__main__:main"),
-        ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin.plugin"),
-    ],
-)
-def test_both_front_ends_are_entry_points_that_load(group, name, value):
-    [entry_point] = [point for point in DISTRIBUTION.entry_points if (point.group, point.name) == (group, name)]
-    assert entry_point.value == value
-    assert entry_point.load()
-
-
 def test_the_version_is_the_packages_own_and_supported_pythons_begin_with_3_10():
     assert DISTRIBUTION.version == pyperf_suite.__version__
     supported = SpecifierSet(DISTRIBUTION.metadata["Requires-Python"])

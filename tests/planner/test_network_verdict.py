@@ -13,10 +13,10 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner import network_verdict
 from pyperf_suite.planner.laws.traffic import TrainingWorkload
 from pyperf_suite.planner.network_verdict import TrainingSizes
-from pyperf_suite.probes.collectives import PROBE, analyse
+from pyperf_suite.probes.collectives import analyse
 from pyperf_suite.runner.record import Record
 from tests.core.probes.conftest import Network
-from tests.core.probes.test_collectives import HOPPERS, cases, column, remarks, said, table
+from tests.core.probes.test_collectives import cases, column, remarks, said, table
 
 
 def judged(records: list[Record], training: TrainingSizes) -> Findings:
@@ -60,15 +60,6 @@ def test_what_was_not_measured_or_cannot_be_spread_is_not_judged() -> None:
     assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
     assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
     assert column(findings, WAYS, "parallelism") == ["DDP"]
-
-
-def test_the_default_step_is_of_a_7b_model_and_says_so() -> None:
-    findings = PROBE.findings(Network(identity=HOPPERS).records(cases()))
-    model = said(findings, "Judged for a model")
-    assert model["parameters"] == pytest.approx(6.7e9, rel=0.01)
-    assert [model[name] for name in ("layers", "hidden", "tokens", "largest")] == [32, 4096, 4096, 64 * 2**20]
-    compute_s = remarks(findings, "for a step that computes")[0].values["compute"]
-    assert compute_s.value == pytest.approx(0.414, rel=0.01)  # type: ignore[union-attr]
 
 
 def test_a_model_is_given_by_its_dimensions() -> None:

@@ -240,14 +240,6 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     assert {"N"} <= {each.get("names") for each in values}
 
 
-def test_explain_has_the_sustained_and_the_burst_time():
-    m, n, k = 8192, 8192, 8192
-    explained = explain_product(H200, Prices(H200), TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", "TN")
-    burst = Prices(H200, mode="burst").gemm("TN", m, n, k)
-    assert explained.burst_seconds == pytest.approx(float(burst.seconds))
-    assert explained.burst_seconds < explained.seconds
-
-
 @pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
 def test_only_dimensions_along_which_rows_lie_have_to_divide(made_up, layout, names):
     odd = explain_product(H200, made_up, TiledProduct(4097, 4097, 128, 128, 1, H200.sms), 4097, "bf16", layout)

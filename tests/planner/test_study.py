@@ -30,7 +30,6 @@ from pyperf_suite.planner.study.planning import (
     MemoryBudget,
     described_change,
     find_calibration,
-    memory_by_rank,
     nearest_that_fits,
     need_bytes,
     parse_study,
@@ -323,16 +322,6 @@ def test_laws_of_a_gpu_are_not_taken_for_a_cpu_nor_the_other_way_round(calibrati
         assert done.exit_code == 2
         assert "known.npz was fitted on a CPU (a known CPU), but the laws used here are of GPUs" in done.output
         assert len(done.output.splitlines()) == 1
-
-
-def test_ranks_are_told_in_the_order_of_the_engine_tensor_innermost():
-    p = ParallelStepParameters(vocab=32, tied=False, layers=4, heads=4, data=2, tensor=2, pipeline=2, zero_stage=1)
-    needs = memory_by_rank(p)
-    assert len(needs) == 8
-    assert needs[0] == needs[1]
-    assert needs[0].weights == needs[2].weights
-    assert needs[0].optimizer != needs[2].optimizer
-    assert needs[0].weights != needs[4].weights
 
 
 @pytest.mark.parametrize(

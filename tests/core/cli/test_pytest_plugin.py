@@ -75,16 +75,6 @@ def test_from_an_empty_folder_every_case_is_measured_recorded_and_summed_up(suit
 
 
 @pytest.mark.slow
-def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite, instant_workers):
-    assert run(suite, "--benchmark-only", "--benchmark-save", "before").ret == 0
-    result = run(suite, "--benchmark-only", "--benchmark-compare", "0001", "--benchmark-compare-fail", "median:10000%")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*(0001_before)*"])
-    saved = json.loads(next((suite.path / ".benchmarks").glob("*/*before.json")).read_text())
-    assert all(benchmark["stats"]["data"] for benchmark in saved["benchmarks"])
-
-
-@pytest.mark.slow
 def test_a_benchmark_file_named_by_its_path_is_collected_once(suite):
     named = (str(BENCHMARKS / "bench_probes.py"), "-p", "no:cacheprovider", "-k", "test_baseline")
     result = suite.runpytest_inprocess(*named, "--collect-only", "-q", *SMALL)
@@ -211,14 +201,6 @@ def test_what_cannot_be_ends_in_one_sentence_and_exit_code_2(suite, arguments, w
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*ERROR collecting*")
     assert not (suite.path / "bench_results").exists()
-
-
-@pytest.mark.slow
-def test_an_axis_of_one_probe_needs_no_prefix_where_only_that_probe_is_selected(suite):
-    shapes = ("--suite-axis", "shape=16x16x16", "--suite-axis", "workers=1")
-    result = suite.runpytest_inprocess(*SHIPPED, "-k", "baseline", "--collect-only", "-q", *shapes)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*baseline*m=16 n=16 k=16*"])
 
 
 @pytest.mark.slow

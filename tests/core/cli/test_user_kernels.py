@@ -137,11 +137,3 @@ def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(arguments, words
     assert result.exit_code == 2
     assert words in result.output
     assert len(result.output.strip().splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_kernel_whose_name_is_that_of_an_emoji_keeps_it(tmp_path):
-    one = BENCH.replace("def other()", "def one()")
-    Path("emoji.py").write_text(one)
-    done = invoke("run", "emoji.py:one", "--results", str(tmp_path))
-    assert "emoji.py:one" in done.output

@@ -55,23 +55,6 @@ def test_tile_and_wave_cliffs_are_measured_on_verified_products(run, tmp_path):
     assert found == {("cuda_sm90", "ok"): 4, ("cuda_sm80", "ok"): 4, ("cublas", "unsupported"): 4}
 
 
-def test_times_on_the_double_climb_by_waves(run, tmp_path):
-    axes = [word for axis in TILES for word in ("-a", axis.replace("waves=1", "waves=2"))]
-    measured(run, tmp_path, "run", "tile_wave", *axes)
-    ours = [each for each in records(tmp_path) if each["outcome"] == "ok"]
-    # An event between samples takes as long on the double as a whole wave; how many launches share one is the host's.
-    events_s = [EVENT_S / each["sampling"]["launches_per_sample"] for each in ours]
-    by_tiles = {
-        each["case"]["parameters"]["n"] // 64: each["metrics"]["time"]["value"] - event_s
-        for each, event_s in zip(ours, events_s, strict=True)
-    }
-    assert len(by_tiles) == 8
-    one_wave, two_waves = by_tiles[1], by_tiles[8]
-    assert two_waves > 1.05 * one_wave
-    for tiles, seconds in by_tiles.items():
-        assert seconds == pytest.approx(one_wave if tiles <= 4 else two_waves, rel=1e-6)
-
-
 def test_sizes_that_tma_cannot_take_are_unsupported_and_right_on_the_other_kernel(run, tmp_path):
     axes = ("implementation=cuda_sm90,cuda_sm80,triton", "base=square:64x128x128", "along=n,k", "tile=64x64x64")
     found = measured(run, tmp_path, "run", "alignment", *(word for axis in axes for word in ("-a", axis)))
@@ -161,23 +144,6 @@ x = memory(np.arange(1000, dtype=np.float32))
 out = memory(np.zeros(1, np.float32))
 address = np.uint64(x.address)
 '''
-
-
-@pytest.mark.parametrize(
-    ("doing", "printed"),
-    [
-        ('launch("scale", 256, address, np.float32(2), np.int32(1000))\nprint(x.read() == memory(2 * np.arange(1000,'
-         " dtype=np.float32)).read())", "True"),
-        ('for _ in range(3): launch("scale", 256, address, np.float32(2), np.int32(1000))\n'
-         "print(np.frombuffer(x.read(), np.float32)[:3].tolist())", "[0.0, 8.0, 16.0]"),
-        ('launch("sum", 256, address, np.uint64(out.address), np.int32(1000), shared=1024)\n'
-         "print(np.frombuffer(out.read(), np.float32)[0])", "499500.0"),
-    ],
-    ids=["elementwise", "again and again in place", "reduction"],
-)  # fmt: skip
-def test_a_plain_kernel_computes_what_it_says(run, doing, printed):
-    done = run("-c", PLAIN + doing)
-    assert done.stdout.strip() == printed, done.stderr
 
 
 CRASHES = {

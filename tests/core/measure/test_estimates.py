@@ -72,12 +72,6 @@ def test_the_interval_of_independent_samples_is_that_of_the_binomial_tables(samp
     assert interval.half_width == (high - low) / 2
 
 
-def test_equal_samples_have_an_interval_of_no_width():
-    interval = median_interval([2.0] * 50, 0.95)
-    assert interval.low == interval.high == 2.0
-    assert interval.confidence >= 0.95
-
-
 @pytest.mark.parametrize(("rho", "expected"), [(0.0, 1.0), (0.5, 0.43), (0.9, 0.07)])
 def test_effective_samples_approach_the_known_share_in_long_series(rho, expected):
     # Signs of a Gaussian AR(1) have autocorrelation (2/π)·asin(ρ^k), summed here as the exact answer.

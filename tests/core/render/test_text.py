@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, Table, remark
+from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, remark
 from pyperf_suite.findings.rows import Column, rows_of, table
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
@@ -133,12 +133,6 @@ def test_a_cell_leaves_the_unit_to_the_heading_unless_each_has_its_own():
     assert (cell(Quantity(1024.0, "size")), heading(Heading("message", "size"))) == ("1 KiB", "message")
     assert (heading(Heading("gain", "x")), heading(Heading("casts", "count"))) == ("gain, ×", "casts")
     assert (cell(None), cell("loop"), cell(4), cell("a\x1b[2J")) == ("-", "loop", "4", "a\ufffd[2J")
-
-
-def test_columns_with_a_unit_or_with_numbers_alone_stand_to_the_right():
-    columns = (Heading("way"), Heading("batch"), Heading("time", "ms"), Heading("note"))
-    table = Table("t", columns, (("loop", 4, None, None), ("fused", None, None, None)))
-    assert written(table).numeric == (False, True)
 
 
 def test_gaps_of_a_remark_are_filled_by_name_and_names_cannot_fill_gaps_or_steer_a_terminal():

@@ -161,15 +161,6 @@ def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
     assert outlook.trial_s(COPY, 0) == copy_s
 
 
-def test_a_plan_is_told_in_one_line_with_its_processes_and_probes():
-    one = Plan((product(1),), QUICK, CPU)
-    assert Outlook(one).line == "1 case x 1 process on cpu, profile quick, about 5 s"
-    two = Plan((product(1), COPY), STANDARD, GPU)
-    assert Outlook(two).line.startswith("2 cases x 3 processes on cuda:0, profile standard, about ")
-    assert (two.probes, two.processes) == (("baseline", "transfer"), 3)
-    assert (Plan((EXACT,), STANDARD, CPU).processes, EXACT.is_exact, product(1).is_exact) == (1, True, False)
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h"), (36_000_000, "10000.0 h")],

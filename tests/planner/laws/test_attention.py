@@ -50,11 +50,6 @@ def mask(seq_q: int, seq_k: int, causal: bool) -> NDArray[np.bool_]:
     return key <= query + seq_k - seq_q if causal else np.ones((seq_q, seq_k), dtype=bool)
 
 
-@given(blocks)
-def test_blocks_are_read_back_as_they_are_written(requested: Blocks) -> None:
-    assert Blocks.parse(str(requested)) == requested
-
-
 @pytest.mark.parametrize("text", ["", "128", "128x64x32", "0x64", "128x64:s0", "axb", "128x64:w4:s3"])
 def test_what_are_not_blocks_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"[Bb]locks"):

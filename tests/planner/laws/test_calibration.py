@@ -9,8 +9,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.laws.calibration import (
@@ -206,9 +204,3 @@ def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None
 def test_what_cannot_be_fitted_is_refused(rows: int, degree: int) -> None:
     with pytest.raises(ValueError, match="cannot be fitted"):
         fit_correction(np.zeros(rows), {"m": np.ones(rows)}, degree)
-
-
-@given(st.integers(1, 5), st.floats(-1, 1))
-def test_few_points_of_one_size_give_their_mean(count: int, level: float) -> None:
-    arrays, limits = fit_correction(np.full(count, level), {"m": np.full(count, 512.0)}, 2)
-    assert correction(CalibrationBlock(arrays, {}, limits), {"m": 512}) == pytest.approx(np.exp(level))

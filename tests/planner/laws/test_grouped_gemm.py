@@ -8,12 +8,10 @@ import pytest
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws import gemm_time
 from pyperf_suite.planner.laws import grouped_gemm_time as seconds_of
-from pyperf_suite.planner.laws.calibration import all_shipped, shipped_calibration
+from pyperf_suite.planner.laws.calibration import all_shipped
 from pyperf_suite.planner.laws.grouped_gemm import (
-    BLOCK_OF,
     LAW,
     ExpertCosts,
-    LibraryFactor,
     expert_law,
     expert_work,
     grouped_gemm_time,
@@ -152,12 +150,3 @@ def test_a_gpu_without_tables_is_predicted_from_the_one_most_like_it_in_a_wider_
     assert other.high / other.low > 2
     assert other.extrapolated
     assert other.error_percent is None
-
-
-def test_a_block_reads_back_as_it_was_written():
-    arrays = shipped_calibration("H200 SXM").block(f"{BLOCK_OF['bf16']}.vllm").arrays
-    costs, factor = ExpertCosts.from_arrays(arrays), LibraryFactor.from_arrays(arrays)
-    assert all(np.array_equal(costs.as_arrays()[name], arrays[name]) for name in costs.as_arrays())
-    assert np.array_equal(factor.as_arrays()["nodes"], arrays["nodes"])
-    far = np.full((1, factor.nodes.shape[1]), 1e4)
-    assert factor(far) == pytest.approx(0)

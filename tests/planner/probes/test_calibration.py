@@ -15,7 +15,6 @@ from pyperf_suite.planner.probes.calibration import (
     PROBE,
     Extent,
     predicted_seconds,
-    spread_attentions,
     spread_products,
 )
 from pyperf_suite.runner.profiles import QUICK
@@ -46,27 +45,11 @@ def test_the_products_are_different_inside_their_extent_and_all_over_it() -> Non
         assert min(np.histogram(place, bins=3, range=(0, 1.01))[0]) >= 9, "in every third of each size"
 
 
-def test_attentions_differ_in_grouping_and_head_dim() -> None:
-    shapes = spread_attentions(20, (256, 8192), (8, 64), 2e11)
-    assert len(set(shapes)) == 20
-    assert all(shape.heads % shape.kv_heads == 0 for shape in shapes)
-    assert len({shape.heads // shape.kv_heads for shape in shapes}) == 3
-    assert len({shape.head_dim for shape in shapes}) == 2
-
-
 def test_a_gpu_is_measured_in_under_two_minutes_of_its_time() -> None:
     cases = PROBE.cases("quick", GPU)
     assert len(cases) >= 80
     assert len(cases) * QUICK.effort.seconds_at_most < 60, "the other minute is for making and verifying operands"
     assert {case.operator for case in cases} == {"matmul", "attention"}
-
-
-def test_an_axis_is_replaced_by_shapes_as_written() -> None:
-    cases = PROBE.cases("quick", resolve("cpu"), {"shape": "8x64x32", "attention": "1x4x2x64x128", "workers": "1"})
-    product, attention = (case.parameters for case in cases)
-    assert (product.m, product.n, product.k) == (8, 64, 32)
-    assert (attention.heads, attention.key_heads, attention.head_dim, attention.seq_q) == (4, 2, 64, 128)
-    assert attention.causal
 
 
 def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

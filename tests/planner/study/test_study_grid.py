@@ -16,7 +16,6 @@ from pyperf_suite.planner.study.grid import (
     default_axes,
     worlds_of,
 )
-from pyperf_suite.workloads.training import Checkpointing
 
 CPU = Device("cpu")
 
@@ -112,12 +111,6 @@ def test_a_value_that_can_never_be_is_refused_by_name(axes: dict[str, Any], sent
         crossed(**axes)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_configuration_is_read_as_it_is_written() -> None:
-    for text in ("data=2;zero_stage=3", "data=1|2|4", "attention=math", "checkpointing=every:2;pipeline=2", ""):
-        assert str(Configuration.parse(text)) == text
-    assert Configuration.parse("checkpointing=every:2").axes == (("checkpointing", (Checkpointing("every", 2),)),)
 
 
 @pytest.mark.parametrize("text", ["data", "data=two", "hidden=64", "=2"])
