@@ -168,6 +168,16 @@ def test_a_warm_up_ends_at_its_least_time_or_with_the_longest_history(replay, mo
     assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 1
 
 
+def test_when_a_clock_began_does_not_matter(replay):
+    def calls(now: float) -> list[tuple[int, int, int]]:
+        stopwatch = replay(noisy(1e-3, 0.01))
+        stopwatch.now = now
+        measure(ignore, stopwatch, clock=stopwatch.clock)
+        return stopwatch.calls
+
+    assert calls(64.0) == calls(0.0)
+
+
 @pytest.mark.parametrize("told", [1.0, 1e-3], ids=["itself", "more than it tells"])
 def test_warm_up_that_never_ends_is_cut_at_the_cap_and_says_so_whatever_the_stopwatch_costs(replay, told):
     class Costly(replay):
@@ -278,6 +288,14 @@ def test_rules_that_make_no_sense_are_refused(rule, wrong):
 )
 def test_precise_is_what_has_each_of_the_things_asked_for_and_no_more(samples, interval, precise):
     assert StopRule(0.125, 0.9, min_samples=20).is_precise([1.0] * samples, interval) is precise
+
+
+@pytest.mark.parametrize(
+    ("taken", "elapsed_s", "limit"),
+    [(1999, 4.9, None), (2000, 0.0, "max_samples"), (3, 5.0, "time_cap"), (2, 5.0, None)],
+)
+def test_a_limit_is_reached_where_it_is_met(taken, elapsed_s, limit):
+    assert StopRule().reached_limit(taken, elapsed_s) == limit
 
 
 def test_a_block_fills_its_time_or_half_of_what_is_left():
