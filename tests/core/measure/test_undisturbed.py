@@ -6,7 +6,7 @@ import pytest
 
 from pyperf_suite.measure import telemetry
 from pyperf_suite.measure.estimates import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
-from pyperf_suite.measure.sampling import REPEATED_SHARE, SteadyRule, StopRule, sampling, to_the_end
+from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, sampling, to_the_end
 from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
 from tests.records import measure
 
@@ -104,6 +104,15 @@ def test_disturbed_slices_are_measured_again_up_to_a_share_of_the_time(replay, r
     assert stopwatch.now == pytest.approx(seconds, rel=0.1)
 
 
+def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
+    stopwatch = replay(lambda index: 1e-3)
+    turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
+    lasted = []
+    for _ in turns:
+        lasted.append(stopwatch.now)
+    assert max(np.diff(lasted)) <= RULE.block_s * 1.1
+
+
 def test_after_others_had_a_turn_launches_go_uncounted_first(replay):
     def taken(others_ran):
         stopwatch = replay(lambda index: 1e-3)
@@ -124,6 +133,15 @@ def test_launches_that_take_the_same_stop_at_the_fewest_slices(replay):
     assert len(found.slices) == 6
     assert sum(found.slices) == len(found.seconds)
     assert found.value == pytest.approx(1e-3)
+
+
+def test_a_clock_of_its_own_runs_only_in_its_turns():
+    clock = OwnTime()
+    assert clock() == 0
+    with clock:
+        first = clock()
+    assert clock() >= first
+    assert clock() == clock()
 
 
 @pytest.fixture
