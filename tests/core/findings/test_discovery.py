@@ -16,7 +16,7 @@ from pyperf_suite import extensions
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings import discovery
-from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names
+from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names, replace_probe
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
 
@@ -28,8 +28,9 @@ PROBE = replace(OTHER, name="a_plugin", topic="a topic of its own")
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    """What was found is kept for a process: not so here."""
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What was found or replaced is kept for a process, as by a study that another test ran: not so here."""
+    monkeypatch.setattr(discovery, "REPLACED", {})
     for cached in (extensions.extensions, probe_names, discovery._load):
         cached.cache_clear()
     yield
@@ -107,6 +108,12 @@ def test_a_broken_plugin_is_named_and_passed_over_and_only_who_asks_for_it_is_re
         find_probe("broken")
     assert why in str(refused.value)
     assert find_probe("optimizer").name == "optimizer"
+
+
+def test_a_probe_can_be_replaced_for_this_process() -> None:
+    other = Probe("optimizer", "Another?", "training", lambda *_: None, lambda _: [])
+    replace_probe(other)
+    assert find_probe("optimizer") is other
 
 
 def test_a_broken_command_of_another_package_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
