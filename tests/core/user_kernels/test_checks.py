@@ -22,7 +22,7 @@ RIGHT = Verification(True, "full", 0.0, 0.0, 0.0, (), "right")
 
 
 class Launches:
-    """Launches that take so long by a clock of their own, of which `said` times are reported, and what was asked."""
+    """Launches that take so long by a clock of their own, of which the share `reported` is told, and what was asked."""
 
     clock, sets, where, rounding = ("made up", 1e-8), 8, "bench.py:3", {}
     is_paired = is_random = restores = False
