@@ -64,6 +64,13 @@ def test_the_size_of_a_dot_product_is_that_of_its_terms_however_much_cancels():
     assert 0.3 < found / float(np.sqrt(2 * np.sum((x * y) ** 2.0))) < 2.0
 
 
+def test_two_terms_that_cancel_have_the_size_of_both_in_each_of_many_elements():
+    x = np.abs(normal(20_000, 1)) * np.ones(2, np.float32)
+    found = measured(lambda x: x[:, 0] - x[:, 1], x)[0]["out"] / (x[:, 0] * 2**0.5)
+    assert 0.1 < found.min() < found.max() < 2.0
+    assert np.sqrt(np.mean(found**2)) == pytest.approx(1.0, rel=0.02)
+
+
 def test_each_element_has_its_own_size():
     x = normal(64, 256)
     x[5] *= 1000
@@ -106,16 +113,15 @@ def test_tensors_of_16_bits_are_moved_by_more_than_they_are_rounded_by():
 
 
 def test_results_whose_squares_float32_cannot_hold_have_a_size():
-    x = np.array([60.0, -1.0], "float32")
-    evaluate = lambda change: np.exp(change(x).astype("float64"))  # noqa: E731
-    sizes, _ = sensitivity.measure(evaluate, evaluate(lambda each: each), [x], seed=1)
-    assert sizes["out"] == pytest.approx(np.abs(x) * np.exp(x.astype("float64")), rel=0.05)
+    x = np.full((1000, 2), [60.0, -1.0], "float32")
+    sizes = measured(np.exp, x)[0]["out"].astype("float64")
+    assert np.sqrt((sizes**2).mean(0)) == pytest.approx([60 * np.exp(60.0), np.exp(-1.0)], rel=0.05)
 
 
 def test_an_element_that_a_move_takes_out_of_range_says_nothing_of_the_others():
     """Of exp, x·eˣ is the size; e^709.7827 is the largest that float64 holds."""
     x = np.concatenate([np.full(63, 2.0), [709.782]]).astype(np.float32)
     sizes, known = measured(np.exp, x, budget_s=0.0)
-    assert sizes["out"][:63] == pytest.approx(2 * np.exp(2.0), rel=0.01)
+    assert sizes["out"][:63] == pytest.approx(2 * np.exp(2.0), rel=0.3)
     assert sizes["out"][63] == np.finfo(np.float32).max
-    assert known["pools"]["out"][0] == pytest.approx(2 * np.exp(2.0), rel=0.01)
+    assert known["pools"]["out"][0] == pytest.approx(2 * np.exp(2.0), rel=0.1)
