@@ -103,7 +103,7 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
     places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     options = ("--interval", "0.2", "--results", str(tmp_path))
     watch = ("-m", "pyperf_suite", "watch", *options)
-    command = (sys.executable, "-c", launcher, sys.executable, *watch, "--", sys.executable, "-c", JOB, "25")
+    command = (sys.executable, "-c", launcher, sys.executable, *watch, "--", sys.executable, "-c", JOB, "50")
     done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["ready", "ready", "[3, 3]"]
     found = record(tmp_path)
