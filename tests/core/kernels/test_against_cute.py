@@ -1,11 +1,16 @@
 """Layouts, descriptors, instructions and tensor maps of the kernels against CuTe's, which nobody here wrote.
 
-What CuTe says is compiled once and kept; what our headers say is compiled apart from it in a second, so that headers
-with a mistake in them can be compared as well. Nothing needs a GPU, nvcc or a CUDA toolkit. `pytest -rP` shows counts.
+What CuTe says takes minutes to compile, so cute_answers.xz holds it, by the hash of what was asked; what our headers
+say is compiled apart from it in a second, so that headers with a mistake in them can be compared as well. Nothing needs
+a GPU, nvcc or a CUDA toolkit. `pytest -rP` shows counts.
 """
 
 import ctypes
+import hashlib
+import io
 import itertools
+import json
+import lzma
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +29,8 @@ from tests.core.gpu_double.environment import built
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
+ANSWERS = HERE / "cute_answers.xz"
+ASKED = ("maps", "descriptors", "accumulators", "tensor_maps", "fragments")
 WGMMA_ROWS = 64
 ELEMENTS = {"bf16": "Bf16", "fp16": "Fp16", "e4m3": "E4m3", "fp32": "Fp32"}
 LAYOUTS = ("TN", "NN", "NT", "TT")
@@ -148,17 +155,33 @@ Answers = Callable[[str], NDArray[np.int64]]
 
 
 @pytest.fixture(scope="module")
-def cute(compiled: Callable[..., Path], cases_h: str, cutlass: Path, cuda_headers: Path) -> Answers:
-    """What CuTe says: cute("maps") and so on. Two minutes to compile, the first time."""
+def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
+    """What CuTe says: cute("maps") and so on; of other cases than its file has it is asked anew, and that written."""
     texts = {"against_cute.cpp": (HERE / "against_cute.cpp").read_text(), "cases.h": cases_h, **SHIMS}
+    pins = (request.config.rootpath / "constraints.txt").read_text()
+    [pin] = re.findall(r"^nvidia-cutlass==.*$", pins, re.MULTILINE)
+    asked = hashlib.sha256(json.dumps([pin, ADDRESS, texts]).encode()).hexdigest()
+    with lzma.open(ANSWERS) as file:
+        held = dict(np.load(io.BytesIO(file.read())))
+    if str(held["asked"]) != asked:
+        program = program_of_cute(request, texts)
+        held = {"asked": np.array(asked)} | {what: numbers(program, what) for what in ASKED}
+        plain = io.BytesIO()
+        np.savez(plain, allow_pickle=False, **held)
+        ANSWERS.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    return held.__getitem__
+
+
+def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) -> Path:
+    """What says it: minutes to compile."""
+    compiled, cutlass, cuda_headers = map(request.getfixturevalue, ("compiled", "cutlass", "cuda_headers"))
     folders = ("-I", ".", "-isystem", str(cutlass), "-isystem", str(cuda_headers))
     options = ("-std=c++17", "-O0", "-w", f"-DMATRIX_ADDRESS={ADDRESS}", *folders)
     try:
         compiled("cute.o", {"cute.cpp": "#include <cute/tensor.hpp>\n", **SHIMS}, (*options, "-c", "cute.cpp"))
     except subprocess.CalledProcessError:
         pytest.skip("needs a C++ compiler that takes CuTe, and this one does not: g++ 12 does, CXX names another")
-    program = compiled("against_cute", texts, (*options, "against_cute.cpp"))
-    return lambda what: numbers(program, what)
+    return compiled("against_cute", texts, (*options, "against_cute.cpp"))
 
 
 def numbers(program: Path, *arguments: str, given: bytes = b"") -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ def busy(seconds: float) -> None:
 
 
 def end_s(seconds: float) -> float:
-    """When work of so long ends: on a busy machine it lasts twice as long as the start, which is none of its pattern."""
+    """When work of so long ends: at the earliest twice as long after the start as that took, which shows no pattern."""
     started_s = time.time() - psutil.Process().create_time()
     return time.monotonic() + max(seconds, 2 * started_s)
 
