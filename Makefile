@@ -31,8 +31,8 @@ bench: $(MADE)
 HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
 
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-# A test of more than 4 sets of parameters is represented by 4 of them among the quick ones; the others count as slow.
-PYTEST := $(RUN) -m pytest $(TESTS) --represent 4
+# A test of more than 2 sets of parameters is represented by 2 of them among the quick ones; the others count as slow.
+PYTEST := $(RUN) -m pytest $(TESTS) --represent 2
 # Threads of these small products would only wait for each other where each core has a process.
 QUICK := OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu"
 SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')

@@ -1,8 +1,8 @@
 """How far rounding can move each element of a reference's result: which inputs it depends on, and how strongly.
 
-All inputs are moved at once by shares that are random in sign and size. By their root mean square, an element then
-moves by S = √Σ(∂f/∂xᵢ·xᵢ)²: the root of the sum of squares of its terms, for a dot product √Σ(aᵢbᵢ)², however much of
-them cancels. Then some inputs are changed, each with chance p: an element that depends on K of them changes with chance
+All inputs are moved at once by random shares of either sign. By their root mean square, an element then moves by
+S = √Σ(∂f/∂xᵢ·xᵢ)²: the root of the sum of squares of its terms, for a dot product √Σ(aᵢbᵢ)², however much of them
+cancels. Then some inputs are changed, each with chance p: an element that depends on K of them changes with chance
 1 − (1 − p)^K. Zeros do not move and are no terms. No derivative and no knowledge of the function is needed.
 
 Nothing but the standard library is imported, and nothing newer than Python 3.9 is used (kernel_process.py).
@@ -22,9 +22,6 @@ from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch
 # Moves of all inputs: so many are enough for each element by itself. Of fewer, an element's own count with two moves
 # of all elements together: no S is taken for near zero by an unlucky sign.
 ENOUGH_MOVES, POOLED_MOVES = 8, 2
-# Shares lie in this range of their root mean square. Were they of one size, two terms that cancel would not move where
-# their signs agree: of 256 such elements one in all of 8 moves.
-LEAST_SHARE, MOST_SHARE = 0.2, 1.623
 
 # Looks for the number of terms: two, and more while there is time. The first changes half a value along the longest
 # dimension, but enough values to move some elements of many; the next so many times as many, or as few. A look decides
@@ -143,8 +140,7 @@ def _moved(right: Any, other: Any) -> tuple[float, int]:
     """The share of elements that are other ones, and their number."""
     if other is None or other.shape != right.shape or not right.size:
         return 0.0, 0
-    numpy = sys.modules["numpy"]
-    count = int(((other != right) & numpy.isfinite(right)).sum())
+    count = int(((other != right) & sys.modules["numpy"].isfinite(right)).sum())
     return count / right.size, count
 
 
@@ -239,9 +235,8 @@ def _changed(shares: Callable[[int], Any], value: Any) -> Any:
 
 
 def _either_way(draw: Any, share: float, count: int) -> Any:
-    numpy = sys.modules["numpy"]
-    drawn = 2 * draw.random(count, dtype="f4") - 1
-    return numpy.copysign(LEAST_SHARE + (MOST_SHARE - LEAST_SHARE) * numpy.abs(drawn), drawn) * numpy.float32(share)
+    # Of one size, two terms that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
+    return draw.uniform(-share * 3**0.5, share * 3**0.5, count).astype("f4")
 
 
 def _some(draw: Any, chance: float, count: int) -> Any:

@@ -101,6 +101,7 @@ def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
     assert best.over_bytes == 0
 
 
+@pytest.mark.slow
 def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
     rng = np.random.default_rng(0)
     for place in rng.integers(len(llama.grid), size=20).tolist():

@@ -90,6 +90,7 @@ def test_the_list_is_a_pareto_front(made_up):
             assert one is other or not all(better)
 
 
+@pytest.mark.slow
 def test_half_a_million_candidates_ask_for_each_shape_once(made_up):
     bounds = Bounds(reach=0.3)
     found = search(Setting(resized(GPT, hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)

@@ -260,6 +260,7 @@ def calibration(records) -> Calibration:
     return calibrated_cpu("a known CPU", 2, records, "made up")
 
 
+@pytest.mark.slow
 def test_the_laws_of_a_machine_are_found_again_in_the_records_that_it_would_leave(calibration, tmp_path):
     found = laws_of(load_calibration(calibration.save(tmp_path / "known.npz")))
     for name in ("slowdown", "host_s_per_layer", "host_s_at_ends", "ddp_s", "broadcast_s", "gather_s", "scatter_s",
@@ -268,6 +269,7 @@ def test_the_laws_of_a_machine_are_found_again_in_the_records_that_it_would_leav
     assert dict(found.constants.crowd) == pytest.approx(dict(TRUTH.constants.crowd))
 
 
+@pytest.mark.slow
 def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_would_run_it(calibration):
     cases = cases_of(default_axes(CPU))
     parameters = [case.parameters for case in cases]

@@ -3,9 +3,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy  # whose parts are imported at first use: stats takes two seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from pyperf_suite.measure.estimates import (
     Ratio,
@@ -30,12 +30,12 @@ def autoregressive(rho: float, length: int, trials: int, seed: int) -> np.ndarra
 
 def heavy_tailed(gaussian: np.ndarray) -> np.ndarray:
     """The same series with each value mapped to a Cauchy distribution: no mean, no variance, median 0."""
-    return np.tan(np.pi * (stats.norm.cdf(gaussian) - 0.5))
+    return np.tan(np.pi * (scipy.stats.norm.cdf(gaussian) - 0.5))
 
 
 def skewed(gaussian: np.ndarray) -> np.ndarray:
     """The same series mapped to an exponential distribution less its median: times with a hard lower end."""
-    return -np.log(stats.norm.sf(gaussian)) - math.log(2)
+    return -np.log(scipy.stats.norm.sf(gaussian)) - math.log(2)
 
 
 def coverage(samples: np.ndarray) -> float:
@@ -93,7 +93,7 @@ def effective_by_the_formula(samples) -> float:
     tau, window = (2 * sum(kept) - 1, 2 * len(kept) - 1) if kept else (1.0, 1)
     seen = (2 * window + 1) / n
     tau = max(1.0, tau / max(1 - seen, 0.1))
-    ratio = stats.norm.ppf(0.975) / stats.t.ppf(0.975, max(1.0, 2 / seen - 1))
+    ratio = scipy.stats.norm.ppf(0.975) / scipy.stats.t.ppf(0.975, max(1.0, 2 / seen - 1))
     return min(n, max(1.0, n / tau * ratio**2))
 
 
@@ -119,8 +119,8 @@ def test_no_narrower_pair_of_order_statistics_would_do(n, confidence):
     rank = int(interval.low)
     assert interval.high == n + 1 - rank
     if interval.confidence >= confidence:
-        assert interval.confidence == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, n, 0.5))
-        assert rank == (n + 1) // 2 or 1 - 2 * stats.binom.cdf(rank, n, 0.5) < confidence
+        assert interval.confidence == pytest.approx(1 - 2 * scipy.stats.binom.cdf(rank - 1, n, 0.5))
+        assert rank == (n + 1) // 2 or 1 - 2 * scipy.stats.binom.cdf(rank, n, 0.5) < confidence
     else:
         assert rank == 1
         assert interval.confidence == pytest.approx(1 - 2.0 ** (1 - n))
@@ -133,7 +133,7 @@ def test_quantiles_are_those_of_linear_interpolation():
 
 def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
     values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
-    assert chance_of_no_trend(values) == pytest.approx(stats.spearmanr(np.arange(8), values).pvalue)
+    assert chance_of_no_trend(values) == pytest.approx(scipy.stats.spearmanr(np.arange(8), values).pvalue)
     assert chance_of_no_trend(-values) == pytest.approx(chance_of_no_trend(values))
     assert [chance_of_no_trend(quiet) for quiet in (np.arange(7.0), np.ones(40))] == [1.0, 1.0]
     # Sums of ranks 1, 3, 6 less half of what they would be: |2U| is 3, 4 and 3, K = 4, p = 2 exp(-6 K^2 / (64 + 16)).

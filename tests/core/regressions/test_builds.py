@@ -42,6 +42,7 @@ def source_of(arm):
     return (arm.build / "pyperf_suite" / "__init__.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_revision_is_built_once_as_it_was_committed_and_the_checkout_stays_as_it_was(
     repository, checkout, monkeypatch
 ):

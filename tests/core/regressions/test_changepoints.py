@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy  # whose parts are imported at first use: stats takes two seconds
 
 from pyperf_suite.regressions import changepoints
 from pyperf_suite.regressions.changepoints import (
@@ -168,7 +168,7 @@ def test_the_interval_of_a_step_is_students_with_the_memory_that_so_few_points_l
     # No noise but a clock's 1e-4, and of twelve points a correlation of one standard error, 1 / sqrt(12), is possible.
     memory, lags = 1 / math.sqrt(12), np.arange(1, 6)
     variance = 2 * (1 + 2 * np.sum((1 - lags / 6) * memory**lags)) / 6
-    reach = stats.t.ppf(0.975, 12 - 1 - 1) * 1e-4 * math.sqrt(variance)
+    reach = scipy.stats.t.ppf(0.975, 12 - 1 - 1) * 1e-4 * math.sqrt(variance)
     assert change.ratio.value == pytest.approx(1.05)
     assert math.log(change.ratio.high / 1.05) == pytest.approx(reach)
     assert math.log(1.05 / change.ratio.low) == pytest.approx(reach)
@@ -179,7 +179,7 @@ def test_the_interval_of_a_step_is_students_with_the_memory_that_so_few_points_l
     for count in (6, 9):
         lags = np.arange(1, count)
         variance += (1 + 2 * np.sum((1 - lags / count) * memory**lags)) / count
-    reach = stats.t.ppf(0.975, 21 - 2 - 1) * 1e-4 * math.sqrt(variance)
+    reach = scipy.stats.t.ppf(0.975, 21 - 2 - 1) * 1e-4 * math.sqrt(variance)
     assert math.log(second.ratio.high * 1.05) == pytest.approx(reach)
 
 

@@ -2,9 +2,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy  # whose parts are imported at first use: stats takes two seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.verdict import (
@@ -135,10 +135,10 @@ OFFSETS = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.5, 5.0]) * 0.01
 def test_the_further_pairs_are_those_that_shrink_the_standard_error_to_the_distance_from_the_margin(centre, offsets):
     rule, values = SequentialRule(), centre + offsets
     decision = rule.decide(values)
-    low, high = signed_rank_interval(values, stats.norm.sf(1))
+    low, high = signed_rank_interval(values, scipy.stats.norm.sf(1))
     beyond = abs(decision_centre := hodges_lehmann(values)) - math.log1p(0.01)
     tail = 0.01 / 2 * 0.2 if beyond > 0 else 0.05 * 60 / 141
-    needed = len(values) * (stats.norm.ppf(tail) * (high - low) / 2 / beyond) ** 2
+    needed = len(values) * (scipy.stats.norm.ppf(tail) * (high - low) / 2 / beyond) ** 2
     assert (decision.word, decision.further_pairs) == ("undecided", math.ceil(needed) - len(values))
     assert decision.ratio.value == pytest.approx(math.exp(decision_centre))
 
@@ -235,7 +235,7 @@ P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 
 @given(P_VALUES)
 def test_adjusted_p_values_are_scipys(p_values):
-    assert adjusted_p_values(p_values) == pytest.approx(list(stats.false_discovery_control(p_values)))
+    assert adjusted_p_values(p_values) == pytest.approx(list(scipy.stats.false_discovery_control(p_values)))
 
 
 @pytest.mark.parametrize("p_value", [-0.1, 1.1, float("nan")])
@@ -268,7 +268,7 @@ def drawn(count: int, seed: int = 0) -> list[float]:
 @pytest.mark.parametrize("count", [5, 12, 25, 50])
 def test_the_signed_rank_p_value_is_that_of_scipys_exact_test(count):
     values = drawn(count)
-    expected = stats.wilcoxon(np.asarray(values) - 0.01, alternative="greater", method="exact").pvalue
+    expected = scipy.stats.wilcoxon(np.asarray(values) - 0.01, alternative="greater", method="exact").pvalue
     assert signed_rank_p(values, 0.01) == pytest.approx(expected, rel=1e-9)
 
 
@@ -303,7 +303,7 @@ def test_no_values_or_values_that_are_no_numbers_are_refused(values):
 @given(st.integers(1, 400).flatmap(lambda tries: st.tuples(st.integers(0, tries), st.just(tries))))
 def test_the_interval_of_a_rate_is_that_of_clopper_and_pearson(counts):
     hits, tries = counts
-    exact = stats.binomtest(hits, tries).proportion_ci(0.95, "exact")
+    exact = scipy.stats.binomtest(hits, tries).proportion_ci(0.95, "exact")
     found = Proportion(hits, tries)
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 

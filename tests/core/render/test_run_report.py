@@ -115,6 +115,7 @@ def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval(
     assert by_one["latency"] == pytest.approx({"value": 231040.5, "lower_value": 205294.5, "upper_value": 257671.5})
 
 
+@pytest.mark.slow
 def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
     records = [record for record in open_run(run).records() if record.probe == "optimizer"]
     found = find_probe("optimizer").findings(records)
@@ -192,6 +193,7 @@ def test_the_five_lines_of_the_documentation_read_it(
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_damaged_records_are_named_and_passed_over(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "machine" / "run"
     shutil.copytree(run, folder)

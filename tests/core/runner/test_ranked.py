@@ -132,6 +132,7 @@ def measured_alone(transfers: Transfers, until: StopRule = BRIEFLY) -> dict[str,
 @pytest.mark.parametrize(
     ("is_wrong", "until"), [(lambda number: True, BRIEFLY), (lambda number: number % 4 == 0, FORTY_BLOCKS)]
 )
+@pytest.mark.slow
 def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at_random(monkeypatch, is_wrong, until):
     monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)

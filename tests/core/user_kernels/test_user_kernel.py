@@ -392,12 +392,14 @@ def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(benc
     assert measured(implementation="double")["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_file_that_sets_variables_before_it_imports_has_processes_that_do_so(bench):
     bench("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\n" + kernel_of("lambda x: x + 1, suite.rand(8)"))
     assert measured()["outcome"] == "ok"
     assert not processes._templates
 
 
+@pytest.mark.slow
 def test_the_judge_imports_nothing_of_a_users(bench):
     bench("SECRET = 1\n" + kernel_of("lambda x: x, suite.rand(8), reference=lambda x: x"), "users_very_own.py")
     assert describe("users_very_own.py")[0].name == "users_very_own.py:kernel"
@@ -405,6 +407,7 @@ def test_the_judge_imports_nothing_of_a_users(bench):
     assert "users_very_own" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_module_is_found_from_the_root(bench):
     bench("", "package/__init__.py")
     bench(kernel_of("lambda x: x, suite.rand(8), reference=lambda x: x"), "package/kernels.py")

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+import scipy  # whose parts are imported at first use: stats takes two seconds
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from pyperf_suite.findings.data import Bars, Findings, Remark
 from pyperf_suite.planner import study as message
@@ -321,7 +321,7 @@ def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
     predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
     order = rank_correlation(predicted, measured)
     if len(set(predicted)) > 1 and len(set(measured)) > 1:
-        assert order == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
+        assert order == pytest.approx(scipy.stats.spearmanr(predicted, measured).statistic, abs=1e-12)
     else:
         assert order is None
 

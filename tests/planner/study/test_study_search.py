@@ -148,6 +148,7 @@ def test_a_search_is_of_one_model_and_by_at_least_two_pairs() -> None:
         rule_of(1)
 
 
+@pytest.mark.slow
 def test_noise_alone_passes_as_often_as_is_said() -> None:
     chance, kept = random.Random(1), 0
     for _ in range(2000):

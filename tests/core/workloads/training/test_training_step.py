@@ -43,6 +43,7 @@ def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
 
 
 @pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
+@pytest.mark.slow
 def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
     monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
     monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
