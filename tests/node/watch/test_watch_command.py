@@ -130,7 +130,7 @@ def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arg
 
 
 def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(tmp_path):
-    process = started(tmp_path, "--", sys.executable, "-c", JOB, "15")
+    process = started(tmp_path, "--", sys.executable, "-c", JOB, "40")
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.6)
     [folder] = tmp_path.glob("*/watch-*")
