@@ -7,6 +7,7 @@ FOLDER/RANK.json: by name what each check said, and the kernel. Ranks are forked
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -125,6 +126,7 @@ def told_of(case: Case, fault: str) -> dict[str, Any]:
 
 def main(count: int, folder: Path) -> None:
     requested = json.loads(sys.stdin.read())
+    gc.freeze()  # torch's own objects, through which each case would look for those that it left
     children, rank = [], 0
     for number in range(1, count):
         child = os.fork()
