@@ -1,5 +1,5 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
-# make test     lint, types and the quick tests: about two minutes on two cores
+# make test     lint, types and the quick tests: a minute and a half on two cores
 # make test-all all tests: also those that start many processes, compile or interpret kernels
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)

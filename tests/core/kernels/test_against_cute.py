@@ -167,7 +167,7 @@ def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
         program = program_of_cute(request, texts)
         held = {"asked": np.array(asked)} | {what: numbers(program, what) for what in ASKED}
         plain = io.BytesIO()
-        np.savez(plain, allow_pickle=False, **held)
+        np.savez(plain, **held)
         ANSWERS.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
     return held.__getitem__
 
