@@ -371,7 +371,8 @@ class PytestChild:
     def _answer(self, answer: dict[str, Any]) -> None:
         if os.getpid() != self._process:
             os._exit(1)  # a test forked, and this is its copy of the session
-        self._answers.write(json.dumps(answer, allow_nan=False) + "\n")
+        token = self._request.get("token", "")  # none for the first line, which nobody requested
+        self._answers.write(json.dumps({**answer, "token": token}, allow_nan=False) + "\n")
         self._answers.flush()
 
 

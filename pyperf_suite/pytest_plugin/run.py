@@ -122,8 +122,8 @@ class Children:
         try:
             process.send(request)
             answer = process.receive(self._deadline_s)
-        except WorkerLost:
-            self._process = None
+        except BaseException:  # Ctrl-C and a timeout too: what it answers now is for nobody
+            self.end()
             raise
         if following is None:
             self.end()

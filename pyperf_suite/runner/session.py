@@ -109,16 +109,19 @@ class Session:
         Raises UserError where the journal cannot be read or written.
         """
         self._began_s = self.clock()
-        self._journal = self._resources.enter_context(Journal(self.folder.records_path))
-        # Only now: until the journal was ours another run could add to it.
-        kept = list(placed_records(self.folder.records_path))
-        self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
-        self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
-        self._workers = self._resources.enter_context(
-            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
-        )
-        # Its first process has done nothing yet, and goes on with the cases.
-        self._measure_sentinel(self._workers)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._journal = self._resources.enter_context(Journal(self.folder.records_path))
+            # Only now: until the journal was ours another run could add to it.
+            kept = list(placed_records(self.folder.records_path))
+            self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
+            self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
+            self._workers = self._resources.enter_context(
+                closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
+            )
+            # Its first process has done nothing yet, and goes on with the cases.
+            self._measure_sentinel(self._workers)
+            undo.pop_all()
         return self
 
     def finish(self) -> None:
@@ -243,11 +246,13 @@ class Session:
         """Keep the records of the group as its cases are done; those that stay unanswered are left as they are."""
         began_s = self.clock()
         cases = [planned.case for planned in group]
-        for number, answer in self._workers.measure_by_turns(process, cases, self.plan.profile.effort):
-            seconds = answer.get("trial_s", self.clock() - began_s)
-            self.outlook.learn(group[number], process, seconds)
-            self.record(group[number], process, answer, seconds=seconds)
-            began_s = self.clock()
+        # Closed also where recording is interrupted: nobody waits for the answers that are due then.
+        with closing(self._workers.measure_by_turns(process, cases, self.plan.profile.effort)) as answers:
+            for number, answer in answers:
+                seconds = answer.get("trial_s", self.clock() - began_s)
+                self.outlook.learn(group[number], process, seconds)
+                self.record(group[number], process, answer, seconds=seconds)
+                began_s = self.clock()
 
     def measure_again(self, planned: PlannedCase) -> Record:
         """One more trial by the first worker, numbered after those there are: what a soak repeats for minutes."""

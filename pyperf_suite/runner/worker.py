@@ -14,9 +14,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import ExitCode
 from pyperf_suite.processes import deadline_listeners, end_with_parent
@@ -36,42 +36,42 @@ ARMED_FOR_S = 5.0
 def main() -> None:
     """Serve requests from standard input until it closes.
 
-    A request is `{"cases", "earlier", "effort", "device", "deadline_s"}`. The answer to each case is a line, with its
-    number as "case", when it is done. With "give_up_s" this process ends itself where a turn takes longer, also where
-    it hangs in C: the parent should have ended it before.
+    A request is `{"cases", "earlier", "effort", "device", "deadline_s", "token"}`. The answer to each case is a line,
+    with its number as "case" and the request's "token", when it is done. With "give_up_s" this process ends itself
+    where a turn takes longer, also where it hangs in C: the parent should have ended it before.
     """
     end_with_parent()
-    answers = _take_over_stdout()
+    line = AnswerLine()
     try:
         if rank_environment().launched:
             stand_by()
-            _serve_as_a_rank(answers)
+            _serve_as_a_rank(line)
             return
-        for line in sys.stdin:
-            for answer in _answers(json.loads(line)):
-                _write(answers, answer)
+        for request in line.requests():
+            for answer in _answers(request):
+                line.write(answer)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
 
 
-def _serve_as_a_rank(answers: IO[str]) -> None:
+def _serve_as_a_rank(line: AnswerLine) -> None:
     """Rank 0 hands each request to all ranks; where one is lost, rank 0 says so as the answer and the group ends."""
     from pyperf_suite.ranks.group import Group, RanksMissing
 
     with Group() as group:
         if group.rank == 0:
-            group.watchdog.at_end(lambda sentence: _write(answers, _lost(sentence)))
+            group.watchdog.at_end(lambda sentence: line.write(_lost(sentence)))
         try:
             if group.rank != 0:
                 follow(group)
                 return
-            for line in sys.stdin:
-                for answer in lead(group, json.loads(line)):
-                    _write(answers, answer)
+            for request in line.requests():
+                for answer in lead(group, request):
+                    line.write(answer)
             let_go(group)
         except RanksMissing as missing:
-            _write(answers, {"case": missing.case, **_lost(str(missing))})
+            line.write({"case": missing.case, **_lost(str(missing))})
             say(group.rank, str(missing))
             sys.exit(ExitCode.FAILED)
 
@@ -157,16 +157,26 @@ def _lost(sentence: str) -> dict[str, Any]:
     return {"outcome": "failed", "reason": sentence, "fatal": True}
 
 
-def _write(answers: IO[str], answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer, allow_nan=False) + "\n")
-    answers.flush()
+class AnswerLine:
+    """Requests from standard input, one line of JSON each, and answers to them on what was standard output.
 
+    What libraries print goes to standard error, the worker's log.
+    """
 
-def _take_over_stdout() -> IO[str]:
-    """Keep the real standard output for answers; whatever libraries print goes to standard error, the worker's log."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._token = ""  # of the last request
+
+    def requests(self) -> Iterator[dict[str, Any]]:
+        for line in sys.stdin:
+            request: dict[str, Any] = json.loads(line)
+            self._token = request.pop("token", "")
+            yield request
+
+    def write(self, answer: Mapping[str, Any]) -> None:
+        self._answers.write(json.dumps({**answer, "token": self._token}, allow_nan=False) + "\n")
+        self._answers.flush()
 
 
 if __name__ == "__main__":

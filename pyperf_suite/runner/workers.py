@@ -9,13 +9,14 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ GIVE_UP_S = 10.0
 
 # How often the turns of a worker that does not answer are looked at.
 LOOK_EVERY_S = 1.0
+
+Answers = Generator[tuple[int, dict[str, Any]], None, None]
+"""The number of a case among those requested, and the measured part of its record, as each is done."""
 
 # How much of a dead worker's log is searched for its last words.
 _LOG_TAIL_BYTES = 20_000
@@ -90,6 +94,8 @@ class WorkerProcess:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._scratch = owned_folder("worker")
         self._unread = b""
+        self._token = ""  # of the last request; each of its answers repeats it
+        self._unanswered = 0
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
         own[PARENT_VARIABLE] = str(os.getpid())
@@ -116,7 +122,7 @@ class WorkerProcess:
         deadline_s: float,
         patience_s: float = 0.0,
         earlier: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Answers:
         """The number and the answer of each case when it is done; where one is fatal the others are not answered.
 
         Raises WorkerLost, after which this handle is closed. `patience_s` is how much longer than the deadline to wait
@@ -124,30 +130,50 @@ class WorkerProcess:
         """
         give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
         (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
-        self.send(request_for(cases, effort, self._device, deadline_s, earlier) | give_up)
-        for _ in cases:
+        self.send(request_for(cases, effort, self._device, deadline_s, earlier) | give_up, answers=len(cases))
+        waiting = set(range(len(cases)))
+        while waiting:
             answer = self.receive(deadline_s + patience_s)
             is_fatal = answer.get("fatal")  # who takes the answer takes that out of it
-            yield answer.pop("case", self._turn()[0]), answer
+            number = answer.pop("case", self._turn()[0])
+            if number not in waiting:
+                raise self._lost(f"answered for case {number!r}, for which no answer was due, and was ended")
+            waiting.remove(number)
+            yield number, answer
             if is_fatal:
                 return
 
-    def send(self, request: dict[str, Any]) -> None:
-        """Send one line of JSON without waiting. Raises WorkerLost where nobody reads it any more."""
+    @property
+    def is_waited_for(self) -> bool:
+        """True if answers to the last request are due: the next request needs another worker."""
+        return self._unanswered > 0
+
+    def send(self, request: dict[str, Any], answers: int = 1) -> None:
+        """Send one line of JSON without waiting; `answers` lines are due to it.
+
+        Raises WorkerLost if nobody reads it any more, or if answers to the last request are due.
+        """
         assert self._process.stdin is not None
+        if self.is_waited_for:
+            raise self._lost("was sent a request before it had answered the last one, and was ended")
+        self._token, self._unanswered = secrets.token_hex(8), answers
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**request, "token": self._token}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._lost("died before the case was sent") from None
 
     def receive(self, deadline_s: float) -> dict[str, Any]:
-        """The answer to what was sent first and is not answered yet. Raises WorkerLost, as `measure` does."""
+        """Return the next answer to the last request. Raises WorkerLost, also for an answer to any other request."""
         line = self._read_line(deadline_s)
         try:
             answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise self._lost(f"answered something that is not JSON ({line[:60]!r}) and was ended") from None
+            token = answer.pop("token", "")
+        except (ValueError, AttributeError, TypeError):
+            raise self._lost(f"answered something that is no JSON object ({line[:60]!r}) and was ended") from None
+        if token != self._token:
+            raise self._lost("answered another request than its last one and was ended")
+        self._unanswered -= 1
         return answer
 
     def let_go(self) -> None:
@@ -157,12 +183,14 @@ class WorkerProcess:
                 self._process.stdin.close()
 
     def close(self) -> None:
-        """End the worker: politely through its input, then by a signal to its whole process group."""
+        """End the worker: politely through its input where it is idle, else by a signal to its whole process group."""
         self.let_go()
         try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
+            self._process.wait(timeout=0 if self.is_waited_for else 2)
+        except BaseException as error:
             self._kill()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
@@ -246,10 +274,6 @@ DEADLINE_S = 120.0
 GROUP_PATIENCE_S = 30.0
 
 
-Answers = Iterator[tuple[int, dict[str, Any]]]
-"""The number of a case among those requested, and the measured part of its record, as each is done."""
-
-
 class Workers:
     """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined."""
 
@@ -307,6 +331,8 @@ class WorkerPool(Workers):
             return
         workload = find_workload(cases[0].operator)
         key, command, environment, patience_s = self._kind_of_worker(process, cases[0])
+        if key in self._workers and self._workers[key].is_waited_for:
+            self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
             self._workers[key] = WorkerProcess(self._device, command, environment)
         waiting = set(range(len(cases)))
@@ -325,6 +351,10 @@ class WorkerPool(Workers):
             self._workers.pop(key, None)
             whose = lost.case if lost.case in waiting else min(waiting)
             yield whose, {"outcome": "failed", "reason": str(lost), "witnesses": lost.witnesses}
+        finally:
+            # Ctrl-C, a timeout, whatever stopped the one who asked: what this worker answers now is for nobody.
+            if key in self._workers and self._workers[key].is_waited_for:
+                self._workers.pop(key).close()
 
     def _kind_of_worker(
         self, process: int, case: Case
@@ -373,6 +403,7 @@ class GroupWorkers(Workers):
         if not find_workload(cases[0].operator).ranks(cases[0].parameters):
             yield from self._pool.measure_by_turns(process, cases, effort)
             return
+        interrupted = True
         try:
             for answer in lead(self._group, request_for(cases, effort, self._device, self._deadline_s)):
                 number = answer.pop("case")
@@ -381,9 +412,15 @@ class GroupWorkers(Workers):
                     self._lost = f"The last case may have broken the device's context ({answer.get('reason', '')})."
                     self._group.watchdog.announce(self._lost)
                 yield number, answer
+            interrupted = False
         except RanksMissing as missing:
             self._lost = str(missing)
             yield missing.case, {"outcome": "failed", "reason": self._lost}
+        finally:
+            if interrupted and not self._lost:
+                # The other ranks are at a step of a case that this rank has left.
+                self._lost = "Rank 0 was interrupted while the ranks measured a case."
+                self._group.watchdog.announce(self._lost)
 
     def close(self) -> None:
         self._pool.close()

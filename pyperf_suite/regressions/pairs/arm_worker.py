@@ -37,7 +37,9 @@ def main() -> None:
     _die_with_parent()
     bench = Bench()
     for line in sys.stdin:
-        answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
+        request = json.loads(line)
+        token = request.pop("token")  # of the request; its answer repeats it
+        answers.write(json.dumps({**bench.answer(request), "token": token}) + "\n")
         answers.flush()
     bench.close()
     if bench.judges:

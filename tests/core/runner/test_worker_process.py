@@ -160,13 +160,14 @@ def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_
         import json, os, sys
         from pathlib import Path
         for line in sys.stdin:
-            cases = json.loads(line)["cases"]
+            request = json.loads(line)
+            cases = request["cases"]
             for number, case in enumerate(cases):
                 Path(os.environ["PYPERF_SCRATCH"], "turn").write_text(f"{number} 1")
                 if case["parameters"]["n"] == 65:
                     os._exit(7)
                 if len(cases) == 1:
-                    print(json.dumps({"case": number, "outcome": "ok"}), flush=True)
+                    print(json.dumps({"case": number, "outcome": "ok", "token": request["token"]}), flush=True)
         """)
     monkeypatch.setattr("pyperf_suite.runner.workers.COMMAND", (sys.executable, "-c", program))
     cases = [dataclasses.replace(CASE, parameters=dataclasses.replace(CASE.parameters, n=n)) for n in (64, 65, 66)]
@@ -231,7 +232,8 @@ WRITER = """
     import json, os, pathlib, sys
     for line in sys.stdin:
         (pathlib.Path(os.environ["PYPERF_SCRATCH"]) / "files" ).mkdir()
-        print(json.dumps({"outcome": "ok", "reason": os.environ["PYPERF_SCRATCH"]}), flush=True)
+        answer = {"outcome": "ok", "reason": os.environ["PYPERF_SCRATCH"], "token": json.loads(line)["token"]}
+        print(json.dumps(answer), flush=True)
         os.kill(os.getpid(), 9)
     """
 
