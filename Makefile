@@ -1,6 +1,8 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
 # make test     lint, types and the quick tests: a minute and a half on two cores
-# make test-all all tests: also those that start many processes, compile or interpret kernels
+# make test-families  representatives of the slow tests, as tests/families.py lists them
+# make test-all all tests and all ways to install; names what failed and how to run just that
+# make nightly  test-all and its repeats: cheats, kills, drills, spoiled inputs; ONLY="kills fuzz" runs these steps
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make site     the documentation as a site below build/site; needs mkdocs
@@ -8,11 +10,14 @@
 # make mutants MODULE=pyperf_suite/measure/sampling.py   change 60 places of a module in turn: which do its tests notice?
 # make clean    remove what the others made, except results
 #
-# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these.
+# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these;
+# SEED=8ef5aa11 draws sets of parameters and representatives as that commit does.
 
 PYTHON ?= python3
 ARGS ?=
 TESTS ?= tests
+SEED ?=
+ONLY ?=
 PART ?= 1
 FOLDER ?= $(or $(OUT),gpu_check)
 VENV := .venv
@@ -22,7 +27,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test test-all test-rest can-test lint coverage mutants fuzz gpu-check test-sanitize site clean
+.PHONY: bench test test-families test-all test-gpu nightly can-test lint coverage mutants fuzz gpu-check test-sanitize site clean
 
 bench: $(MADE)
 	$(RUN) -m pytest pyperf_suite/benchmarks --benchmark-only $(ARGS)
@@ -31,21 +36,26 @@ bench: $(MADE)
 HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
 
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-# A test of more than 2 sets of parameters is represented by 2 of them among the quick ones; the others count as slow.
-PYTEST := $(RUN) -m pytest $(TESTS) --represent 2
-# Threads of these small products would only wait for each other where each core has a process.
-QUICK := OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu"
+PYTEST := $(RUN) -m pytest $(TESTS)
 SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')
+DRAWN := $(if $(SEED),--draw-seed $(SEED))
 
+# Of a test with more than 2 sets of parameters 2 are drawn. Threads of these small products would only wait for each
+# other where each core has a process.
 test: lint
-	$(QUICK) $(SPREAD) $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu" --draw 2 $(DRAWN) $(SPREAD) $(ARGS)
 
-test-all: lint test-rest
-	$(QUICK) $(SPREAD) $(ARGS)
+test-families: can-test
+	$(PYTEST) -m "slow and not gpu" --families $(DRAWN) $(SPREAD) $(ARGS) || [ $$? = 5 ]
 
-# What make test leaves out. GPU tests time kernels, so they run one at a time, after the others.
-test-rest: can-test
-	$(PYTEST) -m "slow and not gpu" $(SPREAD) $(ARGS) || [ $$? = 5 ]
+test-all: can-test
+	$(RUN) tools/nightly.py --once $(ONLY)
+
+nightly: can-test
+	$(RUN) tools/nightly.py $(ONLY)
+
+# They time kernels, so they run one at a time.
+test-gpu: can-test
 	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.devices import gpus; sys.exit(not gpus())'; then \
 	  $(PYTEST) -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
 	else echo "GPU tests are skipped: CUDA finds no GPU here."; fi

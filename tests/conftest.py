@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,11 +16,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import pyperf_suite
 from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.hardware.kernel_files import KernelFiles
 
 # Tools of the repository are imported from its root, which comes last: the package is the one that is installed.
 sys.path.append(str(Path(__file__).parents[1]))
+
+from tests.families import family_of
 
 # Ten thousand tests are objects that stay: looked through seldom, they are collected in three quarters of the time.
 gc.set_threshold(100_000, 20, 50)
@@ -41,20 +45,75 @@ MEASURED_TABLES = "PYPERF_MEASURED_TABLES"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """A test of many sets of parameters is represented by some of them in `make test`."""
-    parser.addoption("--represent", type=int, metavar="N", help="all but N sets of parameters of each test are slow")
+    """Which tests and sets of parameters a change runs: see tests/families.py."""
+    parser.addoption(
+        "--draw", type=int, metavar="N", help="of each test that is not slow, N sets of parameters at most"
+    )
+    parser.addoption("--families", action="store_true", help="of slow tests, only representatives of each family")
+    parser.addoption("--draw-seed", metavar="TEXT", help="what draws them; default: the commit, or else the version")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the seed once: processes that run tests for this one are handed it."""
+    if config.option.draw_seed is None and (config.option.draw or config.option.families):
+        config.option.draw_seed = commit_or_version(config.rootpath)
+
+
+def commit_or_version(root: Path) -> str:
+    """The first letters of the commit that is checked out; the version where there is no repository or git."""
+    try:
+        git = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return pyperf_suite.__version__
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.option.draw_seed
+    return f"tests are drawn by {seed}; again with --draw-seed {seed} (make: SEED={seed})" if seed else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow all but N sets of parameters of each test, drawn by its name: the same in each run."""
-    most, sets = config.getoption("represent"), defaultdict(list)
-    for item in items if most else ():
-        if not item.get_closest_marker("slow"):
-            sets[item.nodeid.partition("[")[0]].append(item)
-    for name, those in sets.items():
-        for item in set(those).difference(random.Random(name).sample(those, min(most, len(those)))):
+    """Leave out what is not drawn. A test of the night counts as slow."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
             item.add_marker("slow")
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    if config.option.draw:
+        others = drawn(others, config, lambda node_id: (node_id.partition("[")[0], config.option.draw))
+    if config.option.families:
+        one_time = [item for item in slow if not (item.get_closest_marker("nightly") or item.get_closest_marker("gpu"))]
+        slow = drawn(one_time, config, family_of)
+    left = {*others, *slow}
+    if len(left) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = [item for item in items if item in left]
+
+
+def drawn(
+    items: list[pytest.Item], config: pytest.Config, group_of: Callable[[str], tuple[str, int]]
+) -> list[pytest.Item]:
+    """Of the items of each group, by name, as many as go with it: the same for a seed, whatever else is collected."""
+    groups, most = defaultdict(list), {}
+    for item in items:
+        name, number = group_of(item.nodeid)
+        most[name] = number
+        groups[name].append(item)
+    seed = config.option.draw_seed
+    return [
+        item
+        for name, group in groups.items()
+        for item in random.Random(f"{seed} {name}").sample(group, min(most[name], len(group)))
+    ]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the command that runs just one failed test, whatever signs its parameters have."""
+    failed = {report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())}
+    for node_id in sorted(failed):
+        terminalreporter.write_line(f"alone: {sys.executable} -m pytest {shlex.quote(node_id)}")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

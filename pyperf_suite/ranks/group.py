@@ -7,6 +7,7 @@ rank 0, and the quickest exchange counts (Cristian, Probabilistic clock synchron
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import importlib
@@ -61,6 +62,8 @@ class Group:
             self.count,
             starting,
         )
+        # A daemon thread that is inside torch's store when the interpreter ends has C++ end the process by SIGABRT.
+        atexit.register(self.close)
         if self.count > 1:
             self.watchdog.start()
         if starting is not None:

@@ -1,6 +1,6 @@
 """The pages of docs/: one a probe, whose commands parse, whose links lead somewhere, whose figures were measured.
 
-docs/laws.md states the errors that the shipped calibrations state.
+docs/laws.md states the errors that the shipped calibrations state. One test lists all faults of all pages.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import itertools
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.findings.discovery import expanded, find_probe, overrides_of, probe_names
 from pyperf_suite.hardware.devices import Device
@@ -27,10 +29,6 @@ PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *PAGES]
 MADE_UP = "row_sum"  # the probe that contributing.md writes
 SECTIONS = ("## What it shows", "## How to read", "## The law", "## What can mislead", "## Sources")
-
-
-def label(path: Path) -> str:
-    return path.stem
 
 
 def code_blocks(text: str) -> list[str]:
@@ -58,21 +56,56 @@ def plain(text: str) -> str:
     return " ".join(text.replace("\\", "").split())
 
 
-def test_every_probe_has_a_page_that_the_index_links_and_the_shipped_laws_their_table():
-    assert [page.stem for page in PAGES] == sorted(probe_names())
-    index = (ROOT / "docs" / "README.md").read_text()
-    assert set(re.findall(r"\]\(probes/(\w+)\.md\)", index)) == set(probe_names())
-    assert "\n".join(stated()) in (ROOT / "docs" / "laws.md").read_text(encoding="utf-8")
+def test_no_page_has_a_fault():
+    faults = list(itertools.chain(index_faults(), *map(form_faults, PAGES), *map(quote_faults, PAGES)))
+    faults += itertools.chain.from_iterable(map(link_faults, DOCUMENTS))
+    assert faults == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=label)
-def test_a_page_has_the_question_the_command_and_every_section(page):
+def index_faults() -> Iterator[str]:
+    """Probes without a page or a link to it, and figures of docs/laws.md that no calibration states."""
+    probes, index = set(probe_names()), (ROOT / "docs" / "README.md").read_text()
+    for where, names in (
+        ("pages", [page.stem for page in PAGES]),
+        ("index", re.findall(r"\]\(probes/(\w+)\.md\)", index)),
+    ):
+        yield from (f"{where}: {name}" for name in probes ^ set(names))
+    if "\n".join(stated()) not in (ROOT / "docs" / "laws.md").read_text(encoding="utf-8"):
+        yield "docs/laws.md: the table is not what `python -m tools.fit` prints"
+
+
+def form_faults(page: Path) -> Iterator[str]:
+    """A page without the probe's question, its command or a section, or of another length than 40 to 80 lines."""
     text = page.read_text()
-    assert text.startswith(f"# {page.stem}: ")
-    assert plain(find_probe(page.stem).question).split("?")[0] in plain(text)
-    assert [section for section in SECTIONS if section not in text] == []
-    assert any(call[:2] == ["run", page.stem] or call[:1] == [page.stem] for call in commands(page))
-    assert 40 <= len(text.splitlines()) <= 80
+    calls = commands(page)
+    kept = {
+        "title": text.startswith(f"# {page.stem}: "),
+        "question": plain(find_probe(page.stem).question).split("?")[0] in plain(text),
+        "command": any(call[:2] == ["run", page.stem] or call[:1] == [page.stem] for call in calls),
+        "length": 40 <= len(text.splitlines()) <= 80,
+    } | {section: section in text for section in SECTIONS}
+    yield from (f"{page.name}: {what}" for what, is_kept in kept.items() if not is_kept)
+
+
+def link_faults(page: Path) -> Iterator[str]:
+    """Links and pictures that lead to no file of the repository."""
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target and not (page.parent / target).exists():
+            yield f"{page.name}: {target}"
+
+
+def quote_faults(page: Path) -> Iterator[str]:
+    """Sentences quoted as a run's that stand in no run that the page links."""
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    folders = {(page.parent / target).resolve().parent for target in targets if "bench_results" in target}
+    said = [plain((folder / "findings.md").read_text()) for folder in folders if (folder / "findings.md").exists()]
+    quotes = [plain(part) for block in code_blocks(text) for part in block.split("•")[1:]]
+    if page.stem == "baseline" and not said:
+        return  # its run is older than findings.md
+    for piece in itertools.chain.from_iterable(quote.split("[...]") for quote in quotes):
+        if not any(plain(piece).strip("();. ") in findings for findings in said):
+            yield f"{page.name}: {piece}"
 
 
 @pytest.fixture
@@ -88,49 +121,28 @@ def in_a_users_folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_a_users_folder")
-@pytest.mark.parametrize("page", DOCUMENTS, ids=label)
-def test_commands_on_a_page_parse_and_their_axes_make_cases(page):
-    for call in commands(page):
-        if not call:
-            continue
-        name, command, rest = main.resolve_command(click.Context(main), call)
-        parameters = command.make_context(name, list(rest)).params
-        probes = parameters.get("probes") or (("collectives",) if name == "collectives" else ())
-        overrides = overrides_of(parameters.get("axes") or ())
-        for probe in expanded([each for each in probes if each != MADE_UP]):
-            assert find_probe(probe).cases(
-                parameters.get("profile", "standard"), Device("cpu"), overrides_for(probe, overrides)
-            )
+def test_every_command_on_a_page_parses_and_its_axes_make_cases():
+    assert list(itertools.chain.from_iterable(map(command_faults, DOCUMENTS))) == []
 
 
-@pytest.mark.parametrize("page", DOCUMENTS, ids=label)
-def test_links_and_pictures_lead_to_files_of_the_repository(page):
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
-    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+def command_faults(page: Path) -> Iterator[str]:
+    for call in filter(None, commands(page)):
+        try:
+            name, command, rest = main.resolve_command(click.Context(main), list(call))
+            parameters = command.make_context(name, list(rest)).params
+            probes = parameters.get("probes") or (("collectives",) if name == "collectives" else ())
+            overrides = overrides_of(parameters.get("axes") or ())
+            for probe in expanded([probe for probe in probes if probe != MADE_UP]):
+                axes = overrides_for(probe, overrides)
+                if not find_probe(probe).cases(parameters.get("profile", "standard"), Device("cpu"), axes):
+                    yield f"{page.name}: {shlex.join(call)}: no case of {probe}"
+        except (click.ClickException, UserError) as error:
+            yield f"{page.name}: {shlex.join(call)}: {error}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=label)
-def test_sentences_quoted_from_a_run_stand_in_a_run_that_the_page_links(page):
-    text = page.read_text()
-    folders = {
-        (page.parent / target).resolve().parent
-        for target in re.findall(r"\]\(([^)]+)\)", text)
-        if "bench_results" in target
-    }
-    message = [plain((folder / "findings.md").read_text()) for folder in folders if (folder / "findings.md").exists()]
-    quoted = [plain(part) for block in code_blocks(text) for part in block.split("•")[1:]]
-    if not message:
-        assert not quoted or page.stem == "baseline"  # its run is older than findings.md
-        return
-    pieces = itertools.chain.from_iterable(quote.split("[...]") for quote in quoted)
-    assert [piece for piece in pieces if not any(plain(piece).strip("();. ") in findings for findings in message)] == []
-
-
-BLOCKS = [(each.gpu, name, block) for each in all_shipped() for name, block in sorted(each.blocks.items())]
-
-
-@pytest.mark.parametrize(("gpu", "name", "block"), BLOCKS, ids=lambda each: each if isinstance(each, str) else "")
-def test_intervals_cover_nine_of_ten_rows_that_were_left_out(gpu, name, block):
-    if block.held_out.get("rows", 0) < 200:
-        pytest.skip("fewer than 200 rows: see the block's own figure")
-    assert 87 <= block.held_out["coverage"] <= 93
+def test_intervals_cover_nine_of_ten_rows_that_were_left_out():
+    """A block of fewer than 200 rows states its own figure."""
+    blocks = [(each.gpu, name, block.held_out) for each in all_shipped() for name, block in each.blocks.items()]
+    large = [(gpu, name, held_out) for gpu, name, held_out in blocks if held_out.get("rows", 0) >= 200]
+    assert large
+    assert [(gpu, name) for gpu, name, held_out in large if not 87 <= held_out["coverage"] <= 93] == []
