@@ -37,6 +37,9 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
+# Variables of the suite and of pytest, which no library reads as it is imported: a copy of a template is told them.
+TOLD = ("PYPERF_", "PYTEST_")
+
 # Requests to launch, of which a kernel may look at frames and objects that are not its own.
 LOOKS_ALLOWED = 2
 
@@ -104,7 +107,8 @@ def serve(channel: int, modules: Sequence[str]) -> None:
         importlib.import_module(name)
     connection = socket.socket(fileno=channel)
     while True:
-        stack, (requests, answers, printed), _, _ = socket.recv_fds(connection, 1 << 12, 3)
+        message, (requests, answers, printed), _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        stack, folder, told = json.loads(message)
         number, written = os.pipe()
         between = os.fork()
         if not between:
@@ -120,8 +124,12 @@ def serve(channel: int, modules: Sequence[str]) -> None:
                 os.dup2(printed, each)
             for each in (number, written, printed):
                 os.close(each)
+            for name in [name for name in os.environ if name.startswith(TOLD)]:
+                del os.environ[name]
+            os.environ.update(told)
+            os.chdir(folder)
             elsewhere = _some_memory()
-            work(requests, answers, stack.decode())
+            work(requests, answers, stack)
             del elsewhere
         os.waitpid(between, 0)
         connection.send(os.read(number, 32))

@@ -298,7 +298,7 @@ class _Template:
     """A process that has imported modules, and runs nobody's code: copies of it start in no time."""
 
     def __init__(self, python: str, modules: Sequence[str]) -> None:
-        self._environment = dict(os.environ)
+        self._environment = _read_by_libraries()
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(TEMPLATE_S)
         with theirs:
@@ -313,17 +313,23 @@ class _Template:
 
     @property
     def is_usable(self) -> bool:
-        return self._process.poll() is None and self._environment == os.environ
+        return self._process.poll() is None and self._environment == _read_by_libraries()
 
     def copy(self, stack: Path, descriptors: Sequence[int]) -> psutil.Process:
         """A process that writes stacks there and has these descriptors. Raises OSError where there is none."""
-        socket.send_fds(self._channel, [str(stack).encode()], descriptors)
+        told = {name: value for name, value in os.environ.items() if name.startswith(kernel_process.TOLD)}
+        socket.send_fds(self._channel, [json.dumps([str(stack), str(Path.cwd()), told]).encode()], descriptors)
         return psutil.Process(int(self._channel.recv(32)))
 
     def close(self) -> None:
         self._channel.close()
         self._process.kill()
         self._process.wait()
+
+
+def _read_by_libraries() -> dict[str, str]:
+    """The variables that decide what modules do as they are imported."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(kernel_process.TOLD)}
 
 
 _templates: dict[tuple[str, ...], _Template] = {}

@@ -46,7 +46,6 @@ def bench(tmp_path, monkeypatch):
 
     yield write
     user_kernel.forget_reference()
-    processes.forget_templates()
     describe.cache_clear()
 
 
@@ -375,6 +374,7 @@ PIDS = kernel_of(
 @pytest.mark.slow
 def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does(bench, tmp_path):
     bench(PIDS)
+    processes.forget_templates()
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
     ((key, template),) = processes._templates.items()
     assert key == (sys.executable, "numpy")
@@ -394,6 +394,7 @@ def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(benc
 
 @pytest.mark.slow
 def test_a_file_that_sets_variables_before_it_imports_has_processes_that_do_so(bench):
+    processes.forget_templates()
     bench("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\n" + kernel_of("lambda x: x + 1, suite.rand(8)"))
     assert measured()["outcome"] == "ok"
     assert not processes._templates
