@@ -86,9 +86,7 @@ def main() -> int:
         code, seconds = run(step)
         failed += [step] if code else []
         says = "passed" if not code else f"FAILED with exit code {code}"
-        print(
-            f"{step.name:8} {says} after {seconds / 60:.1f} min; {LOGS.relative_to(ROOT)}/{step.name}.log", flush=True
-        )
+        print(f"{step.name:8} {says} after {seconds / 60:.1f} min; build/nightly/{step.name}.log", flush=True)
     for step in failed:
         print(f"\n{step.name} failed; just that:", *alone(step), sep="\n  ")
     return bool(failed)
