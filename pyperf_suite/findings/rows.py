@@ -182,11 +182,6 @@ def _error_of(trials: list[Record]) -> float:
     return statistics.stdev(math.log(time.value) for time in times) / math.sqrt(len(times))
 
 
-def _counted(record: Record) -> Reading:
-    unknown = (math.nan, math.nan, math.nan)
-    return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
-
-
 def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
     """By case id, the median over processes of every metric but time, in the unit of its record."""
     import statistics
@@ -387,10 +382,21 @@ def rows_of(
 ) -> Rows:
     """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
-    counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
-    rows += [
-        Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted.values())
+    static = {each.case_id: each for each in records if each.kind == "static" and each.outcome == "ok"}
+    counted = [
+        Reading(
+            each.parsed_case(),
+            math.nan,
+            math.nan,
+            math.nan,
+            flop=0,
+            converged=True,
+            kernel=dict(each.kernel),
+            by_process={},
+        )
+        for each in static.values()
     ]
+    rows += [Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted)]
     rows.records, rows.computed = records, computed or {}
     if order is not None:
         rows.sort(key=order)

@@ -118,14 +118,17 @@ class CpuLayout:
 @functools.cache
 def detect() -> Cpu:
     """Describe the CPU of this process; read once, then remembered."""
-    return read_cpu(KernelFiles(), affinity=_affinity())
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return read_cpu(KernelFiles(), affinity=usable)
 
 
 def read_cpu(files: KernelFiles, affinity: int | None) -> Cpu:
     """Describe the CPU these kernel files speak of, for a process allowed on `affinity` CPUs (None: all)."""
     information = _first_values(files.text("proc/cpuinfo") or "")
     flags = frozenset((information.get("flags") or information.get("features") or "").split())
-    logical = _logical_cores(files)
+    online = parse_cpu_list(files.text("sys/devices/system/cpu/online"))
+    listed = re.findall(r"^processor\s*:", files.text("proc/cpuinfo") or "", re.MULTILINE)
+    logical = len(online) or len(listed) or psutil.cpu_count(logical=True) or 1
     return Cpu(
         model=_model(files, information),
         usable_cores=_usable_cores(logical, affinity, memory.cpu_quota_cores(files)),
@@ -238,27 +241,12 @@ def _x86_name(information: dict[str, str]) -> str | None:
     return name
 
 
-def _logical_cores(files: KernelFiles) -> int:
-    online = parse_cpu_list(files.text("sys/devices/system/cpu/online"))
-    cpuinfo = (files.text("proc/cpuinfo") or "").splitlines()
-    listed = sum(1 for line in cpuinfo if line.partition(":")[0].strip() == "processor")
-    return len(online) or listed or psutil.cpu_count(logical=True) or 1
-
-
 def _usable_cores(logical: int, affinity: int | None, quota_cores: float | None) -> int:
     """The narrowest of the three; a worker on a fraction of a core would only be throttled."""
     limits = [logical, affinity or logical]
     if quota_cores is not None:
         limits.append(int(quota_cores))
     return max(1, min(limits))
-
-
-def _affinity() -> int | None:
-    """The number of CPUs the scheduler may put this process on; None where the system has no such notion."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):
-        return None
 
 
 def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:

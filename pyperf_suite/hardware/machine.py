@@ -119,6 +119,7 @@ def state(device: Device) -> dict[str, Any]:
 
 def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
     """What the kernel reports of itself, of power and scheduling, and of the walls around this process."""
+    pages = re.search(r"\[(\w+)\]", files.text("sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         "kernel": f"{platform.system()} {platform.release()}",
         "governors": sorted(
@@ -127,7 +128,8 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
         ),
         "turbo": _turbo(files),
         "smt": files.text(f"{CPU_SETTINGS}/smt/control"),
-        "transparent_hugepages": _chosen(files.text("sys/kernel/mm/transparent_hugepage/enabled")),
+        # The bracketed word of `always [madvise] never`.
+        "transparent_hugepages": pages[1] if pages else None,
         "cpu_quota_cores": memory.cpu_quota_cores(files),
         "hypervisor": cpu.hypervisor(files, flags),
         "container": cpu.container(files),
@@ -176,12 +178,6 @@ def _turbo(files: KernelFiles) -> bool | None:
         return no_turbo == 0
     boost = files.integer(f"{CPU_SETTINGS}/cpufreq/boost")
     return None if boost is None else boost == 1
-
-
-def _chosen(setting: str | None) -> str | None:
-    """The bracketed word of a setting such as `always [madvise] never`."""
-    match = re.search(r"\[(\w+)\]", setting or "")
-    return match[1] if match else None
 
 
 @functools.cache

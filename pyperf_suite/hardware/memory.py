@@ -82,10 +82,9 @@ def memory_available_bytes(files: KernelFiles) -> int | None:
         limit = files.integer(f"{folder}/{'memory.max' if version_2 else 'memory.limit_in_bytes'}")
         used = files.integer(f"{folder}/{'memory.current' if version_2 else 'memory.usage_in_bytes'}")
         if limit is not None and used is not None:
-            reclaimable = _statistic(
-                files, f"{folder}/memory.stat", "inactive_file" if version_2 else "total_inactive_file"
-            )
-            left.append(max(0, limit - max(0, used - reclaimable)))
+            statistics, name = files.text(f"{folder}/memory.stat") or "", "" if version_2 else "total_"
+            reclaimable = re.search(rf"^{name}inactive_file\s+(\d+)$", statistics, re.MULTILINE)
+            left.append(max(0, limit - max(0, used - int(reclaimable[1] if reclaimable else 0))))
     return min(left, default=None)
 
 
@@ -120,9 +119,3 @@ def _groups(files: KernelFiles, controller: str) -> Iterator[str]:
             own = PurePosixPath()
         for group in (own, *own.parents):
             yield str(mount / group)
-
-
-def _statistic(files: KernelFiles, path: str, name: str) -> int:
-    """One figure of a `name value` file; 0 where it is not there."""
-    found = re.search(rf"^{name}\s+(\d+)$", files.text(path) or "", re.MULTILINE)
-    return int(found[1]) if found else 0

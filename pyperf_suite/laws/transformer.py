@@ -105,8 +105,8 @@ class ModelDimensions:
         self._check_sizes()
 
     def __str__(self) -> str:
-        shown = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
-        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
+        values = [(field.name, field.default, getattr(self, field.name)) for field in fields(self)]
+        return ", ".join(f"{name}={value}" for name, usual, value in values if name in ALWAYS_GIVEN or value != usual)
 
     @property
     def sparse_layers(self) -> int:
@@ -186,9 +186,6 @@ class ModelDimensions:
     def _mlp_parameters(self, width: int) -> int:
         into = 2 if self.gated else 1
         return (into + 1) * self.hidden * width + (into * width + self.hidden) * self.mlp_bias
-
-    def _differs(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
 
     def _fill_in(self) -> None:
         """Give what was left out its value, and `bias` its meaning."""
@@ -362,7 +359,8 @@ def linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = N
     return (
         *_attention_linears(model, tokens, sharding),
         *_mlp_linears(model, tokens, sharding),
-        *_head_linears(model, tokens, sharding),
+        *((Linear("head transform", tokens, model.hidden, model.hidden, 1, True),) * bool(model.head_transform)),
+        Linear("logits", tokens, -(-model.vocab // sharding.tensor), model.hidden, 1, outside_layers=True),
     )
 
 
@@ -415,12 +413,6 @@ def _mlp_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding) -> I
         yield from mlp("shared expert", tokens, model.shared_ffn, sparse)
     if np.any(model.dense_layers):
         yield from mlp("dense mlp", tokens, model.ffn, model.dense_layers)
-
-
-def _head_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding) -> Iterator[Linear]:
-    if model.head_transform:
-        yield Linear("head transform", tokens, model.hidden, model.hidden, 1, outside_layers=True)
-    yield Linear("logits", tokens, -(-model.vocab // sharding.tensor), model.hidden, 1, outside_layers=True)
 
 
 def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:

@@ -56,7 +56,9 @@ class CpuStopwatch:
     name = "perf_counter_ns"
 
     def __init__(self) -> None:
-        self.resolution_s = _resolution_of_perf_counter_s()
+        # The median time of a sample that launches nothing, or one tick of the clock if that is coarser.
+        empty = sorted(_time_samples(int, 0, 101, 0))
+        self.resolution_s = max(empty[len(empty) // 2], time.get_clock_info("perf_counter").resolution)
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         with garbage_collector_at_rest():
@@ -87,13 +89,6 @@ def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample:
         seconds[sample] = (end - begin) * 1e-9
         first += launches_per_sample
     return seconds
-
-
-def _resolution_of_perf_counter_s() -> float:
-    """The median time of a sample that launches nothing, or one tick of the clock where that is coarser."""
-    empty = sorted(_time_samples(int, 0, 101, 0))
-    tick = time.get_clock_info("perf_counter").resolution
-    return max(empty[len(empty) // 2], tick)
 
 
 # What a record says of how gaps between launches were hidden.

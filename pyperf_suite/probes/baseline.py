@@ -217,16 +217,13 @@ def float32_of(row: Row) -> Row | None:
     return next((other for other in similar if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
 
 
-def _cores_and_kernel(row: Row) -> tuple[str, str, int]:
-    return row.implementation, row.dtype, row.schedule.workers
-
-
 def peak_of(row: Row) -> float | None:
     """What the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
 
     The highest that any row of the same saw: others who use the cores can only lower it.
     """
-    seen = (other.details.get("peak_flop_per_s") or 0.0 for other in row.rows.sharing(row, _cores_and_kernel))
+    same = row.rows.sharing(row, lambda each: (each.implementation, each.dtype, each.schedule.workers))
+    seen = (other.details.get("peak_flop_per_s") or 0.0 for other in same)
     return max(seen) or None
 
 

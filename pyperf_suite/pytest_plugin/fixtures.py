@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from pyperf_suite.processes import end_with_parent
 from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.runner.worker import AnswerLine
 from pyperf_suite.user_kernels import api
 from pyperf_suite.workloads import scratch
 
@@ -296,11 +296,8 @@ class PytestChild:
         end_with_parent()
         self._process = os.getpid()
         # Kept from tests: standard input is empty and standard output is nobody's while they run.
-        self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
-        os.close(nothing)
+        self._line = AnswerLine()
+        os.dup2(0, 1)
         self._request: dict[str, Any] = {}
         self._reports: list[pytest.TestReport] = []
         self.answers: dict[str, dict[str, Any]] = {}
@@ -319,8 +316,8 @@ class PytestChild:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         self._answer({"ready": True})
-        for line in self._requests:
-            self._request = json.loads(line)
+        for request in self._line.requests():
+            self._request = request
             item = items.get(self._request["node"])
             if item is None:
                 self._answer({"reason": "pytest did not collect it there", "judged_time": False, "answers": {}})
@@ -371,9 +368,7 @@ class PytestChild:
     def _answer(self, answer: dict[str, Any]) -> None:
         if os.getpid() != self._process:
             os._exit(1)  # a test forked, and this is its copy of the session
-        token = self._request.get("token", "")  # none for the first line, which nobody requested
-        self._answers.write(json.dumps({**answer, "token": token}, allow_nan=False) + "\n")
-        self._answers.flush()
+        self._line.write(answer)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -272,16 +272,12 @@ def align(group: Group, deadline_s: float) -> Clock:
             continue
         with group.within(f"align the clock of rank {rank}", deadline_s):
             if group.rank == 0:
-                _answer_stamps(group, rank)
+                for exchange in range(EXCHANGES):
+                    group.store.get(f"clock/{rank}/{exchange}/request")
+                    group.store.set(f"clock/{rank}/{exchange}/stamp", str(time.monotonic_ns()))
             elif group.rank == rank:
                 clock = _exchange_stamps(group, rank)
     return clock
-
-
-def _answer_stamps(group: Group, rank: int) -> None:
-    for exchange in range(EXCHANGES):
-        group.store.get(f"clock/{rank}/{exchange}/request")
-        group.store.set(f"clock/{rank}/{exchange}/stamp", str(time.monotonic_ns()))
 
 
 def _exchange_stamps(group: Group, rank: int) -> Clock:

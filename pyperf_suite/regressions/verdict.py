@@ -243,13 +243,21 @@ class LogDifference:
     freedom: float
 
     def p_value(self, bound: float) -> float:
+        from scipy import special
+
         beyond = abs(self.centre) - bound
         if self.error == 0:
             return 0.0 if beyond > 0 else 1.0
-        return min(1.0, 2 * _student_tail(beyond / self.error, self.freedom))
+        below = -beyond / self.error
+        tail = special.stdtr(self.freedom, below) if math.isfinite(self.freedom) else special.ndtr(below)
+        return min(1.0, 2 * float(tail))
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
-        half_width = self.error * _student_quantile(1 - alpha / 2, self.freedom)
+        from scipy import special
+
+        one_sided = 1 - alpha / 2
+        reach = special.stdtrit(self.freedom, one_sided) if math.isfinite(self.freedom) else special.ndtri(one_sided)
+        half_width = self.error * float(reach)
         return Interval(self.centre - half_width, self.centre + half_width, 1 - alpha)
 
 
@@ -475,15 +483,3 @@ def ratio_of(centre: float, low: float, high: float) -> Ratio:
 def percent(share: float) -> str:
     """As in `+2.3 %`."""
     return f"{100 * share:+.1f} %"
-
-
-def _student_quantile(probability: float, freedom: float) -> float:
-    from scipy import special
-
-    return float(special.stdtrit(freedom, probability) if math.isfinite(freedom) else special.ndtri(probability))
-
-
-def _student_tail(value: float, freedom: float) -> float:
-    from scipy import special
-
-    return float(special.stdtr(freedom, -value) if math.isfinite(freedom) else special.ndtr(-value))

@@ -13,7 +13,7 @@ import datetime
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -91,7 +91,8 @@ def measure_by_turns(
     try:
         while waiting:
             others_ran = len(waiting) > 1
-            for number in _drawn_order(waiting, group):
+            drawn = secrets.SystemRandom().sample(sorted(waiting), len(waiting))
+            for number in drawn if group is None else list(group.from_first("next round", drawn, None)):
                 # Ranks of a group do the same steps, whatever one of them finds.
                 if number not in begun and group is None and (answer := spared.answer(cases[number])) is not None:
                     waiting.discard(number)
@@ -120,11 +121,6 @@ def measure_by_turns(
     finally:
         for each in turns:
             each.close()
-
-
-def _drawn_order(waiting: Collection[int], group: Group | None) -> list[int]:
-    drawn = secrets.SystemRandom().sample(sorted(waiting), len(waiting))
-    return drawn if group is None else list(group.from_first("next round", drawn, None))
 
 
 def measuring(

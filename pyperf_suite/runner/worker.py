@@ -158,18 +158,20 @@ def _lost(sentence: str) -> dict[str, Any]:
 
 
 class AnswerLine:
-    """Requests from standard input, one line of JSON each, and answers to them on what was standard output.
+    """Requests on what was standard input, one line of JSON each, and answers to them on what was standard output.
 
-    What libraries print goes to standard error, the worker's log.
+    Standard input is empty from then on, and what libraries print goes to standard error, the worker's log.
     """
 
     def __init__(self) -> None:
-        self._answers = os.fdopen(os.dup(1), "w")
+        self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+        with Path(os.devnull).open("r+b", buffering=0) as nothing:
+            os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
         self._token = ""  # of the last request
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        for line in sys.stdin:
+        for line in self._requests:
             request: dict[str, Any] = json.loads(line)
             self._token = request.pop("token", "")
             yield request

@@ -128,19 +128,15 @@ def serve(channel: int, modules: Sequence[str]) -> None:
                 del os.environ[name]
             os.environ.update(told)
             os.chdir(folder)
-            elsewhere = _some_memory()
+            # Arrays lie elsewhere in each copy, as the system has it for fresh processes.
+            draw = random.SystemRandom().randrange
+            elsewhere = bytearray(16 * draw(1, 4096)), mmap.mmap(-1, mmap.PAGESIZE * draw(1, 512))
             work(requests, answers, stack)
             del elsewhere
         os.waitpid(between, 0)
         connection.send(os.read(number, 32))
         for each in (requests, answers, printed, number, written):
             os.close(each)
-
-
-def _some_memory() -> tuple[bytearray, mmap.mmap]:
-    """Held by a copy of a process, so that arrays lie elsewhere in each, as the system has it for fresh ones."""
-    draw = random.SystemRandom().randrange
-    return bytearray(16 * draw(1, 4096)), mmap.mmap(-1, mmap.PAGESIZE * draw(1, 512))
 
 
 def work(requests: int, answers: int, stack_path: str) -> None:

@@ -91,7 +91,6 @@ class UserProcess:
         self._watched: list[psutil.Process] = []
         self._looked_s = -LOOK_FOR_CHILDREN_S
         self._log: deque[bytes] = deque()
-        self.printed_bytes = 0
         self._stack = folder / "stack"
         requests, self._to = os.pipe()
         self._from, answers = os.pipe()
@@ -287,7 +286,6 @@ class UserProcess:
         kept = 0
         with os.fdopen(output, "rb", buffering=0) as file:
             while part := file.read(1 << 16):
-                self.printed_bytes += len(part)
                 self._log.append(part)
                 kept += len(part)
                 while kept - len(self._log[0]) > KEPT_LOG_BYTES:

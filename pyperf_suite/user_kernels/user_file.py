@@ -141,7 +141,8 @@ class UserFile:
         if not isinstance(found, self._api.DeclaredKernel):
             there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
-            where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
+            line = getattr(getattr(found, "__code__", None), "co_firstlineno", 0)
+            where = ("" if found is None else inspect.getsourcefile(self._module) or "", line)
             raise UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
         return [found]
 
@@ -399,7 +400,3 @@ def _witnesses(error: BaseException | None) -> int:
             return 2
         error = error.__cause__
     return 0
-
-
-def _line_of(value: Any) -> int:
-    return getattr(getattr(value, "__code__", None), "co_firstlineno", 0)

@@ -162,15 +162,12 @@ class LiveComparison:
             return False
         if self.pairs[-1].static is not None:
             return True
-        final = len(self.pairs) >= self.rule.max_pairs or not self._can_afford_another()
+        next_s = self.spent_s + statistics.median(pair.seconds for pair in self.pairs)
+        final = len(self.pairs) >= self.rule.max_pairs or next_s > self.budget_s
         if final or self.rule.is_look(len(self.pairs)):
             self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
             return final or self.decision.is_decided
         return False
-
-    def _can_afford_another(self) -> bool:
-        typical_s = statistics.median(pair.seconds for pair in self.pairs)
-        return self.spent_s + typical_s <= self.budget_s
 
     def _measure_one(self) -> None:
         """One pair more. A process that is lost once may be the machine's fault; a second in a row is the arm's."""

@@ -126,8 +126,10 @@ class Bench:
         if inputs is not None:  # only revisions that have it are given it
             place = replace(place, inputs=inputs)
         launches = operator.prepare(parsed.parameters, parsed.implementation, place)
-        if launches.exact is not None:
-            return package | _inspected(launches)
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        if launches.exact is not None:  # figures of what is only looked at: nothing to take turns with
+            static = {name: dict(metric) for name, metric in launches.exact.items()}
+            return package | {"outcome": "ok", "static": static, "kernel": kernel}
         if launches.checks is not None:
             return package | self._prepare_users(launches, spin_share)
         checked = launches.check() if verify else None
@@ -136,7 +138,6 @@ class Bench:
         self._close = launches.close
         self._stopwatch = launches.stopwatch
         self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
-        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
         return package | {
             "outcome": "ok",
             "kernel": kernel,
@@ -204,12 +205,6 @@ class Bench:
             clocks = sorted(hz for hz in self._stopwatch.clocks_hz(samples) if math.isfinite(hz))
             answer["clock_hz"] = clocks[len(clocks) // 2] if clocks else None
         return answer
-
-
-def _inspected(found: Any) -> dict[str, Any]:
-    """Exact figures of what is only looked at: nothing to take turns with."""
-    metrics = {name: dict(metric) for name, metric in found.exact.items()}
-    return {"outcome": "ok", "static": metrics, "kernel": {"name": found.kernel.name, "path": found.kernel.path}}
 
 
 def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:

@@ -59,15 +59,12 @@ class Checkout:
         done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         found = done.stdout.decode().strip()
         if done.returncode or not found:
+            shallow = git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
             raise UserError(
                 f"{revision!r} is neither a revision of {self.root} nor an interpreter, NAME==VERSION or FIELD=VALUE: "
-                "name one."
-                + (" This clone is shallow: git fetch --unshallow brings older commits." if self._is_shallow() else "")
+                "name one." + (" This clone is shallow: git fetch --unshallow brings older commits." if shallow else "")
             )
         return found
-
-    def _is_shallow(self) -> bool:
-        return git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
 
     def is_clean(self) -> bool:
         done = git(self.root, "status", "--porcelain", "--untracked-files=all")
@@ -348,15 +345,11 @@ def _build(tree: Path, library: Path, base: Path, log: Path) -> str:
         built = ["--build-lib", str(folder / "library"), "--build-base", str(base)]
         return logged([*setup, "build", *built], tree, log)
 
-    shared, failure = keep(f"extension-{_native_sources(tree)}-{interpreter_key()}", compile_extension, "library")
+    wanted = [path for pattern in NATIVE_SOURCES for path in tree.glob(pattern) if path.is_file()]
+    sources = content(tree, sorted(path.relative_to(tree) for path in wanted))
+    shared, failure = keep(f"extension-{sources}-{interpreter_key()}", compile_extension, "library")
     failure = failure or logged([*setup, "build_py", "--build-lib", str(library)], tree, log)
     if not failure:
         for extension in shared.glob("library/pyperf_suite/_native*"):
             shutil.copy2(extension, library / "pyperf_suite")
     return failure
-
-
-def _native_sources(tree: Path) -> str:
-    """A hash of everything that the extension is made of, and of what says how."""
-    wanted = [path for pattern in NATIVE_SOURCES for path in tree.glob(pattern) if path.is_file()]
-    return content(tree, sorted(path.relative_to(tree) for path in wanted))

@@ -143,7 +143,9 @@ class TorchSteps(ComparedLaunches):
     def check(self) -> Checked:
         """A step without dropout, and with the seeded weights where it updates them; then every weight's update too."""
         if self._p.updates:
-            self._start_anew()
+            assert self._optimizer is not None
+            self.model.load_state_dict(self._seeded().state_dict())
+            self._optimizer.state.clear()
         self.due()
         self.poison()
         with self._modules_with("dropout", 0.0):
@@ -241,11 +243,6 @@ class TorchSteps(ComparedLaunches):
         if self._p.goes_back:
             found |= {f"the gradient of {name}": due for name, due in zip(weights, sums, strict=True)}
         return found
-
-    def _start_anew(self) -> None:
-        assert self._optimizer is not None
-        self.model.load_state_dict(self._seeded().state_dict())
-        self._optimizer.state.clear()
 
     def _updated(self) -> Checked:
         """Each element of weights and moments after AdamW's first update, by the gradients that are there."""
