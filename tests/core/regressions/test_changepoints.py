@@ -43,7 +43,7 @@ def test_a_step_of_5_percent_is_found_5_points_after_it(correlation):
     assert found >= 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("step", [0.0, STEP])
 def test_10000_points_take_less_than_3_seconds(step):
     logs = noise(np.random.default_rng(2), 10_000, 0.5, 0.01) + step * (np.arange(10_000) // 1000 % 2)

@@ -59,7 +59,7 @@ def test_what_lasts_longer_than_a_round_is_in_no_ratio():
     assert Pair(old_slices=(), new_slices=(), order="", **known).log_ratio == 0  # exact figures, which nobody timed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)

@@ -258,13 +258,14 @@ def name_of(entry: Entry) -> str:
 
 def marked(kernels: list[Entry]) -> list[Any]:
     """Kernels as parameters of a test, with what each needs."""
-    gpu, slow = pytest.mark.gpu, pytest.mark.slow
-    return [
-        pytest.param(
-            entry, id=entry.name, marks=[gpu] * entry.on_gpu + [slow] * (entry.name not in QUICK_ONES) + _skipped(entry)
-        )
-        for entry in kernels
-    ]
+    return [pytest.param(entry, id=entry.name, marks=_marks(entry)) for entry in kernels]
+
+
+def _marks(entry: Entry) -> list[Any]:
+    marks = [pytest.mark.gpu] if entry.on_gpu else []
+    marks += [pytest.mark.slow] if entry.name not in QUICK_ONES else []
+    marks += [pytest.mark.nightly] if NO_FASTER in entry.ends else []  # two times are compared
+    return marks + _skipped(entry)
 
 
 def _skipped(entry: Entry) -> list[Any]:

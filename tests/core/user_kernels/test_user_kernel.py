@@ -487,7 +487,7 @@ def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
     example = Path(__file__).parents[3] / "examples" / "your_kernel"
     here = {"cwd": shutil.copytree(example, tmp_path / "example"), "check": True, "timeout": 300}
