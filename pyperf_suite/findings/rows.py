@@ -48,7 +48,7 @@ class Reading:
     `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
     of a single process, and `group` names the cases whose slices were taken in the same rounds. `drift` is how much the
     core's speed changed meanwhile, which only cases of one group share. `clock_hz` is a GPU's clock meanwhile, 0 where
-    it was not seen.
+    it was not seen; seconds are those at the reference clock, `elasticity` and `log_of_doubt` as in AtOneClock.
     """
 
     case: Case
@@ -66,6 +66,8 @@ class Reading:
     group: str = ""
     drift: float = 0.0
     clock_hz: float = 0.0
+    elasticity: float | None = None
+    log_of_doubt: float = 0.0
 
     @property
     def flop_per_s(self) -> float:
@@ -112,9 +114,11 @@ def _reading(trials: list[Record]) -> Reading:
 
     # A resumed run may hold a second trial of the same process; the later one stands.
     latest = list({record.process: record for record in trials}.values())
-    times = [record.metrics["time"] for record in latest]
+    times = [record.time for record in latest]
     medians = [time.value for time in times]
     clocks = [record.metrics["sm_clock"].value for record in latest if "sm_clock" in record.metrics]
+    converted = [record.at_clock for record in latest if record.at_clock is not None]
+    known = [at.elasticity for at in converted if at.elasticity is not None]
     alone = len(times) == 1
     group = str(latest[0].sampling.get("group", "")) if alone else ""
     return Reading(
@@ -125,13 +129,15 @@ def _reading(trials: list[Record]) -> Reading:
         flop=latest[0].work["flop"],
         converged=all(record.quality["converged"] for record in latest),
         kernel=dict(latest[0].kernel),
-        by_process={record.process: record.metrics["time"].value for record in latest},
+        by_process={record.process: record.time.value for record in latest},
         error=_error_of(latest),
         within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
         slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
         group=group,
         drift=_drift(latest[0]) if alone else 0.0,
         clock_hz=statistics.median(clocks) if clocks else 0.0,
+        elasticity=statistics.median(known) if known else None,
+        log_of_doubt=statistics.fmean(at.log_of_doubt for at in converted) if converted else 0.0,
         is_noisy=all(_is_noisy(record) for record in latest),
     )
 
@@ -147,7 +153,9 @@ def _is_noisy(record: Record) -> bool:
 
 
 def _within(trials: list[Record]) -> float:
-    time, sampling = trials[0].metrics["time"], trials[0].sampling
+    time, sampling, at = trials[0].time, trials[0].sampling, trials[0].at_clock
+    if at is not None:
+        return at.half_width * _WIDER / _REACH
     if sampling.get("quantile", USUAL) == USUAL:
         return (time.high - time.low) / 2 / time.value
     return float(trials[0].quality.get("relative_half_width", 0.0)) * _WIDER / _REACH
@@ -158,7 +166,7 @@ def _slices(record: Record) -> tuple[float, ...]:
     import numpy as np
 
     ends = np.cumsum(record.sampling["slices"])[:-1]
-    parts = np.split(np.asarray(record.metrics["time"].samples, dtype=np.float64), ends)
+    parts = np.split(np.asarray(record.time.samples, dtype=np.float64), ends)
     return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
 
 
@@ -175,7 +183,7 @@ def _error_of(trials: list[Record]) -> float:
 
     if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
         return 0.0
-    times = [record.metrics["time"] for record in trials]
+    times = [record.time for record in trials]
     if len(times) == 1:
         error = (times[0].high - times[0].low) / 2 / _REACH / times[0].value
         return math.sqrt(max(0.0, error**2 - 2 * max(0.0, _drift(trials[0]) ** 2 - RUN_SPREAD**2)))
@@ -214,8 +222,7 @@ def speedup(slow: Reading, fast: Reading) -> Ratio | None:
 def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
     """The geometric mean over (slow, fast) pairs, each taken within a process; a process counts once, as its mean.
 
-    The interval reaches to the ratio of cycles where a GPU had other clocks for one than for the other. None where
-    there is no pair, or no process that measured them all.
+    None where there is no pair, or no process that measured them all.
     """
     measured = [set(reading.by_process) for pair in pairs for reading in pair]
     processes = sorted(set.intersection(*measured)) if measured else []
@@ -228,20 +235,9 @@ def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
     # Errors of pairs are independent: they add as squares, and a mean over pairs has less of them.
     squares = math.fsum(_pair_error(slow, fast) ** 2 for slow, fast in pairs)
     ratio = ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
-    cycles = math.exp(math.fsum(_log_of_clocks(slow, fast) for slow, fast in pairs) / len(pairs))
-    return replace(ratio, low=ratio.low * min(1, cycles), high=ratio.high * max(1, cycles))
-
-
-def _log_of_clocks(slow: Reading, fast: Reading) -> float:
-    """Of the clock of the first over that of the second: by so much the ratio of cycles differs from that of times.
-
-    At a power cap a GPU's clock follows what ran before. What the multiprocessors compute takes cycles, what waits for
-    memory takes time: at one clock the ratio lies between the two. Under a sustained load the clock is the kernel's own
-    doing, so the times stand.
-    """
-    if not slow.clock_hz or not fast.clock_hz or "sustained" in (slow.case.mode, fast.case.mode):
-        return 0.0
-    return math.log(slow.clock_hz / fast.clock_hz)
+    # At one clock the ratio is this one if elasticities are those assumed, else off by what the two do not share.
+    doubt = math.exp(math.fsum(fast.log_of_doubt - slow.log_of_doubt for slow, fast in pairs) / len(pairs))
+    return replace(ratio, low=ratio.low * min(1, doubt), high=ratio.high * max(1, doubt))
 
 
 # Slices of the same rounds that make pairs: with fewer, the intervals of both sides say more.

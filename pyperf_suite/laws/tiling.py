@@ -147,6 +147,23 @@ def tile_efficiency(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.float6
     return area / (tile_count(m, n, tile) * float(tile.m * tile.n))
 
 
+# Sides of a Hopper tile of cuBLAS, which generates its kernels when they are asked for: one is a multiple of 64, the
+# other of 8, and the accumulators of the largest fill the registers of two warpgroups.
+LIBRARY_TILES = tuple(
+    sorted(
+        {shape for m in (64, 128, 192, 256) for n in range(8, 257, 8) for shape in ((m, n), (n, m)) if m * n <= 40960}
+    )
+)
+
+
+def library_area(m: int, n: int, slots: int) -> int:
+    """Elements of C that the busiest of `slots` computes in the tile that keeps it least busy: waves · Tm · Tn.
+
+    It is what a library does that widens its tile before it opens another wave.
+    """
+    return min(-(-(-(-m // tile_m) * -(-n // tile_n)) // slots) * tile_m * tile_n for tile_m, tile_n in LIBRARY_TILES)
+
+
 @dataclass(frozen=True)
 class CriticalPath:
     """What the busiest worker does for one product; each an array over the cases.
@@ -183,13 +200,45 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
         extent = np.where(visits > 1, visits * depth / schedule.splits, slice_extent)
         return CriticalPath(extent, visits.astype(np.float64), np.asarray(shared, dtype=np.float64))
     if schedule.policy == "stream_k":
-        even = tiles % workers == 0
-        whole = np.where(even, waves, np.maximum(tiles // workers - 1, 0))
-        streamed = tiles - whole * workers
-        extent = whole * depth + np.where(even, 0.0, streamed * depth / workers)
-        visits = whole + np.where(even, 0, np.where(streamed > workers, 2, 1))
-        return CriticalPath(extent, visits.astype(np.float64), np.where(even, 0.0, 1.0))
+        return _busiest_of_stream_k(tiles, depth, ceil_div(depth.astype(np.int64), tile.k), workers)
     raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")
+
+
+# What a partial result costs the unit that writes or reads it, in k-tiles: it decides which unit is the busiest.
+PARTIAL_IN_K_TILES = 8
+
+
+def _busiest_of_stream_k(
+    tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
+) -> CriticalPath:
+    """Of all units the one with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
+
+    A unit whose last tile is another's to finish writes a partial result; one that finishes a tile which others began
+    reads one from each of them.
+    """
+    even = tiles % workers == 0
+    whole = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
+    share, rest = np.divmod((tiles - whole * workers) * k_tiles, workers)
+    of_tile, unit = k_tiles[..., None], np.arange(workers)
+    begin, end = (n * share[..., None] + n * rest[..., None] // workers for n in (unit, unit + 1))
+    first, last = begin // of_tile, np.maximum(end - 1, begin) // of_tile
+    # The unit that began the tile: units before it have begun no later k-tile than the tile's first.
+    starter = np.array([np.searchsorted(row, at, "right") - 1 for row, at in _pairs(begin, first * of_tile)])
+    finishes = (begin > first * of_tile) & (end >= (first + 1) * of_tile)
+    partials = (end > (last * of_tile)) * (end % of_tile > 0) + finishes * (unit - starter.reshape(begin.shape))
+    busiest = np.argmax(end - begin + PARTIAL_IN_K_TILES * partials, axis=-1)[..., None]
+    chosen = (
+        np.take_along_axis(each, busiest, -1)[..., 0] for each in (end - begin, last - first + (end > begin), partials)
+    )
+    computed, visits, partials = chosen
+    extent = whole * depth + computed * depth / k_tiles
+    return CriticalPath(extent, (whole + visits).astype(np.float64), partials.astype(np.float64))
+
+
+def _pairs(rows: NDArray[np.int64], others: NDArray[np.int64]) -> zip[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rows of two arrays along their last axis."""
+    width = rows.shape[-1]
+    return zip(rows.reshape(-1, width), others.reshape(-1, width), strict=True)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from pyperf_suite.measure.clock_model import interval_at_one_clock
 from pyperf_suite.measure.estimates import (
     USUAL,
     MedianInterval,
@@ -140,15 +141,38 @@ class StopRule:
             return "time_cap"
         return None
 
+    def judge(
+        self, kept: Sequence[float], slices: Sequence[int], clocks_hz: Sequence[float] = (), launches: int = 1
+    ) -> tuple[MedianInterval, bool]:
+        """Where the quantile lies by these samples, and whether that is precise enough.
+
+        With the clock of each sample, of so many `launches`, slices at one clock are the unit: the clock's own moves
+        do not count.
+        """
+        if not clocks_hz or math.isinf(self.relative_half_width):
+            interval = self.interval(kept, slices)
+            return interval, self.is_precise(kept, interval)
+        interval = interval_at_one_clock(kept, clocks_hz, slices, self.confidence, launches)
+        enough = len(kept) >= self.min_samples and len(slices) >= MIN_SLICES_AT_ONE_CLOCK
+        return interval, enough and interval.half_width <= self.relative_half_width * float(np.median(kept))
+
     def decide(
-        self, kept: Sequence[float], taken: int, elapsed_s: float, slices: Sequence[int] = ()
+        self,
+        kept: Sequence[float],
+        taken: int,
+        elapsed_s: float,
+        slices: Sequence[int] = (),
+        clocks_hz: Sequence[float] = (),
+        launches: int = 1,
     ) -> StoppedBy | None:
         """Why to stop at this checkpoint, None to go on; `kept` are the samples not discarded, in order."""
         if elapsed_s < self.min_time_s or not kept or math.isinf(self.relative_half_width):
             return self.reached_limit(taken, elapsed_s)
-        precise = self.is_precise(kept, self.interval(kept, slices))
+        _, precise = self.judge(kept, slices, clocks_hz, launches)
         return "interval" if precise else self.reached_limit(taken, elapsed_s)
 
+
+MIN_SLICES_AT_ONE_CLOCK = 3
 
 RESOLUTION_SHARE = 0.01
 """A sample is long enough when the stopwatch's resolution is at most this share of it."""
@@ -381,10 +405,14 @@ def sampling(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
     disturbances: Disturbances | None = None,
+    clocks_hz: Callable[[int], Sequence[float]] | None = None,
 ) -> Turns[Measurement]:
     """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`, in turns.
 
     A turn is a slice of about `rule.block_s`. Raises whatever `launch` raises.
+
+    `clocks_hz(n)` is the device's clock in each of the last n samples; where it can be read, the interval is of times
+    at one clock.
 
     With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
     do not count as time spent.
@@ -403,6 +431,7 @@ def sampling(
     discarded: list[tuple[int, str]] = []
     slices: list[int] = []
     kept_slices: list[int] = []
+    kept_clocks: list[float] = []
     checkpoint = rule.next_checkpoint(0)
     begin = clock()
     disturbed_s = 0.0
@@ -419,7 +448,11 @@ def sampling(
         elapsed_s = clock() - begin
         sample_s = max(max(block) * batch, (elapsed_s - block_begin_s) / count)
         reason = watch() if watch else None
+        read_hz = list(clocks_hz(count)) if clocks_hz else []
+        if clocks_hz and not (len(read_hz) == count and all(math.isfinite(hz) and hz > 0 for hz in read_hz)):
+            clocks_hz, kept_clocks = None, []
         if reason is None:
+            kept_clocks.extend(read_hz if clocks_hz else ())
             kept.extend(block)
             kept_slices.append(len(block))
         else:
@@ -429,16 +462,16 @@ def sampling(
         if disturbances and disturbances.reasons[-1]:
             disturbed_s += elapsed_s - block_begin_s
         elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
-        if len(kept) >= checkpoint or rule.quantile != USUAL:
-            stopped_by = rule.decide(kept, len(seconds), elapsed_s, kept_slices)
+        if len(kept) >= checkpoint or rule.quantile != USUAL or kept_clocks:
+            stopped_by = rule.decide(kept, len(seconds), elapsed_s, kept_slices, kept_clocks, batch)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
     kept_despite = () if kept else tuple(sorted({reason for _, reason in discarded}))
     if kept_despite:
-        kept, discarded, kept_slices = seconds, [], slices
-    interval = rule.interval(kept, kept_slices)
+        kept, discarded, kept_slices, kept_clocks = seconds, [], slices, []
+    interval, precise = rule.judge(kept, kept_slices, kept_clocks, batch)
     return Measurement(
         seconds=tuple(seconds),
         launches_per_sample=batch,
@@ -447,7 +480,7 @@ def sampling(
         steady=warm.steady,
         effective_samples=interval.effective_samples,
         interval=(interval.low, interval.high, interval.confidence),
-        converged=not kept_despite and rule.is_precise(kept, interval),
+        converged=not kept_despite and precise,
         stopped_by=stopped_by,
         discarded=tuple(discarded),
         kept_despite=kept_despite,

@@ -22,7 +22,18 @@ from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.static import families
-from pyperf_suite.laws.tiling import JudgedLaw, Schedule, Tile, critical_path, judged_by_waves, tile_count, wave_count
+from pyperf_suite.laws.tiling import (
+    JudgedLaw,
+    Schedule,
+    Tile,
+    critical_path,
+    judged_by_waves,
+    library_area,
+    nonnegative_fit,
+    relative_error,
+    tile_count,
+    wave_count,
+)
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     BaselinePair,
@@ -53,6 +64,8 @@ MOST_ROWS_ACROSS = 16
 WIDEST_STEP_SHARE = 8
 # A sweep of fewer sizes is only a corner of one along the other dimension.
 FEWEST_SIZES = 3
+# A law of two constants is fitted to three times as many sizes.
+FEWEST_LIBRARY_SIZES = 6
 
 
 def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
@@ -223,7 +236,7 @@ def analyse(rows: Rows) -> Findings:
         # A wave that costs less than nothing says how noisy the machine was; the table has it.
         parts += [remark(WAVE, cliff, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
         for similar in grouped(own, lambda sweep: sweep.along).values():
-            parts += [_of_library(similar[0]), _figure(similar, law)]
+            parts += [_of_library(similar[0]), _library_law(similar[0]), _figure(similar, law)]
         parts.append(_law(setting[0], law) if law else None)
     cliffs = [cliff for sweep in sweeps for cliff in cliffs_of(sweep)]
     return findings(
@@ -249,6 +262,27 @@ def _of_library(sweep: Sweep) -> Remark | None:
         along=sweep.name,
         step=step,
         median=statistics.median(cost.value for cost, _ in costs),
+    )
+
+
+def _library_law(sweep: Sweep) -> Remark | None:
+    """The library's own staircase on a GPU: it widens its tile, so that its time follows the least area of tiles."""
+    theirs = [library for row in sweep.rows.values() if (library := library_of(row))]
+    if len(theirs) < FEWEST_LIBRARY_SIZES or theirs[0].implementation != "cublas":
+        return None
+    slots = sweep.base.details["slots"]
+    features = np.array([[1, library_area(row.m, row.n, slots)] for row in theirs], dtype=np.float64)
+    seconds = np.array([row.seconds for row in theirs])
+    law = nonnegative_fit(features, seconds)
+    return theirs[0].remark(
+        "Law for {implementation}, {dtype}, K = {k}: time = {overhead:us~} + {each:us~} a 128 x 128 of the least "
+        "area of tiles that {slots} multiprocessors can share; fitted to {count} sizes, it misses them by {median} "
+        "(median; worst {worst}): it widens its tile where ours opens a wave",
+        kind="law",
+        overhead=law[0],
+        each=128 * 128 * law[1],
+        slots=slots,
+        **misses(relative_error(features @ law, seconds).tolist()),
     )
 
 

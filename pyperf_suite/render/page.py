@@ -207,9 +207,9 @@ def _as_measured(records: Sequence[Record], said: Remark) -> Findings:
     columns = (
         Column("case", lambda record: label_of(record.case)),
         Column("process", lambda record: record.process),
-        Column("median", lambda record: record.metrics["time"].value, "us"),
-        Column("from", lambda record: record.metrics["time"].low, "us"),
-        Column("to", lambda record: record.metrics["time"].high, "us"),
+        Column("median", lambda record: record.time.value, "us"),
+        Column("from", lambda record: record.time.low, "us"),
+        Column("to", lambda record: record.time.high, "us"),
     )
     timed = [record for record in records if record.outcome == "ok" and "time" in record.metrics]
     return Findings((said,), (table("Cases as measured", columns, timed),) if timed else ())

@@ -13,15 +13,22 @@ import hashlib
 import json
 import re
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads import find_workload
 
+if TYPE_CHECKING:
+    from pyperf_suite.measure.clock_model import AtOneClock
+
 MODES = ("burst", "sustained")
+
+# Fields of a GPU's state in MHz: the clock that times are converted to, and the one that gives it if it is not there.
+CLOCK_LIMITS = ("reference_clock_mhz", "maximum_sm_clock_mhz")
 
 
 @dataclass(frozen=True)
@@ -323,6 +330,16 @@ class Record:
         discarded = self.quality.get("discarded", [])
         if not isinstance(discarded, list) or not all(isinstance(one, list) and len(one) == 2 for one in discarded):
             raise UserError("A timed record does not say which of its samples were discarded, and why.")
+        gpu, slices = self.state.get("gpu") or {}, self.sampling.get("slices") or []
+        clocks = self.metrics["sm_clock"].samples if "sm_clock" in self.metrics else []
+        if clocks and not (
+            isinstance(gpu, dict)
+            and all(_is_finite(gpu.get(name) or 1) and (gpu.get(name) or 1) > 0 for name in CLOCK_LIMITS)
+            and isinstance(slices, list)
+            and all(isinstance(size, int) and 0 < size <= len(clocks) for size in slices)
+            and all(_is_finite(value) and value > 0 for value in (*clocks, *time.samples))
+        ):
+            raise UserError("A timed record does not say at which clocks its samples were taken.")
         disturbed: Any = self.quality.get("disturbances", {})
         # A core that drifts is some factor faster or slower; its logarithm is nowhere near 100.
         if not isinstance(disturbed, dict) or not all(
@@ -334,14 +351,50 @@ class Record:
         """The case as data again. Raises UserError where this version no longer has its operator."""
         return Case.from_json(self.case)
 
+    @functools.cached_property
+    def at_clock(self) -> AtOneClock | None:
+        """The time at the machine's reference clock; None on a CPU, under a sustained load or without clocks.
+
+        A sustained load settles at a clock of its own: its time is that at the power cap.
+        """
+        time, clock = self.metrics.get("time"), self.metrics.get("sm_clock")
+        reference_mhz, maximum_mhz = ((self.state.get("gpu") or {}).get(name) or 0.0 for name in CLOCK_LIMITS)
+        if time is None or clock is None or self.case.get("mode") == "sustained" or not (reference_mhz or maximum_mhz):
+            return None
+        from pyperf_suite.measure.clock_model import at_one_clock, reference_clock_hz
+
+        owner = [number for number, size in enumerate(self.sampling.get("slices") or ()) for _ in range(size)]
+        out = {index for index, _ in self.quality.get("discarded", ())}
+        kept = [index for index in range(len(owner)) if index not in out]
+        if not kept or not len(owner) == len(time.samples) == len(clock.samples):
+            return None
+        return at_one_clock(
+            [time.samples[index] for index in kept],
+            [clock.samples[index] for index in kept],
+            list(Counter(owner[index] for index in kept).values()),
+            1e6 * reference_mhz or reference_clock_hz(1e6 * maximum_mhz),
+            is_compute=bool(self.work.get("flop")),
+            launches_per_sample=int(self.sampling.get("launches_per_sample", 1)),
+        )
+
+    @functools.cached_property
+    def time(self) -> Metric:
+        """The reported time of a launch: at the reference clock on a GPU. Raises KeyError if nothing was timed."""
+        as_taken, at = self.metrics["time"], self.at_clock
+        if at is None:
+            return as_taken
+        return Metric("s", at.seconds, at.low, at.high, at.q20, at.q80, at.samples)
+
     @property
     def seconds(self) -> float:
-        """Median seconds of one launch. Raises KeyError on a record that timed nothing."""
-        return self.metrics["time"].value
+        """Reported seconds of one launch. Raises KeyError on a record that timed nothing."""
+        return self.time.value
 
     @property
     def kept_seconds(self) -> list[float]:
         """The samples that count, in seconds a launch: all but those discarded for a recorded reason."""
+        if self.at_clock is not None:
+            return list(self.time.samples)
         discarded = {index for index, _ in self.quality.get("discarded", ())}
         return [sample for index, sample in enumerate(self.metrics["time"].samples) if index not in discarded]
 

@@ -19,6 +19,7 @@ from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
 from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.clock_model import reference_clock_hz
 from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words
@@ -274,6 +275,18 @@ class Session:
         """The numbers of the processes that measure a case: one alone where its figures are read and not timed."""
         return range(1 if planned.is_exact else self.plan.profile.processes)
 
+    def _take_reference_clock(self, seen_hz: float) -> None:
+        """Write the clock to which a GPU's times are converted into the state of all records of the run.
+
+        A resumed run keeps the one that its records have.
+        """
+        gpu = self._state.get("gpu") or {}
+        maximum_mhz, taken_mhz = gpu.get("maximum_sm_clock_mhz"), gpu.get("reference_clock_mhz")
+        if maximum_mhz and not taken_mhz:
+            earlier = ((record.state.get("gpu") or {}).get("reference_clock_mhz") for record in self.records)
+            taken_mhz = next(filter(None, earlier), reference_clock_hz(1e6 * maximum_mhz, seen_hz) / 1e6)
+            self._state = self._state | {"gpu": gpu | {"reference_clock_mhz": taken_mhz}}
+
     def _measure_sentinel(self, fresh: Workers) -> None:
         """In a process that is fresh: one that has worked for a while has other memory.
 
@@ -283,6 +296,7 @@ class Session:
             return
         sentinel = SENTINELS[self.plan.device.kind]
         answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
+        self._take_reference_clock(answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0))
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
     def record(

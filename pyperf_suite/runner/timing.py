@@ -188,7 +188,9 @@ def sampled(
         disturbances = None if gpu else Disturbances()
         # Without what lies between samples and is no share of their time.
         sampling_clock: Clock = lambda: clock() - getattr(watched, "unsampled_s", 0.0)  # noqa: E731
-        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, sampling_clock, disturbances)
+        # A sustained load has the clock that it makes itself: there the times are what is asked.
+        clocks_hz = getattr(stopwatch, "clocks_hz", None) if mode != "sustained" else None
+        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, sampling_clock, disturbances, clocks_hz)
         others_ran: bool | None = None
         while True:
             with telemetry:

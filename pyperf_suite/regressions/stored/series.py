@@ -320,7 +320,7 @@ def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int,
         raise ValueError(f"it has {len(record.metrics)} figures")
     is_exact = record.kind == "static"
     figures = record.metrics.items() if record.outcome == "ok" and is_exact else ()
-    time = record.metrics["time"] if record.outcome == "ok" and not is_exact else None
+    time = record.time if record.outcome == "ok" and not is_exact else None
     trial = Measured(
         _checked_text(record.identity.get("slug") or machine, "identity"),
         _checked_text(record.run_id, "run_id"),
@@ -358,7 +358,12 @@ def _utc(moment: str) -> str:
 
 
 def _clock_hz(record: Record) -> float | None:
-    """The multiprocessors' clock, or the median core's before and after; None if the record has neither."""
+    """The multiprocessors' clock, or the median core's before and after.
+
+    None if the record has neither, or its time is that at the reference clock.
+    """
+    if record.at_clock is not None:
+        return None
     if "sm_clock" in record.metrics:
         seen = [record.metrics["sm_clock"].value]
     else:

@@ -291,22 +291,25 @@ def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> N
 
 
 @pytest.mark.parametrize(
-    ("clocks", "mode", "ends"),
+    ("clocks", "mode", "value", "ends"),
     [
-        # In cycles the second is 1.1 x 1.4 / 1.6 times as fast: at one clock it may be either.
-        ((1.4e9, 1.6e9), "burst", (1.1 * 1.4 / 1.6, 1.1)),
-        ((1.6e9, 1.4e9), "burst", (1.1, 1.1 * 1.6 / 1.4)),
+        # Cycles are compared; if their elasticities are 0.4, the second is less far ahead.
+        ((1.6e9, 1.5e9), "burst", 1.1 * 16 / 15, (1.1 * (16 / 15) ** 0.4, 1.1 * 16 / 15)),
+        # At the same clock an unknown elasticity is no matter.
+        ((1.6e9, 1.6e9), "burst", 1.1, (1.1, 1.1)),
         # Under a load the clock is what the kernel makes of it; where one was not seen nothing is known.
-        ((1.4e9, 1.6e9), "sustained", (1.1, 1.1)),
-        ((1.4e9, None), "burst", (1.1, 1.1)),
+        ((1.4e9, 1.6e9), "sustained", 1.1, (1.1, 1.1)),
+        ((1.5e9, None), "burst", 1.1, (1.1, 1.1)),
     ],
 )
-def test_a_ratio_of_times_at_two_clocks_reaches_to_that_of_cycles(clocks, mode, ends) -> None:
+def test_a_ratio_is_that_at_one_clock_with_what_unknown_elasticities_leave_open(clocks, mode, value, ends) -> None:
     pair = []
     for seconds, clock in zip((1.1, 1.0), clocks, strict=True):
         record = slices_of([seconds] * 7)
-        seen = {"sm_clock": metric(clock)} if clock else {}
-        pair += readings([replace(record, case={**record.case, "mode": mode}, metrics={**record.metrics, **seen})])
+        samples = [clock] * len(record.metrics["time"].samples)
+        seen = {"sm_clock": metric(clock, "Hz", samples=samples)} if clock else {}
+        case, state = {**record.case, "mode": mode}, {"gpu": {"maximum_sm_clock_mhz": 1980}}
+        pair += readings([replace(record, case=case, metrics={**record.metrics, **seen}, state=state)])
     ratio = speedup(*pair)
-    assert ratio.value == pytest.approx(1.1)
+    assert ratio.value == pytest.approx(value)
     assert (ratio.low, ratio.high) == pytest.approx(ends)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device, Gpu, resolve
-from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path
-from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
+from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path, nonnegative_fit, relative_error
+from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, analyse, in_slots, settings_of
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import lines, records, remarks
 
@@ -179,3 +182,22 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
     axes = PROBE.axes("quick", Device("cuda"))
     assert axes.across == (across,)
     assert axes.workers == (multiprocessors,)
+
+
+def test_on_an_h200_cublas_follows_the_least_area_of_tiles_and_ours_its_k_tiles_and_partial_results():
+    run = Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib" / "20261126T060756Z-19ae"
+    rows = rows_of([record for record in read_journal(run / "records.jsonl") if record.probe == "tile_wave"])
+    library, ours = remarks(analyse(rows), "overhead")
+    assert library.values["count"] == 8
+    assert library.values["worst"].value < 0.05
+    assert ours.values["median"].value < 0.02
+    # +17 % at N = 2696, inside two waves, is not explained: it is left out by name.
+    [setting] = settings_of(rows)
+    explained = [row for row in setting if row.n != 2696]
+    paths = [critical_path(row.m, row.n, row.k, row.tile, in_slots(row)) for row in explained]
+    seconds = np.array([row.seconds for row in explained])
+    costs = np.array([[1.0, path.k_extent, path.partials] for path in paths], dtype=np.float64)
+    error = relative_error(costs @ nonnegative_fit(costs, seconds), seconds)
+    whole = np.array([row.schedule.policy == "data_parallel" and row.n >= 1408 for row in explained])
+    streamed = np.array([row.schedule.policy == "stream_k" for row in explained])
+    assert (error[whole].max() < 0.013, error[streamed].max() < 0.12) == (True, True)

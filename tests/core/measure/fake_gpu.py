@@ -1,0 +1,62 @@
+"""A GPU whose clock follows the energy of the last 200 ms, as one under a power cap has it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+REFERENCE_HZ, HIGHEST_HZ, LOWEST_HZ = 1.5e9, 1.98e9, 1.2e9
+CAP_W, IDLE_W, MEMORY_S = 700.0, 120.0, 0.2
+# Dynamic power grows with clock times voltage squared, which grows with the clock.
+POWER_EXPONENT = 2.5
+# Relative standard deviations of a slice and of a sample at a fixed clock, as the committed runs of an H200 have them.
+SLICE_NOISE, SAMPLE_NOISE = 0.003, 0.002
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Seconds and watts of a launch at the reference clock, and the elasticity of its time."""
+
+    seconds: float
+    watts: float = 800.0
+    elasticity: float = 0.95
+
+
+class FakeGpu:
+    """Runs kernels, in its own time; the clock is that at which the mean power of the last 200 ms meets the cap."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.mean_w, self.clock_hz = random.Random(seed), IDLE_W, HIGHEST_HZ
+
+    def pass_s(self, seconds: float, watts: float) -> None:
+        share = min(1.0, seconds / MEMORY_S)
+        self.mean_w += share * (watts - self.mean_w)
+        wanted_hz = self.clock_hz * (CAP_W / self.mean_w) ** (1 / POWER_EXPONENT)
+        self.clock_hz += share * (min(HIGHEST_HZ, max(LOWEST_HZ, wanted_hz)) - self.clock_hz)
+
+    def launch(self, kernel: Kernel, noise: float = 0.0) -> tuple[float, float]:
+        """Seconds of a launch and the clock it had."""
+        hz = self.clock_hz
+        exact_s = kernel.seconds * (REFERENCE_HZ / hz) ** kernel.elasticity
+        self.pass_s(exact_s, kernel.watts * (hz / REFERENCE_HZ) ** POWER_EXPONENT)
+        return exact_s * (1 + noise + self.draw.gauss(0, SAMPLE_NOISE)), hz
+
+    def settled(self, kernel: Kernel, seconds: float = 5.0) -> tuple[float, float]:
+        """The same after launches back to back for so long."""
+        spent_s = 0.0
+        while spent_s < seconds:
+            spent_s += self.launch(kernel)[0]
+        return self.launch(kernel)
+
+    def slices(self, kernels: Sequence[Kernel], rounds: int, samples: int = 8) -> list[list[list[tuple[float, float]]]]:
+        """For each kernel its slices of (seconds, Hz), all kernels in random order in each round, with pauses."""
+        taken: list[list[list[tuple[float, float]]]] = [[] for _ in kernels]
+        for _ in range(rounds):
+            for number in self.draw.sample(range(len(kernels)), len(kernels)):
+                self.pass_s(self.draw.uniform(0.0, 0.1), IDLE_W)
+                noise = self.draw.gauss(0, SLICE_NOISE)
+                for _ in range(20):  # warm-up, which nobody times
+                    self.launch(kernels[number])
+                taken[number].append([self.launch(kernels[number], noise) for _ in range(samples)])
+        return taken
