@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import re
 from typing import Any
 
 from pyperf_suite.hardware.devices import Unavailable, open_library
@@ -53,6 +54,11 @@ THROTTLE_REASONS = {
     0x40: "thermal slowdown by hardware",
     0x80: "power brake",
 }
+# Nanoseconds of lowered clocks since the driver was loaded: NVML_FI_DEV_PERF_POLICY_POWER, and the first of three of
+# NVML_FI_DEV_CLOCKS_EVENT_REASON: SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN. nvml.h of the wheel
+# 13.0.39 (driver 580.65) has these at 251, that of 13.0.87 (driver 580.82 and later) at 269, where power smoothing was.
+POWER_CAP_FIELD, HEAT_AND_BRAKE = 74, ("thermal slowdown by software", "thermal slowdown by hardware", "power brake")
+OLD_HEAT_FIELD, NEW_HEAT_FIELD, OLD_UNTIL, NEW_FROM = 251, 269, (580, 0), (580, 82)
 
 
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -295,6 +301,20 @@ class Nvml:
                 return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
         return None
 
+    def throttled_s(self, uuid: str) -> dict[str, float] | None:
+        """Seconds since the driver was loaded for which each reason lowered the clocks; None without such counters.
+
+        Heat and brake are left out under a driver whose numbers for them are not known.
+        """
+        device, found = self._physical(uuid), {}
+        power = self._fields(device, (POWER_CAP_FIELD,), 0)
+        if power is None:
+            return None
+        found["power cap"] = power[0] * 1e-9
+        first = heat_field(self.driver_version() or "")
+        heat = self._fields(device, tuple(range(first, first + len(HEAT_AND_BRAKE))), 0) if first else None
+        return found | {reason: ns * 1e-9 for reason, ns in zip(HEAT_AND_BRAKE, heat or (), strict=False)}
+
     def health(self, uuid: str) -> dict[str, Any]:
         """Modes, limits and errors of the GPU that decide whether it can be measured; what is not reported is absent.
 
@@ -392,15 +412,15 @@ class Nvml:
         found = self._fields(self._physical(uuid), (NVLINK_SENT, NVLINK_RECEIVED), EVERY_LINK)
         return None if found is None else (found[0] * KIB, found[1] * KIB)
 
-    def _fields(self, device: ctypes.c_void_p | None, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
-        """The values of two fields; None where the GPU does not have both."""
-        requested = (FieldValue * 2)()
+    def _fields(self, device: ctypes.c_void_p | None, fields: tuple[int, ...], scope: int) -> tuple[int, ...] | None:
+        """The values of fields; None where the GPU does not have all of them."""
+        requested = (FieldValue * len(fields))()
         for question, field in zip(requested, fields, strict=True):
             question.field, question.scope = field, scope
         answered = self._call("nvmlDeviceGetFieldValues", device, len(requested), requested)
         if not answered or any(question.code for question in requested):
             return None
-        return requested[0].value, requested[1].value
+        return tuple(question.value for question in requested)
 
     def memory_errors(self, uuid: str) -> dict[str, int]:
         """What the GPU's memory has gone through; what is not reported is absent.
@@ -456,6 +476,15 @@ class Nvml:
         """Whether the function exists in this driver's library and succeeded; not for a GPU that it does not know."""
         found = getattr(self._library, function, None)
         return found is not None and all(each is not None for each in arguments) and int(found(*arguments)) == 0
+
+
+def heat_field(driver: str) -> int | None:
+    """The number of the first of the three counters of heat and brake under that driver; None if it is not known."""
+    release = re.match(r"(\d+)\.(\d+)", driver)
+    if release is None:
+        return None
+    version = int(release[1]), int(release[2])
+    return OLD_HEAT_FIELD if version < OLD_UNTIL else NEW_HEAT_FIELD if version >= NEW_FROM else None
 
 
 @functools.cache

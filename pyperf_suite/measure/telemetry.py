@@ -261,6 +261,8 @@ class Manager(Protocol):
 
     def throttle_reasons(self, uuid: str) -> list[str] | None: ...
 
+    def throttled_s(self, uuid: str) -> dict[str, float] | None: ...
+
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None: ...
 
 
@@ -276,26 +278,38 @@ def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
 class AroundGpu:
     """`with AroundGpu(manager, uuid) as gpu: ...` leaves readings before and after in `gpu.report`.
 
-    Every throttle reason seen by `why_discard`, which sampling asks after each block, is listed as well, and the bytes
-    that went over its NVLinks meanwhile, where it counts them.
+    Every throttle reason seen by `why_discard`, which sampling asks after each block, is listed as well, with the
+    seconds it took where the GPU counts them, and the bytes that went over its NVLinks meanwhile.
     """
 
     def __init__(self, manager: Manager, uuid: str) -> None:
         self._manager, self._uuid = manager, uuid
         self._seen: set[str] = set()
+        self._throttled_s: dict[str, float] | None = None
+        self._sums_s: dict[str, float] = {}
         self.report: dict[str, Any] = {}
 
     def why_discard(self) -> str | None:
         """The reason why the samples just taken do not count, or None.
 
-        Asks for nothing else: the GPU waits for the answer between two blocks.
+        By counters that have grown since the last call: when the GPU is asked, its work is over, and so is what lowered
+        its clocks. Where it does not count, by what it says now. Asks for nothing else: the GPU waits for the answer.
         """
-        reasons = self._manager.throttle_reasons(self._uuid) or []
+        now_s = self._manager.throttled_s(self._uuid)
+        if now_s is None or self._throttled_s is None:
+            reasons = self._manager.throttle_reasons(self._uuid) or []
+        else:
+            grown_s = {reason: seconds - self._throttled_s.get(reason, seconds) for reason, seconds in now_s.items()}
+            reasons = [reason for reason, seconds in grown_s.items() if seconds > 0]
+            for reason in reasons:
+                self._sums_s[reason] = self._sums_s.get(reason, 0.0) + grown_s[reason]
+        self._throttled_s = now_s
         self._seen.update(reasons)
         return next((reason for reason in reasons if reason in DISCARD_REASONS), None)
 
     def __enter__(self) -> AroundGpu:
         self._before = self._manager.readings(self._uuid)
+        self._throttled_s = self._manager.throttled_s(self._uuid)
         self._sent_before = self._manager.nvlink_bytes(self._uuid)
         return self
 
@@ -305,6 +319,8 @@ class AroundGpu:
         sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
         self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._seen)}
+        if self._throttled_s is not None:
+            self.report["throttled_s"] = {name: float(f"{seconds:.4g}") for name, seconds in self._sums_s.items()}
         if self._sent_before is not None and sent_after is not None:
             sent, received = (now - then for now, then in zip(sent_after, self._sent_before, strict=True))
             self.report["nvlink_bytes"] = {"sent": sent, "received": received}

@@ -58,6 +58,13 @@ class Throttled(FakeNvml):
         "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
     }
 
+    def nvmlDeviceGetFieldValues(self, device: Any, count: int, requested: Any) -> int:  # noqa: N802 - NVML's
+        self.heat_ns = getattr(self, "heat_ns", 0) + 1_000_000
+        code = super().nvmlDeviceGetFieldValues(device, count, requested)
+        for question in requested[:count]:
+            question.value = self.heat_ns if question.field == 270 else question.value
+        return code
+
 
 def test_a_throttled_clock_is_read_off_nvml():
     def seen_through(library: Any) -> dict[str, Any]:

@@ -176,9 +176,10 @@ class FakeNvml(Double):
 
     def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, requested: Any) -> int:
         for question in requested[:count]:
-            is_pcie = question.field in (197, 198)
-            question.code = 0 if is_pcie or (self.links and question.scope == 0xFFFFFFFF) else 3
-            question.value = {138: 5, 139: 7, 197: 11, 198: 13}[question.field]
+            is_its_own = question.field in (74, *range(269, 272), 197, 198)
+            question.code = 0 if is_its_own or (self.links and question.scope == 0xFFFFFFFF) else 3
+            values = {138: 5, 139: 7, 197: 11, 198: 13, 74: 2_500_000_000, 269: 0, 270: 1_000_000, 271: 0}
+            question.value = values.get(question.field, 0)
         return 0
 
 

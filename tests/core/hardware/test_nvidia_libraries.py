@@ -3,7 +3,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import devices, nvml
 from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, open_library, resolve
-from pyperf_suite.hardware.nvml import Nvml
+from pyperf_suite.hardware.nvml import Nvml, heat_field
 
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
@@ -83,6 +83,15 @@ ANSWERS = {
         {},
     ),
     "throttle_reasons": (["power cap"], None),
+    "throttled_s": (
+        {
+            "power cap": 2.5,
+            "thermal slowdown by software": 0.0,
+            "thermal slowdown by hardware": 0.001,
+            "power brake": 0.0,
+        },
+        None,
+    ),
     "energy_j": (1234.5, None),
     "used_bytes": (41 << 30, None),
     "load": (LOAD, {}),
@@ -124,6 +133,22 @@ def test_a_gpu_answers_in_units_and_words_and_one_that_is_not_there_with_nothing
     of_a_gpu, of_none = ANSWERS[question]
     assert getattr(Nvml(fake_nvml()), question)(UUID) == of_a_gpu
     assert getattr(Nvml(fake_nvml()), question)("unknown") == of_none
+
+
+@pytest.mark.parametrize(
+    ("driver", "field"),
+    [
+        ("550.54.14", 251),
+        ("575.51", 251),
+        ("580.65.06", None),
+        ("580.82.07", 269),
+        ("590.1", 269),
+        ("r580", None),
+        ("", None),
+    ],
+)
+def test_counters_of_heat_have_the_numbers_of_the_driver_or_are_not_read(driver, field):
+    assert heat_field(driver) == field
 
 
 def test_a_slices_settings_are_its_gpus_and_links_that_are_down_are_not_counted(fake_nvml):

@@ -116,6 +116,9 @@ class FakeManager:
         self.requested.append("throttle reasons")
         return self._next(uuid)
 
+    def throttled_s(self, uuid: str) -> dict[str, float] | None:
+        return None
+
     def _next(self, uuid: str) -> list[str]:
         assert uuid == "GPU-1"
         return self._throttling.pop(0) if len(self._throttling) > 1 else self._throttling[0]
@@ -158,6 +161,18 @@ def test_heat_and_brakes_rule_samples_out(reason):
     assert gpu.why_discard() == reason
 
 
+def test_what_lowered_clocks_during_a_block_is_counted_and_not_what_the_gpu_says_when_it_is_over():
+    counters = iter([(1.0, 0.0), (1.25, 0.0), (1.25, 0.002), (1.25, 0.002)])
+    names = "power cap", "thermal slowdown by hardware"
+    manager = FakeManager([])
+    manager.throttled_s = lambda uuid: dict(zip(names, next(counters), strict=True))
+    with AroundGpu(manager, "GPU-1") as gpu:
+        assert [gpu.why_discard() for _ in range(3)] == [None, "thermal slowdown by hardware", None]
+    assert gpu.report["throttle_reasons_seen"] == sorted(names)
+    assert gpu.report["throttled_s"] == {"power cap": 0.25, "thermal slowdown by hardware": 0.002}
+    assert manager.requested == ["readings", "readings"]
+
+
 def test_only_a_gpu_with_nvml_has_readings(monkeypatch):
     monkeypatch.setattr(telemetry, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
     for manager, kind in ((FakeManager([]), AroundGpu), (Unavailable("no NVML"), nullcontext)):
@@ -168,7 +183,10 @@ def test_only_a_gpu_with_nvml_has_readings(monkeypatch):
 
 def test_a_gpu_without_readings_discards_nothing():
     silent = SimpleNamespace(
-        readings=lambda uuid: {}, throttle_reasons=lambda uuid: None, nvlink_bytes=lambda uuid: None
+        readings=lambda uuid: {},
+        throttle_reasons=lambda uuid: None,
+        throttled_s=lambda uuid: None,
+        nvlink_bytes=lambda uuid: None,
     )
     with AroundGpu(silent, "GPU-1") as gpu:
         assert gpu.why_discard() is None
