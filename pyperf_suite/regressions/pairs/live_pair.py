@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.clock_model import at_one_clock
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.runner.record import Case
@@ -58,6 +59,8 @@ SHORT_TURNS, LONG_TURNS = Pace(0.001, 0.2), Pace(0.005, 0.15)
 @dataclass(frozen=True)
 class Pair:
     """What a pair measured: for each side the median of each of its slices and of all its samples, in seconds a launch.
+
+    Slices of a GPU whose clock is known are those at the median clock of both sides; `old_s` and `new_s` are as taken.
 
     `order` has a letter a slice, o for the old side and n for the new one; `seconds` is what the pair cost,
     start-up included; `machine` has clocks, load and stolen time during it.
@@ -147,8 +150,8 @@ def measure_pair(
     return Pair(
         old_s=turns.median("old"),
         new_s=turns.median("new"),
-        old_slices=tuple(turns.slices["old"]),
-        new_slices=tuple(turns.slices["new"]),
+        old_slices=tuple(turns.slices_at_one_clock("old")),
+        new_slices=tuple(turns.slices_at_one_clock("new")),
         order=turns.order,
         seconds=time.monotonic() - begin,
         startup_s=startup_s,
@@ -277,6 +280,17 @@ class _Turns:
         if answer["outcome"] != "ok":
             raise ArmFailed({side: answer["reason"]}, unsupported=False)
         return answer
+
+    def slices_at_one_clock(self, side: str) -> list[float]:
+        """Seconds of the side's slices, at the median clock of both sides if the device reports its clock."""
+        # Slices to warm up have clocks too, and come first.
+        clocks = {each: self._clocks[each][-len(slices) :] for each, slices in self.slices.items() if slices}
+        if not clocks or any(len(clocks[each]) < len(self.slices[each]) for each in clocks):
+            return self.slices[side]
+        reference_hz = statistics.median(hz for side_hz in clocks.values() for hz in side_hz)
+        slices, launches = self.slices[side], self.launches_per_slice
+        own = [1] * len(slices)
+        return at_one_clock(slices, clocks[side], own, reference_hz, launches_per_sample=launches).samples
 
     def median(self, side: str) -> float:
         """Seconds of a launch over all samples of the side; 1 where nothing is timed, so that the ratio is 1."""

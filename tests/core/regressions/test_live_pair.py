@@ -177,6 +177,20 @@ def test_an_arm_that_is_lost_or_runs_other_code_has_its_reason_and_the_other_is_
         assert not failure.value.unsupported
 
 
+def test_on_a_gpu_slices_are_compared_at_one_clock(monkeypatch):
+    monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: FakeWorker.now_s))
+    # The same cycles: the second side's clock was a tenth higher, and its time a tenth lower.
+    workers = {"old": FakeWorker(1.1e-4, 1.5e9), "new": FakeWorker(1e-4, 1.65e9)}
+    turns = live_pair._Turns(workers, 9.0)
+    turns.take_all(random.Random(0), 1e-9, Pace(slice_s=0.005, total_s=0.1))
+    old, new = (turns.slices_at_one_clock(side) for side in ("old", "new"))
+    assert new == pytest.approx([old[0]] * len(old))
+    assert turns.slices["new"][0] / turns.slices["old"][0] == pytest.approx(1 / 1.1)
+    unseen = live_pair._Turns({"old": FakeWorker(1.1e-4), "new": FakeWorker(1e-4, 1.65e9)}, 9.0)
+    unseen.take_all(random.Random(0), 1e-9, Pace(slice_s=0.005, total_s=0.1))
+    assert unseen.slices_at_one_clock("new") == unseen.slices["new"]
+
+
 class Double:
     """A worker that takes a second to start and two to prepare, and as long as it says for a launch, by `now_s`."""
 
