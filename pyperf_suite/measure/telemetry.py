@@ -285,7 +285,7 @@ class AroundGpu:
     def __init__(self, manager: Manager, uuid: str) -> None:
         self._manager, self._uuid = manager, uuid
         self._seen: set[str] = set()
-        self._throttled_s: dict[str, float] | None = None
+        self._throttled_s: dict[str, float] = {}
         self._sums_s: dict[str, float] = {}
         self.report: dict[str, Any] = {}
 
@@ -293,23 +293,22 @@ class AroundGpu:
         """The reason why the samples just taken do not count, or None.
 
         By counters that have grown since the last call: when the GPU is asked, its work is over, and so is what lowered
-        its clocks. Where it does not count, by what it says now. Asks for nothing else: the GPU waits for the answer.
+        its clocks. By what NVML says now, where heat is not counted. It asks for nothing else: the GPU waits meanwhile.
         """
-        now_s = self._manager.throttled_s(self._uuid)
-        if now_s is None or self._throttled_s is None:
-            reasons = self._manager.throttle_reasons(self._uuid) or []
-        else:
-            grown_s = {reason: seconds - self._throttled_s.get(reason, seconds) for reason, seconds in now_s.items()}
-            reasons = [reason for reason, seconds in grown_s.items() if seconds > 0]
-            for reason in reasons:
-                self._sums_s[reason] = self._sums_s.get(reason, 0.0) + grown_s[reason]
+        now_s = self._manager.throttled_s(self._uuid) or {}
+        grown_s = {reason: seconds - self._throttled_s.get(reason, seconds) for reason, seconds in now_s.items()}
+        reasons = [reason for reason, seconds in grown_s.items() if seconds > 0]
+        for reason in reasons:
+            self._sums_s[reason] = self._sums_s.get(reason, 0.0) + grown_s[reason]
+        if now_s.keys().isdisjoint(DISCARD_REASONS):
+            reasons += self._manager.throttle_reasons(self._uuid) or []
         self._throttled_s = now_s
         self._seen.update(reasons)
         return next((reason for reason in reasons if reason in DISCARD_REASONS), None)
 
     def __enter__(self) -> AroundGpu:
         self._before = self._manager.readings(self._uuid)
-        self._throttled_s = self._manager.throttled_s(self._uuid)
+        self._throttled_s = self._manager.throttled_s(self._uuid) or {}
         self._sent_before = self._manager.nvlink_bytes(self._uuid)
         return self
 
@@ -319,7 +318,7 @@ class AroundGpu:
         sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
         self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._seen)}
-        if self._throttled_s is not None:
+        if self._throttled_s:
             self.report["throttled_s"] = {name: float(f"{seconds:.4g}") for name, seconds in self._sums_s.items()}
         if self._sent_before is not None and sent_after is not None:
             sent, received = (now - then for now, then in zip(sent_after, self._sent_before, strict=True))
