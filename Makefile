@@ -10,8 +10,9 @@
 # make mutants MODULE=pyperf_suite/measure/sampling.py   change 60 places of a module in turn: which do its tests notice?
 # make clean    remove what the others made, except results
 #
-# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these;
-# SEED=8ef5aa11 draws sets of parameters and representatives as that commit does.
+# PYTHON=python3.12 picks the Python. Of bench, test and test-families: ARGS='-k tile' is handed to pytest; of the last two:
+# TESTS=tests/core/laws tests only these;
+# SEED= draws sets of parameters and representatives as the run did whose first lines name it.
 
 PYTHON ?= python3
 ARGS ?=

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "nightly"
 PYTHON = sys.executable
-WHOLE_FILES = ("-n", "logical", "--dist", "loadfile")
+WHOLE_FILES = ("-n", "logical", "--dist", "loadfile") if find_spec("xdist") else ()
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,19 @@ def run(step: Step) -> tuple[int, float]:
     began_s = time.monotonic()
     with (LOGS / f"{step.name}.log").open("w") as log:
         environment = os.environ | {"PYPERF_WERROR": "1"} | step.environment
-        done = subprocess.run(step.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    return done.returncode, time.monotonic() - began_s
+        how = {"cwd": ROOT, "stdout": log, "stderr": subprocess.STDOUT, "env": environment}
+        try:
+            code = subprocess.run(step.command, **how).returncode
+        except OSError as error:
+            code = 127
+            print(f"{step.command[0]} cannot be run: {error.strerror}", file=log)
+    return code, time.monotonic() - began_s
 
 
 def alone(step: Step) -> list[str]:
-    """The commands that run just what failed: single tests where its log names them, else the step."""
+    """The commands that run just what failed: single tests of a step that only runs tests, else the step."""
+    if step.command[:3] != tests()[:3]:
+        return [f"make nightly ONLY={step.name}"]
     log = (LOGS / f"{step.name}.log").read_text(encoding="utf-8", errors="replace")
     variables = "".join(f"{name}={value} " for name, value in step.environment.items())
     found = re.findall(r"^alone: (.+)$", log, re.MULTILINE)

@@ -155,8 +155,8 @@ class Journal:
     def append(self, record: Record) -> int:
         """Write one record, wait until it is on disk, and return the byte at which it begins.
 
-        Raises UserError where the disk refuses, after taking back what it took of the record, and where the file is
-        gone.
+        Raises UserError where the disk refuses, and where the file is gone. After any exception what was written of the
+        record is taken back, so that whoever goes on writes no case twice.
         """
         line = sealed(record)
         file = self._file.fileno()
@@ -169,9 +169,11 @@ class Journal:
                     f"{self.path} was deleted while the run was writing it, and its records with it: start a new run."
                 )
             return end
-        except OSError as error:
-            with contextlib.suppress(OSError):
+        except BaseException as error:
+            with contextlib.suppress(OSError, UnboundLocalError):
                 os.ftruncate(file, end)
+            if not isinstance(error, OSError):
+                raise
             raise UserError(
                 f"A record could not be written to {self.path}: {error.strerror}. All earlier records are kept; "
                 "free some space and go on with --resume."

@@ -110,19 +110,16 @@ class Session:
         Raises UserError where the journal cannot be read or written.
         """
         self._began_s = self.clock()
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            self._journal = self._resources.enter_context(Journal(self.folder.records_path))
-            # Only now: until the journal was ours another run could add to it.
-            kept = list(placed_records(self.folder.records_path))
-            self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
-            self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
-            self._workers = self._resources.enter_context(
-                closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
-            )
-            # Its first process has done nothing yet, and goes on with the cases.
-            self._measure_sentinel(self._workers)
-            undo.pop_all()
+        self._journal = self._resources.enter_context(Journal(self.folder.records_path))
+        # Only now: until the journal was ours another run could add to it.
+        kept = list(placed_records(self.folder.records_path))
+        self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
+        self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
+        self._workers = self._resources.enter_context(
+            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
+        )
+        # Its first process has done nothing yet, and goes on with the cases.
+        self._measure_sentinel(self._workers)
         return self
 
     def finish(self) -> None:

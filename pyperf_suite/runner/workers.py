@@ -171,6 +171,8 @@ class WorkerProcess:
             token = answer.pop("token", "")
         except (ValueError, AttributeError, TypeError):
             raise self._lost(f"answered something that is no JSON object ({line[:60]!r}) and was ended") from None
+        if token != self._token and answer.get("fatal"):  # said between two requests
+            raise self._lost(f"was no longer there: {answer.get('reason')}")
         if token != self._token:
             raise self._lost("answered another request than its last one and was ended")
         self._unanswered -= 1
@@ -183,14 +185,18 @@ class WorkerProcess:
                 self._process.stdin.close()
 
     def close(self) -> None:
-        """End the worker: politely through its input where it is idle, else by a signal to its whole process group."""
-        self.let_go()
+        """End the worker: politely, so that it ends what it started, then by a signal to its whole process group."""
+        if self.is_waited_for:  # it is at work, and would not look at its input
+            self._process.send_signal(signal.SIGINT)
+        else:
+            self.let_go()
         try:
-            self._process.wait(timeout=0 if self.is_waited_for else 2)
+            self._process.wait(timeout=2)
         except BaseException as error:
             self._kill()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
+        self.let_go()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
@@ -443,8 +449,9 @@ class EachDevice(Workers):
         """The answers of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
         ranks = find_workload(cases[0].operator).ranks(cases[0].parameters)
-        for number, answer in pool.measure_by_turns(0 if ranks else process, cases, effort):
-            yield number, answer | {"state": answer.get("state", {}) | {"device": device}}
+        with contextlib.closing(pool.measure_by_turns(0 if ranks else process, cases, effort)) as answers:
+            for number, answer in answers:
+                yield number, answer | {"state": answer.get("state", {}) | {"device": device}}
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -29,13 +29,18 @@ def printing(text: str, code: int = 0, **step) -> Step:
     )
 
 
-def test_a_night_goes_on_after_a_failure_and_names_single_tests_or_the_step(run):
+def test_a_night_goes_on_after_a_failure_and_names_single_tests_or_the_step(run, monkeypatch):
     failing = printing("1 failed\nalone: python -m pytest 'a.py::test[x y]'", 1, name="slow", environment={"A": "1"})
-    code, said = run(failing, printing("kaput", 3, name="kills"), printing("well", name="fuzz"))
+    # Of a step that does more than run tests, as a sanitizer's, a single test says nothing.
+    built = printing("alone: python -m pytest b.py::test", 1, name="address")
+    monkeypatch.setattr(nightly, "tests", lambda: failing.command)
+    absent = Step("absent", ("/no/such/program",))
+    code, said = run(failing, printing("kaput", 3, name="kills"), absent, built, printing("well", name="fuzz"))
     assert code == 1
     assert "fuzz     passed after 0.0 min" in said
     assert "slow failed; just that:\n  A=1 python -m pytest 'a.py::test[x y]'\n" in said
-    assert "kills failed; just that:\n  make nightly ONLY=kills\n" in said
+    for name in ("kills", "absent", "address"):
+        assert f"{name} failed; just that:\n  make nightly ONLY={name}\n" in said
 
 
 def test_repeats_are_left_out_once_and_steps_can_be_chosen(run, capsys):

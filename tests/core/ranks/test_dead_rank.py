@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-DRILLS = int(os.environ.get("PYPERF_DRILLS", "2"))
+DRILLS = int(os.environ.get("PYPERF_DRILLS", "4"))
 DEADLINE_S = 2.0
 # What the sentence may come later than the deadline.
 LATE_S = 2.0

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import textwrap
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.pytest_plugin.run import Children
 from pyperf_suite.runner import workers
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.results import create_run
+from pyperf_suite.runner.results import Journal, create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
-from tests.records import SMALL
+from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.records import SMALL, a_record
 
 CPU = Device("cpu")
 
@@ -131,3 +137,71 @@ def test_a_request_before_the_last_one_was_answered_ends_the_worker():
     worker.send({"cases": []})
     with pytest.raises(WorkerLost, match="before it had answered"):
         worker.send({"cases": []})
+
+
+def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(double):
+    with WorkerPool(CPU, 20) as pool:
+        left = pool.measure_by_turns(0, CASES, None)
+        assert next(left)[1]["reason"] == "64"
+        assert [answer["reason"] for _, answer in pool.measure_by_turns(0, CASES[1:], None)] == ["65", "66"]
+        left.close()
+
+
+def test_what_a_worker_started_ends_with_it(monkeypatch, tmp_path):
+    program = """
+        import os, subprocess, sys
+        from pathlib import Path
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        try:
+            Path(sys.argv[1]).write_text(str(child.pid))
+            input()
+            input()
+        finally:
+            child.kill()
+        """
+    said = tmp_path / "pid"
+    worker = WorkerProcess(CPU, (sys.executable, "-S", "-c", textwrap.dedent(program), str(said)))
+    worker.send({"cases": []})
+    while not (said.exists() and said.read_text()):
+        time.sleep(0.01)
+    worker.close()
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(said.read_text())).status() == psutil.STATUS_ZOMBIE
+
+
+def test_ranks_that_were_interrupted_get_no_further_request(monkeypatch):
+    said = []
+    group = SimpleNamespace(watchdog=SimpleNamespace(announce=said.append), close=lambda: None)
+    ranked = replace(SMALL, operator="collective", parameters=CollectiveParameters("all_reduce", 1024, 2))
+    monkeypatch.setattr(workers, "lead", Mock(side_effect=KeyboardInterrupt))
+    measuring = workers.GroupWorkers(group, CPU, 20)
+    with pytest.raises(KeyboardInterrupt):
+        list(measuring.measure_by_turns(0, [ranked], None))
+    assert said == ["Rank 0 was interrupted while the ranks measured a case."]
+    with pytest.raises(UserError, match="interrupted"):
+        list(measuring.measure_by_turns(0, [ranked], None))
+    measuring.close()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_test_in_a_fresh_process_that_is_interrupted_ends_that_process(error):
+    process = Mock(**{"receive.side_effect": error})
+    children = Children.__new__(Children)
+    children._process, children._expected, children._deadline_s = process, "test", 1.0
+    children._effort = QUICK.effort
+    with pytest.raises(type(error)):
+        children.ask(SimpleNamespace(nodeid="test", planned=lambda: PlannedCase("tile_wave", SMALL)), None)
+    process.close.assert_called_once_with()
+    assert children._process is None
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_record_whose_writing_is_interrupted_is_taken_back(tmp_path, monkeypatch, error):
+    path = tmp_path / "records.jsonl"
+    with Journal(path) as journal:
+        journal.append(a_record(SMALL))
+        before = path.read_bytes()
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
+        with pytest.raises((type(error), UserError)):
+            journal.append(a_record(SMALL, process=1))
+    assert path.read_bytes() == before
