@@ -147,7 +147,7 @@ def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(
         left.close()
 
 
-def test_what_a_worker_started_ends_with_it(monkeypatch, tmp_path):
+def test_what_a_worker_started_ends_with_it(tmp_path):
     program = """
         import os, subprocess, sys
         from pathlib import Path
@@ -163,6 +163,7 @@ def test_what_a_worker_started_ends_with_it(monkeypatch, tmp_path):
     worker = WorkerProcess(CPU, (sys.executable, "-S", "-c", textwrap.dedent(program), str(said)))
     worker.send({"cases": []})
     while not (said.exists() and said.read_text()):
+        assert worker._process.poll() is None
         time.sleep(0.01)
     worker.close()
     with suppress(psutil.NoSuchProcess):
