@@ -45,7 +45,7 @@ MEASURED_TABLES = "PYPERF_MEASURED_TABLES"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Which tests and sets of parameters a change runs: see tests/families.py."""
+    """Add options for the tests and sets of parameters that a change runs: see tests/families.py."""
     parser.addoption(
         "--draw", type=int, metavar="N", help="of each test that is not slow, N sets of parameters at most"
     )
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def drawn(
     items: list[pytest.Item], config: pytest.Config, group_of: Callable[[str], tuple[str, int]]
 ) -> list[pytest.Item]:
-    """Of the items of each group, by name, as many as go with it: the same for a seed, whatever else is collected."""
+    """Draw as many items of each group as go with it: the same for a seed, whatever else is collected."""
     groups, most = defaultdict(list), {}
     for item in items:
         name, number = group_of(item.nodeid)

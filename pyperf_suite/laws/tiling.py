@@ -204,14 +204,14 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
     raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")
 
 
-# What a partial result costs the unit that writes or reads it, in k-tiles: it decides which unit is the busiest.
+# Cost of writing or reading a partial result, in k-tiles: it decides which unit is the busiest.
 PARTIAL_IN_K_TILES = 8
 
 
 def _busiest_of_stream_k(
     tiles: NDArray[np.int64], depth: NDArray[np.float64], k_tiles: NDArray[np.int64], workers: int
 ) -> CriticalPath:
-    """Of all units the one with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
+    """Find the unit with most k-tiles and partial results, as `next` of schedule.cuh deals them out.
 
     A unit whose last tile is another's to finish writes a partial result; one that finishes a tile which others began
     reads one from each of them.

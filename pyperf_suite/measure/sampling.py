@@ -144,7 +144,7 @@ class StopRule:
     def judge(
         self, kept: Sequence[float], slices: Sequence[int], clocks_hz: Sequence[float] = (), launches: int = 1
     ) -> tuple[MedianInterval, bool]:
-        """Where the quantile lies by these samples, and whether that is precise enough.
+        """Return the interval of the quantile, and whether it is precise enough.
 
         With the clock of each sample, of so many `launches`, slices at one clock are the unit: the clock's own moves
         do not count.

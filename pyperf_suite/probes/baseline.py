@@ -286,7 +286,7 @@ PROBE = Probe(
                 Column("ours", "flop_per_s", "TFLOP/s"),
                 Column("the library's", lambda row: (other := library_of(row)) and other.flop_per_s, "TFLOP/s"),
                 Column("ours / the peak", share_of_peak, "%"),
-                # Of a GPU's time at the reference clock, and the clock that was seen.
+                # A GPU's time is that at the reference clock; this is the clock that was seen.
                 Column("elasticity", priority=0),
                 Column("seen at, MHz", lambda row: round(row.clock_hz / 1e6) or None, priority=0),
                 Column("ours / the library's", relative_rate, "x", priority=2),

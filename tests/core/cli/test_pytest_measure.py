@@ -390,7 +390,7 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture):
 
 
 def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture):
-    # Of a hundred equal elements any may be named, with limits that are measured in each process.
+    # Any of a hundred equal elements may be named, with limits that are measured in each process.
     sentences = {record.reason for record in with_fixture.of("test_wrong")}
     assert all(re.search(r"out\[\d+\] is 2\.71828, where 3\.71828 is right", sentence) for sentence in sentences)
     assert any(sentence in with_fixture.output for sentence in sentences)

@@ -107,7 +107,7 @@ def test_a_clock_that_did_not_move_leaves_the_elasticity_unknown_and_the_interva
     assert found.seconds == pytest.approx(1e-3 * 1.75 / 1.5, rel=2e-3)
     assert found.low == pytest.approx(1e-3 * (1.75 / 1.5) ** 0.4, rel=5e-3)
     assert found.high == pytest.approx(found.seconds, rel=5e-3)
-    # What does not compute, or is over before the GPU is full, keeps its seconds.
+    # A launch that does not compute, or is over before the GPU is full, keeps its seconds.
     for is_compute, scale in ((False, 1.0), (True, 1e-3)):
         kept = at_one_clock(seconds * scale, clocks, [8] * 5, 1.5e9, is_compute=is_compute)
         assert kept.seconds == pytest.approx(1e-3 * scale, rel=2e-3)
