@@ -165,7 +165,8 @@ def _slices(record: Record) -> tuple[float, ...]:
     """The reported quantile of each slice's samples."""
     import numpy as np
 
-    ends = np.cumsum(record.sampling["slices"])[:-1]
+    at = record.at_clock
+    ends = np.cumsum(record.sampling["slices"] if at is None else at.slices)[:-1]
     parts = np.split(np.asarray(record.time.samples, dtype=np.float64), ends)
     return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
 

@@ -46,7 +46,9 @@ class AtOneClock:
     """Seconds of a launch at `reference_hz`, within [`low`, `high`]; `clock_hz` is the median clock that was seen.
 
     `elasticity` is None if it is unknown: the bounds then span what any of UNKNOWN_ELASTICITY gives. `half_width` is
-    that of the interval by slices alone, as a share. `samples` are all at the reference clock, with two quantiles.
+    that of the interval by slices alone, as a share. `log_of_doubt` is by which logarithm the conversion may be off,
+    with its sign, 0 if there is no doubt: two cases at the same clock share it, so that their ratio has none.
+    `samples`, in `slices` of so many, are all at the reference clock, with two quantiles.
     """
 
     seconds: float
@@ -57,18 +59,10 @@ class AtOneClock:
     reference_hz: float
     clock_hz: float
     samples: list[float]
+    slices: list[int]
+    log_of_doubt: float
     q20: float
     q80: float
-
-    @property
-    def log_of_doubt(self) -> float:
-        """By which logarithm the conversion may be off, with its sign; 0 if the elasticity is known.
-
-        Two cases at the same clock share it, so that their ratio has none.
-        """
-        if self.elasticity is not None:
-            return 0.0
-        return (UNKNOWN_ELASTICITY[1] - UNKNOWN_ELASTICITY[0]) * math.log(self.clock_hz / self.reference_hz)
 
 
 def reference_clock_hz(maximum_hz: float, seen_hz: float = 0.0) -> float:
@@ -104,14 +98,14 @@ def at_one_clock(
     reach = float(special.stdtrit(max(1, count - 1), (1 + confidence) / 2))
     # By which factors elasticities move the time at the reference clock, if they are other than the one assumed.
     assumed = 1.0 if is_compute and np.median(times) >= SHORTEST_SATURATED_S else 0.0
-    shifts = [assumed * (e - assumed) * math.log(seen_hz / reference_hz) for e in (*UNKNOWN_ELASTICITY, assumed)]
+    shifts = [assumed * (e - assumed) * math.log(seen_hz / reference_hz) for e in UNKNOWN_ELASTICITY]
     elasticity, at_reference, error = None, float(np.median(y + assumed * x)), 0.0
     if count >= MIN_SLICES and np.std(clocks) >= MIN_CLOCK_SPREAD * seen_hz:
         a, e = _fit(x, y, None, FIT_ROUNDS)
         without = np.array([_fit(x[owner != n], y[owner != n], (a, e), REFIT_ROUNDS) for n in range(count)])
         errors = np.sqrt((1 - 1 / count) * np.sum((without - without.mean(axis=0)) ** 2, axis=0))
         if errors[1] <= MAX_ELASTICITY_ERROR:
-            elasticity, at_reference, error, shifts = e, a, float(errors[0]), [0.0]
+            elasticity, at_reference, error, shifts = e, a, float(errors[0]), [0.0, 0.0]
     logs = y + (assumed if elasticity is None else elasticity) * x
     medians = [float(np.median(part)) for part in _parts(logs, slices)]
     samples = np.exp(logs)
@@ -122,7 +116,10 @@ def at_one_clock(
     low, high = math.exp(at_reference + min(shifts) - half), math.exp(at_reference + max(shifts) + half)
     quantiles = np.quantile(samples, (0.2, 0.8)).tolist()
     value = math.exp(at_reference)
-    return AtOneClock(value, low, high, half, elasticity, reference_hz, seen_hz, samples.tolist(), *quantiles)
+    return AtOneClock(
+        value, low, high, half, elasticity, reference_hz, seen_hz,
+        samples.tolist(), list(slices), shifts[1] - shifts[0], *quantiles,
+    )  # fmt: skip
 
 
 def interval_at_one_clock(

@@ -111,6 +111,8 @@ def test_a_clock_that_did_not_move_leaves_the_elasticity_unknown_and_the_interva
     for is_compute, scale in ((False, 1.0), (True, 1e-3)):
         kept = at_one_clock(seconds * scale, clocks, [8] * 5, 1.5e9, is_compute=is_compute)
         assert kept.seconds == pytest.approx(1e-3 * scale, rel=2e-3)
+        assert kept.log_of_doubt == 0
+    assert found.log_of_doubt == pytest.approx(0.6 * math.log(1.75 / 1.5), rel=5e-3)
 
 
 def test_copies_keep_their_seconds_where_the_clock_moves():
@@ -126,7 +128,7 @@ def test_the_reference_clock_is_a_share_of_the_highest_unless_the_sentinel_ran_e
     assert reference_clock_hz(1.41e9, 1.409e9) == 1.41e9
 
 
-# What is smaller is called equal: half of the change that must be found.
+# Change that is called none: half of the one that must be found.
 MARGIN = 0.005
 
 
@@ -143,6 +145,24 @@ def taken(slices: list[list[tuple[float, float]]]) -> Reading:
     record = a_record(SMALL, metrics=metrics, sampling=sampling, state={"gpu": {"maximum_sm_clock_mhz": 1980}})
     [reading] = readings([record])
     return reading
+
+
+def test_a_discarded_sample_leaves_every_other_in_its_own_slice():
+    parts = [[(seconds, 1.5e9)] * 4 for seconds in (1e-3, 2e-3, 3e-3)]
+    samples = [sample for part in parts for sample in part]
+    metrics = {
+        name: Metric(unit, 1, 1, 1, 1, 1, [sample[column] for sample in samples])
+        for column, (name, unit) in enumerate((("time", "s"), ("sm_clock", "Hz")))
+    }
+    record = a_record(
+        SMALL,
+        metrics=metrics,
+        sampling={"slices": [4, 4, 4], "quantile": 0.5, "group": "g"},
+        quality=a_record(SMALL).quality | {"discarded": [(0, "throttled"), (1, "throttled")]},
+        state={"gpu": {"maximum_sm_clock_mhz": 1980}},
+    )
+    [reading] = readings([record])
+    assert reading.slices == pytest.approx((1e-3, 2e-3, 3e-3))
 
 
 def test_equal_kernels_with_other_neighbours_are_equal_at_one_clock():
