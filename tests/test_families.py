@@ -1,4 +1,4 @@
-"""Which tests a change runs: sets of parameters and representatives of families, drawn by a seed."""
+"""Tests that a change runs: sets of parameters and representatives of families, drawn by a seed."""
 
 from __future__ import annotations
 

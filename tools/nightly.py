@@ -38,7 +38,7 @@ def tests(*arguments: str) -> tuple[str, ...]:
 
 STEPS = (
     Step("lint", ("make", "lint")),
-    # Of one core each, as `make test` runs them.
+    # One core each, as `make test` runs them.
     Step("quick", tests("tests", "-m", "not slow and not gpu"), environment={"OMP_NUM_THREADS": "1"}),
     Step("slow", tests("tests", "-m", "slow and not gpu")),
     Step("gpu", ("make", "test-gpu")),

@@ -31,7 +31,7 @@ def printing(text: str, code: int = 0, **step) -> Step:
 
 def test_a_night_goes_on_after_a_failure_and_names_single_tests_or_the_step(run, monkeypatch):
     failing = printing("1 failed\nalone: python -m pytest 'a.py::test[x y]'", 1, name="slow", environment={"A": "1"})
-    # Of a step that does more than run tests, as a sanitizer's, a single test says nothing.
+    # A step that does more than run tests, as a sanitizer's, has no single test to name.
     built = printing("alone: python -m pytest b.py::test", 1, name="address")
     monkeypatch.setattr(nightly, "tests", lambda: failing.command)
     absent = Step("absent", ("/no/such/program",))

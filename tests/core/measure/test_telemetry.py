@@ -171,7 +171,7 @@ def test_what_lowered_clocks_during_a_block_is_counted_and_not_what_the_gpu_says
     assert gpu.report["throttle_reasons_seen"] == sorted(names)
     assert gpu.report["throttled_s"] == {"power cap": 0.25, "thermal slowdown by hardware": 0.002}
     assert manager.requested == ["readings", "readings"]
-    # Where the driver's numbers for heat are not known, it is what NVML says that counts.
+    # NVML's word counts where the driver's numbers for heat are not known.
     manager = FakeManager(["thermal slowdown by software"])
     manager.throttled_s = lambda uuid: {"power cap": 1.0}
     with AroundGpu(manager, "GPU-1") as gpu:
