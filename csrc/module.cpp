@@ -142,6 +142,11 @@ PYBIND11_MODULE(_native, module) {
         py::call_guard<py::gil_scoped_release>(),
         "(FLOP/s, clock while multiplying, clock before), in Hz, of each of so many cores at the same time: a loop on "
         "registers alone.");
+    module.def(
+        "pace_of_cores",
+        [](std::int64_t workers) { return cpu::pace_of_cores(kernels_of("portable"), workers); },
+        py::arg("workers") = 1, py::call_guard<py::gil_scoped_release>(),
+        "Seconds of the same work on registers on each of so many cores at the same time; of one, where it is called.");
     module.def("schedule_segments", &schedule_segments, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("tile"),
                py::arg("schedule"), py::arg("splits"), py::arg("workers"), py::arg("group") = 1,
                "Every (unit, tile_m, tile_n, k_begin, k_end, owner), k in k-tiles, in each unit's order.");

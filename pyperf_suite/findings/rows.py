@@ -62,8 +62,8 @@ class Reading:
     error: float = 0.0
     is_noisy: bool = False
     within: float = 0.0
-    slices: tuple[float, ...] = ()
-    group: str = ""
+    slices: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
     drift: float = 0.0
     clock_hz: float = 0.0
     elasticity: float | None = None
@@ -120,7 +120,7 @@ def _reading(trials: list[Record]) -> Reading:
     converted = [record.at_clock for record in latest if record.at_clock is not None]
     known = [at.elasticity for at in converted if at.elasticity is not None]
     alone = len(times) == 1
-    group = str(latest[0].sampling.get("group", "")) if alone else ""
+    groups = _groups(latest[0]) if alone else ()
     return Reading(
         case=latest[0].parsed_case(),
         seconds=statistics.median(medians),
@@ -132,8 +132,8 @@ def _reading(trials: list[Record]) -> Reading:
         by_process={record.process: record.time.value for record in latest},
         error=_error_of(latest),
         within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
-        slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
-        group=group,
+        slices=_slices(latest[0]) if groups and "slices" in latest[0].sampling else {},
+        groups=groups,
         drift=_drift(latest[0]) if alone else 0.0,
         clock_hz=statistics.median(clocks) if clocks else 0.0,
         elasticity=statistics.median(known) if known else None,
@@ -161,14 +161,21 @@ def _within(trials: list[Record]) -> float:
     return float(trials[0].quality.get("relative_half_width", 0.0)) * _WIDER / _REACH
 
 
-def _slices(record: Record) -> tuple[float, ...]:
-    """The reported quantile of each slice's samples."""
+def _groups(record: Record) -> tuple[str, ...]:
+    """The groups of cases that took turns with this one, one a visit."""
+    return tuple(map(str, record.sampling.get("groups") or filter(None, [record.sampling.get("group")])))
+
+
+def _slices(record: Record) -> dict[tuple[str, int], float]:
+    """The reported quantile of the samples of each slice, by group and round."""
     import numpy as np
 
-    at = record.at_clock
-    ends = np.cumsum(record.sampling["slices"] if at is None else at.slices)[:-1]
-    parts = np.split(np.asarray(record.time.samples, dtype=np.float64), ends)
-    return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
+    sizes = record.sampling["slices"] if record.at_clock is None else record.at_clock.slices
+    visits = record.sampling.get("visits") or [len(sizes)]
+    rounds = [(group, n) for group, count in zip(_groups(record), visits, strict=True) for n in range(count)]
+    parts = np.split(np.asarray(record.time.samples, dtype=np.float64), np.cumsum(sizes)[:-1])
+    share = record.sampling.get("quantile", USUAL)
+    return {at: float(np.quantile(part, share)) for at, part in zip(rounds, parts, strict=True) if part.size}
 
 
 def _drift(record: Record) -> float:
@@ -251,16 +258,16 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
     """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
     if slow.is_noisy or fast.is_noisy:
         return _NOT_KNOWN
-    rounds = min(len(slow.slices), len(fast.slices))
-    if not slow.group or slow.group != fast.group or rounds < _FEWEST_PAIRS:
-        apart = 0.0 if slow.group and slow.group == fast.group else _WIDER
+    rounds = sorted(slow.slices.keys() & fast.slices.keys())
+    if len(rounds) < _FEWEST_PAIRS:
+        apart = 0.0 if set(slow.groups) & set(fast.groups) else _WIDER
         return math.hypot(slow.within, fast.within, apart * slow.drift, apart * fast.drift)
     import statistics
 
-    logs = [math.log(one / other) for one, other in zip(slow.slices[:rounds], fast.slices[:rounds], strict=True)]
+    logs = [math.log(slow.slices[at] / fast.slices[at]) for at in rounds]
     # Times are what the better slices took: where all slices together say another ratio, neither is sure.
     apart = statistics.fmean(logs) - math.log(slow.seconds / fast.seconds)
-    return math.hypot(apart, _WIDER * statistics.stdev(logs) / math.sqrt(rounds))
+    return math.hypot(apart, _WIDER * statistics.stdev(logs) / math.sqrt(len(rounds)))
 
 
 @dataclass(frozen=True)

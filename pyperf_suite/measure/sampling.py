@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pyperf_suite.measure.estimates import (
     undisturbed_interval,
 )
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
-from pyperf_suite.measure.telemetry import Disturbances
+from pyperf_suite.measure.telemetry import SLOW, SLOW_BY, Disturbances
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 
@@ -109,10 +110,10 @@ class StopRule:
 
     def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
         """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
+        if self.quantile != USUAL:  # slices are the unit of the interval, so all are of one length
+            return max(1, int(self.block_s / max(sample_s, 1e-9)))
         # Half of what is left: a sample slower than expected then still ends before the cap.
         affordable = int(min(self.block_s, (self.time_cap_s - elapsed_s) / 2) / max(sample_s, 1e-9))
-        if self.quantile != USUAL:
-            return max(1, affordable)
         return max(1, min(self.next_checkpoint(samples) - samples, affordable))
 
     def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
@@ -173,6 +174,9 @@ class StopRule:
 
 
 MIN_SLICES_AT_ONE_CLOCK = 3
+
+MIN_SLICES_AT_BEST = 5
+"""With so many slices while the cores were at their best, slices of slow cores are left out of the figure."""
 
 RESOLUTION_SHARE = 0.01
 """A sample is long enough when the stopwatch's resolution is at most this share of it."""
@@ -300,8 +304,9 @@ class Measurement:
     by index those that a watch ruled out and the reason. Samples are never discarded for their value. Where a
     watch ruled out every one, as on a GPU that throttles all the time, none is discarded: `kept_despite` has
     the reasons, and `converged` is false. All statistics are of `kept`. `slices` says how many samples each turn
-    took. `interval` is (low, high, confidence reached); `converged` says whether it is as narrow and certain as
-    requested, whatever ended the sampling.
+    took. `left_out` are the numbers of slices whose cores were slow, if there were enough others; if there were not,
+    `slow_by` is by which factor the cores were slower than at their best. `interval` is (low, high, confidence
+    reached); `converged` says whether it is as narrow and certain as requested, whatever ended the sampling.
     """
 
     seconds: tuple[float, ...]
@@ -317,11 +322,16 @@ class Measurement:
     kept_despite: tuple[str, ...] = ()
     slices: tuple[int, ...] = ()
     quantile: float = USUAL
+    left_out: tuple[int, ...] = ()
+    slow_by: float = 1.0
 
     @cached_property
     def kept(self) -> tuple[float, ...]:
-        """The samples that count: `seconds` without those discarded."""
+        """The samples that count: `seconds` without those discarded and those of slices that are left out."""
         out = {index for index, _ in self.discarded}
+        if self.left_out:
+            ends = np.cumsum(self.slices)
+            out.update(index for each in self.left_out for index in range(ends[each] - self.slices[each], ends[each]))
         return tuple(value for index, value in enumerate(self.seconds) if index not in out)
 
     @cached_property
@@ -346,6 +356,18 @@ class Measurement:
         """Half the interval's width as a share of the value: what the stop rule compares."""
         low, high, _ = self.interval
         return (high - low) / 2 / self.value if self.value else 0.0
+
+
+def slow_slices(reasons: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the slices to leave out for slow cores; empty if too few would be left."""
+    slow = tuple(index for index, reason in enumerate(reasons) if reason == SLOW)
+    return slow if len(reasons) - len(slow) >= MIN_SLICES_AT_BEST else ()
+
+
+def slowed_by(medians_s: Sequence[float], loops_s: Sequence[float], best_s: float) -> float:
+    """Seconds of the loop over its best in the fastest quarter of slices, which the reported quantile is of."""
+    fastest = np.argsort(medians_s)[: max(1, len(medians_s) // 4)]
+    return max(1.0, float(np.median(np.asarray(loops_s)[fastest])) / best_s)
 
 
 Answer = TypeVar("Answer")
@@ -463,27 +485,72 @@ def sampling(
             disturbed_s += elapsed_s - block_begin_s
         elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         if len(kept) >= checkpoint or rule.quantile != USUAL or kept_clocks:
-            stopped_by = rule.decide(kept, len(seconds), elapsed_s, kept_slices, kept_clocks, batch)
+            out = slow_slices(disturbances.reasons) if disturbances else ()
+            counted = _without(kept, kept_slices, out) if out else (kept, kept_slices)
+            stopped_by = rule.decide(counted[0], len(seconds), elapsed_s, counted[1], kept_clocks, batch)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
-    kept_despite = () if kept else tuple(sorted({reason for _, reason in discarded}))
-    if kept_despite:
-        kept, discarded, kept_slices, kept_clocks = seconds, [], slices, []
-    interval, precise = rule.judge(kept, kept_slices, kept_clocks, batch)
+    loops = (disturbances.reasons, disturbances.loops_s, disturbances.best_s) if disturbances else NO_LOOPS
+    return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *loops)
+
+
+NO_LOOPS: tuple[Sequence[str], Sequence[float], float] = ((), (), math.inf)
+
+
+def concluded(
+    rule: StopRule,
+    warm: WarmUp,
+    seconds: Sequence[float],
+    slices: Sequence[int],
+    stopped_by: StoppedBy,
+    discarded: Sequence[tuple[int, str]] = (),
+    clocks_hz: Sequence[float] = (),
+    reasons: Sequence[str] = (),
+    loops_s: Sequence[float] = (),
+    best_loop_s: float = math.inf,
+) -> Measurement:
+    """Conclude from all samples, in slices of so many: which count, their interval, and whether it is narrow enough.
+
+    `clocks_hz` are of the samples not discarded; `reasons`, one a slice, `loops_s` and `best_loop_s` are those of
+    `Disturbances`.
+    """
+    dropped = {index for index, _ in discarded}
+    owner = [number for number, size in enumerate(slices) for _ in range(size)]
+    kept_despite: tuple[str, ...] = ()
+    if len(dropped) == len(seconds):
+        kept_despite, dropped, discarded, clocks_hz = tuple(sorted({each for _, each in discarded})), set(), (), ()
+    out: tuple[int, ...] = ()
+    slow_by = 1.0
+    if SLOW in reasons and not (out := slow_slices(reasons)):
+        medians_s = [float(np.median(part)) for part in np.split(np.asarray(seconds), np.cumsum(slices)[:-1])]
+        slow_by = slowed_by(medians_s, loops_s, best_loop_s)
+        slow_by = slow_by if slow_by > SLOW_BY else 1.0
+    counted = [index for index, number in enumerate(owner) if index not in dropped and number not in out]
+    sizes = list(Counter(owner[index] for index in counted).values())
+    interval, precise = rule.judge([seconds[index] for index in counted], sizes, clocks_hz, warm.launches_per_sample)
     return Measurement(
         seconds=tuple(seconds),
-        launches_per_sample=batch,
+        launches_per_sample=warm.launches_per_sample,
         warmup_launches=warm.launches,
         warmup_s=warm.seconds,
         steady=warm.steady,
         effective_samples=interval.effective_samples,
         interval=(interval.low, interval.high, interval.confidence),
-        converged=not kept_despite and precise,
+        converged=not kept_despite and slow_by == 1 and precise,
         stopped_by=stopped_by,
         discarded=tuple(discarded),
         kept_despite=kept_despite,
         slices=tuple(slices),
         quantile=rule.quantile,
+        left_out=out,
+        slow_by=slow_by,
     )
+
+
+def _without(samples: list[float], slices: list[int], out: Sequence[int]) -> tuple[list[float], list[int]]:
+    """The samples, and how many each slice has, without the slices of those numbers."""
+    parts = np.split(np.asarray(samples), np.cumsum(slices)[:-1])
+    parts = [part for number, part in enumerate(parts) if number not in out]
+    return np.concatenate(parts).tolist(), [part.size for part in parts]

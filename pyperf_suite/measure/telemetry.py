@@ -7,13 +7,14 @@ samples are discarded with that reason, never for their value.
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 import re
 import resource
 import statistics
 import time
-from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -80,11 +81,15 @@ class Around:
         return between
 
 
-# A loop of our own that touches no memory, of about a third of a millisecond: how fast the core is at that moment.
-_LOOP = range(25_000)
-
-# By this factor the loop before and after a slice takes longer than it usually does here, where the core is slow.
+# Seconds of the loop before and after a slice over its best on this machine, above which the cores were slow.
 SLOW_BY = 1.25
+
+# The quantile of all loops that is the cores' best, and how many loops it takes to tell.
+BEST_QUANTILE, FEWEST_BEST_LOOPS = 0.05, 20
+
+# After wide vectors a core has a lower clock for up to so long (Intel 64 and IA-32 Architectures Optimization Reference
+# Manual, section on Intel AVX-512 licences), which is the kernel's doing and not a slow core.
+RECOVERY_S = 2e-3
 
 # So large a share of a slice that this thread could run, and others had its core, disturbs it.
 MOST_WAITED = 0.02
@@ -95,53 +100,84 @@ STRETCH_S, FEWEST_LOOPS = 5.0, 8
 
 STOLEN, WAITED, SLOW = "stolen time", "other processes", "slow core"
 
+_LOOP = range(25_000)
 
-def _loop_s() -> float:
+
+def python_loop_s() -> float:
+    """Seconds of a loop that touches no memory on the calling thread's core: for use without the native extension."""
     begin = time.perf_counter()
     sum(_LOOP)
     return time.perf_counter() - begin
 
 
-class Disturbances:
-    """What else the machine did during each slice of a measurement: `with disturbances: ...` around each.
+def best_loop_s(loops_s: Sequence[float]) -> float:
+    """Seconds of the loop where the cores are at their best, from loops in ascending order; infinite for too few."""
+    return loops_s[int(BEST_QUANTILE * len(loops_s))] if len(loops_s) >= FEWEST_BEST_LOOPS else math.inf
 
-    `reasons` has a word a slice, "" for a clean one: a hypervisor had time of this machine's cores (counted in ticks of
-    10 ms), others had the core that this thread wanted, or the loop before and after the slice took longer than
-    usually in this process. `loop_s` is the mean of those two.
+
+class Disturbances:
+    """Notes on what else the machine did during each slice of a measurement: `with disturbances: ...` around each.
+
+    `loop_s()` times a loop on the `cores` that the case uses, all at the same time, and returns the seconds of the
+    slowest. `loops_s` has the mean of the loops before and after each slice, `reasons` a word for each slice, "" for a
+    clean one: a hypervisor had time of this machine's cores (counted in ticks of 10 ms), others had the core that this
+    thread wanted, or the loops took longer than the best that this machine is known for.
     """
 
-    _usual: ClassVar[deque[float]] = deque(maxlen=101)
+    remembered_s: ClassVar[Mapping[int, float]] = {}
+    """By number of cores, seconds of the loop at its best in earlier runs on this machine."""
+
+    _loops_s: ClassVar[dict[int, list[float]]] = {}
     _stretches: ClassVar[dict[int, list[float]]] = {}
 
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-        self.loop_s: list[float] = []
+    def __init__(self, loop_s: Callable[[], float] = python_loop_s, cores: int = 1) -> None:
+        self._loop_s, self._cores = loop_s, cores
+        self.loops_s: list[float] = []
+        self._others: list[str] = []
 
     def __enter__(self) -> Disturbances:
-        self._before_s = _loop_s()
+        self._before_s = self._look_s()
         self._begin = self._read()
         return self
 
     def __exit__(self, *_: object) -> None:
         lasted_s, stolen_s, waited_s = (now - then for now, then in zip(self._read(), self._begin, strict=True))
-        self.loop_s.append((self._before_s + _loop_s()) / 2)
-        self._usual.append(self.loop_s[-1])
-        self._stretches.setdefault(int(time.monotonic() / STRETCH_S), []).append(self.loop_s[-1])
-        is_slow = self.loop_s[-1] > SLOW_BY * statistics.median(self._usual)
-        waited = waited_s > MOST_WAITED * lasted_s
-        self.reasons.append(STOLEN if stolen_s else WAITED if waited else SLOW if is_slow else "")
+        self.loops_s.append((self._before_s + self._look_s()) / 2)
+        bisect.insort(self._loops_s.setdefault(self._cores, []), self.loops_s[-1])
+        self._stretches.setdefault(int(time.monotonic() / STRETCH_S), []).append(self.loops_s[-1])
+        self._others.append(STOLEN if stolen_s else WAITED if waited_s > MOST_WAITED * lasted_s else "")
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the loop at its best, of earlier runs or of this process; infinite if not known yet."""
+        return min(self.remembered_s.get(self._cores, math.inf), best_loop_s(self._loops_s.get(self._cores, ())))
+
+    def _look_s(self) -> float:
+        """Seconds of the loop; the faster of two where the first is slow, for clocks recover from wide vectors."""
+        loop_s = self._loop_s()
+        if loop_s <= SLOW_BY * self.best_s:
+            return loop_s
+        time.sleep(RECOVERY_S)
+        return min(loop_s, self._loop_s())
+
+    @property
+    def reasons(self) -> list[str]:
+        limit_s = SLOW_BY * self.best_s
+        return [other or SLOW * (loop_s > limit_s) for other, loop_s in zip(self._others, self.loops_s, strict=True)]
 
     def report(self) -> dict[str, Any]:
         """For a record: the share of slices that were clean, which were not and why, and the loop around each."""
-        found = {
-            reason: [index for index, each in enumerate(self.reasons) if each == reason]
-            for reason in (STOLEN, WAITED, SLOW)
-        }
+        return {**self.described(self.reasons, self.loops_s, self.best_s), "cores": self._cores, "drift": self.drift()}
+
+    @staticmethod
+    def described(reasons: Sequence[str], loops_s: Sequence[float], best_s: float) -> dict[str, Any]:
+        """Describe slices by their reasons and loops, as in `report`."""
+        slices = {reason: [i for i, each in enumerate(reasons) if each == reason] for reason in (STOLEN, WAITED, SLOW)}
         return {
-            "clean_share": self.reasons.count("") / max(1, len(self.reasons)),
-            "slices": {reason: indices for reason, indices in found.items() if indices},
-            "loop_s": [float(f"{each:.4g}") for each in self.loop_s],
-            "drift": self.drift(),
+            "clean_share": reasons.count("") / max(1, len(reasons)),
+            "slices": {reason: indices for reason, indices in slices.items() if indices},
+            "loop_s": [float(f"{each:.4g}") for each in loops_s],
+            **({"best_loop_s": float(f"{best_s:.4g}")} if math.isfinite(best_s) else {}),
         }
 
     @classmethod

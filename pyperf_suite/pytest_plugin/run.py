@@ -379,7 +379,8 @@ class SuiteRun:
     def measure_ahead(self, terminal: pytest.TerminalReporter | None) -> None:
         """All trials but those of the last process, one process after the other; the last are the items' own.
 
-        A run that is cut short then has every case once before it has any case twice.
+        A run that is cut short then has every case once before it has any case twice. Of a profile with one process the
+        first of two visits.
         """
         if not self._has_cases:
             return
@@ -388,12 +389,15 @@ class SuiteRun:
             if self.tests is not None:
                 self.tests.measure(self._opened(), show)
             processes = self._profile().processes
-            if processes == 1 or not self.planned:
+            if not self.planned:
                 return
-            ahead = [(planned, process) for planned, process in self._opened().trials() if process < processes - 1]
-            self._opened().measure_trials(
-                ahead, show, lambda planned, record: f"{planned.case.label}: {record.outcome}"
-            )
+            describe = lambda planned, record: f"{planned.case.label}: {record.outcome}"  # noqa: E731
+            session = self._opened()
+            if processes == 1:
+                session.visit_first(session.trials(), show, describe)
+                return
+            ahead = [(planned, process) for planned, process in session.trials() if process < processes - 1]
+            session.measure_trials(ahead, show, describe)
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case, none if the budget left it out; the run is opened by its first case."""

@@ -31,6 +31,15 @@ class Effort:
         warm_up = replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S)
         return replace(self, warm_up=warm_up).for_median()
 
+    def per_visit(self) -> Effort:
+        """The same of one of two visits."""
+        warm_up, stop = self.warm_up, self.stop
+        return replace(
+            self,
+            warm_up=replace(warm_up, time_cap_s=max(warm_up.min_time_s, warm_up.time_cap_s / 2)),
+            stop=replace(stop, time_cap_s=stop.time_cap_s / 2),
+        )
+
     def for_median(self) -> Effort:
         """The same, which reports the median: of a GPU a low quantile would be its boost clock's best moments."""
         return replace(self, stop=replace(self.stop, quantile=USUAL))

@@ -347,6 +347,16 @@ class Record:
         ):
             raise UserError("A timed record does not say by what share it was disturbed.")
 
+    @property
+    def trial(self) -> tuple[str, str, int]:
+        """The probe, case and process: one trial of a run, whose last record stands."""
+        return self.probe, self.case_id, self.process
+
+    @property
+    def is_first_visit(self) -> bool:
+        """True if a second visit to the case was still to come when this was written."""
+        return bool(self.sampling.get("visit_due"))
+
     def parsed_case(self) -> Case:
         """The case as data again. Raises UserError where this version no longer has its operator."""
         return Case.from_json(self.case)

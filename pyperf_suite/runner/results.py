@@ -190,7 +190,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Every whole record of a journal, in the order written.
+    """Every whole record of a journal, in the order written; of two visits of a case the record of both.
 
     A line that is damaged, or torn at the end, is named in a DamagedJournal warning and costs that record alone. Raises
     UserError where the file cannot be read, or holds records of another version of the suite.
@@ -201,7 +201,14 @@ def read_journal(path: Path) -> list[Record]:
 def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
     """Each record of `read_journal` with the byte at which its line begins."""
     with _reading(path) as journal:
-        yield from sharing_machines(_read_lines(path, journal))
+        yield from sharing_machines(without_replaced(list(_read_lines(path, journal))))
+
+
+def without_replaced(records: Iterable[tuple[int, Record]]) -> list[tuple[int, Record]]:
+    """Drop first visits for which there is a later record of the same trial."""
+    placed = list(records)
+    last = {record.trial: start for start, record in placed}
+    return [(start, record) for start, record in placed if not record.is_first_visit or last[record.trial] == start]
 
 
 @contextlib.contextmanager
@@ -222,7 +229,7 @@ def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
             raise UserError(f"{path}, line {number} is not a record that can be read here: {error}") from None
         except (ValueError, RecursionError, UserError) as error:
             what = "the last line is torn" if not line.endswith(b"\n") else f"line {number} is damaged"
-            warnings.warn(f"{path}: {what} and was dropped ({str(error)[:120]}).", DamagedJournal, stacklevel=5)
+            warnings.warn(f"{path}: {what} and was dropped ({str(error)[:120]}).", DamagedJournal, stacklevel=4)
         start += len(line)
 
 
@@ -300,6 +307,11 @@ class KeptRecords(Sequence[Record]):
         """One more, that was written at that byte; its place in the sequence."""
         self._starts.append(start)
         return len(self._starts) - 1
+
+    def replace(self, place: int, start: int) -> int:
+        """The record at that place is now the one that was written at that byte."""
+        self._starts[place] = start
+        return place
 
     def __len__(self) -> int:
         return len(self._starts)

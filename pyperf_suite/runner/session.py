@@ -9,7 +9,7 @@ import datetime
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +22,12 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.clock_model import reference_clock_hz
 from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.core_speed import remember, remembered
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
+from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -52,6 +54,9 @@ GROUP_S, GROUP_CASES = 15.0, 64
 
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
 GPU_CACHE_BYTES = 128 * 2**20
+
+# Of the time of a case that is visited twice, the part of either visit.
+VISIT_SHARE = 0.5
 
 # Of a case's operands, at least: those that are launched on, and a reference in float64.
 COPIES = 3
@@ -101,8 +106,9 @@ class Session:
         # Where the cases after each begin in the plan.
         self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
         self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
-        # By trial, the place of its record.
+        # By trial, the place of its record; and the trials of which that is a first visit.
         self._finished: dict[tuple[str, str, int], int] = {}
+        self._due: set[tuple[str, str, int]] = set()
 
     def open(self) -> Session:
         """Open the journal, read what it holds, and measure the sentinel.
@@ -114,10 +120,12 @@ class Session:
         # Only now: until the journal was ours another run could add to it.
         kept = list(placed_records(self.folder.records_path))
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
-        self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
+        self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
+        self._due = {record.trial for _, record in kept if record.is_first_visit}
         self._workers = self._resources.enter_context(
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )
+        self._workers.best_loop_s = remembered(str(self._identity["slug"]))
         # Its first process has done nothing yet, and goes on with the cases.
         self._measure_sentinel(self._workers)
         return self
@@ -125,7 +133,9 @@ class Session:
     def finish(self) -> None:
         try:
             with WorkerPool(self.plan.device, self.deadline_s) as fresh:
+                fresh.best_loop_s = self._workers.best_loop_s
                 self._measure_sentinel(fresh)
+            remember(str(self._identity["slug"]), self.folder.run_id, self.records)
         finally:
             self.close()
 
@@ -158,7 +168,11 @@ class Session:
 
     def seconds_left(self, trials: Iterable[Trial]) -> float:
         """How long these trials, as far as the run does not hold them yet, and its end are expected to take."""
-        trials_s = (self.outlook.trial_s(*trial) for trial in trials if not self._is_held(*trial))
+        trials_s = (
+            self.outlook.trial_s(*trial) * (VISIT_SHARE if self._is_held(*trial) else 1)
+            for trial in trials
+            if not self._is_held(*trial) or _key(*trial) in self._due
+        )
         return sum(trials_s, self.outlook.closing_s)
 
     def measure_trials(
@@ -166,11 +180,32 @@ class Session:
     ) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""
         show(0, len(trials), "", functools.partial(self.seconds_left, trials))
+        visited = self.visit_first(trials, show, describe)
         for done, trial in enumerate(trials, 1):
             for planned, process in self.within_budget([trial]):
                 record = self.measure_trial(planned, process)
                 left_s = functools.partial(self.seconds_left, trials[done:])
-                show(done, len(trials), describe(planned, record), left_s)
+                show((visited + done) // (2 if visited else 1), len(trials), describe(planned, record), left_s)
+
+    def visit_first(
+        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
+    ) -> int:
+        """Visit the cases of a profile of one process for the first of two times, and return how many trials that are.
+
+        Cases that have not converged, or whose cores were slow, are due for their second visit when all have had their
+        first: a machine's slow stretches seldom last for both. Several processes are visits of their own. On a GPU the
+        clock of each sample is known.
+        """
+        if self.plan.profile.processes > 1 or self.plan.device.kind != "cpu" or len(trials) == 1:
+            return 0
+        for done, trial in enumerate(trials, 1):
+            for planned, process in self.within_budget([trial]):
+                if not self._is_held(planned, process):
+                    self._measure_group(self._group_of(planned, process), process, visit=1)
+                record = self.records[self._finished[_key(planned, process)]]
+                left_s = functools.partial(self.seconds_left, trials)
+                show(done // 2, len(trials), describe(planned, record), left_s)
+        return len(trials)
 
     @property
     def kept(self) -> str:
@@ -211,13 +246,18 @@ class Session:
         It is measured by turns with those that come after it in the plan, whose records are then there as well. Raises
         UserError where a record cannot be written.
         """
-        key = (*planned.key, process)
-        if key not in self._finished:
-            self._measure_group(self._group_of(planned, process), process)
+        key = _key(planned, process)
+        is_due = key in self._due and self.budget_s - CLOSING_S > self.clock() - self._began_s
+        if is_due or key not in self._finished:
+            self._measure_group(self._group_of(planned, process), process, visit=2 if is_due else 0)
         return self.records[self._finished[key]]
 
     def _group_of(self, planned: PlannedCase, process: int) -> list[PlannedCase]:
-        """The case and those after it in the plan that take turns with it, as time and memory allow."""
+        """The case and those after it in the plan that take turns with it, as time and memory allow.
+
+        Of cases that are due for their second visit others that are.
+        """
+        is_due = _key(planned, process) in self._due
         group, seconds, held_bytes = [planned], self.outlook.trial_s(planned, process), self._held_bytes(planned)
         kind = worker_kind(planned, self.plan.profile.effort)
         left_s = min(GROUP_S, self.budget_s - CLOSING_S - (self.clock() - self._began_s))
@@ -225,7 +265,10 @@ class Session:
         for other in after if kind is not None else ():
             if len(group) == GROUP_CASES:
                 break
-            if (*other.key, process) in self._finished or worker_kind(other, self.plan.profile.effort) != kind:
+            key = _key(other, process)
+            if key not in self._due if is_due else key in self._finished:
+                continue
+            if worker_kind(other, self.plan.profile.effort) != kind:
                 continue
             seconds += self.outlook.trial_s(other, process)
             held_bytes += self._held_bytes(other)
@@ -240,16 +283,27 @@ class Session:
         copies_bytes = max(COPIES * workload.footprint_bytes(parameters), self._cold_bytes)
         return copies_bytes * max(1, workload.ranks(parameters))
 
-    def _measure_group(self, group: Sequence[PlannedCase], process: int) -> None:
-        """Keep the records of the group as its cases are done; those that stay unanswered are left as they are."""
+    def _measure_group(self, group: Sequence[PlannedCase], process: int, visit: int = 0) -> None:
+        """Keep the records of the group as its cases are done; those that stay unanswered are left as they are.
+
+        `visit` is 1 or 2 of two visits, 0 for the only one.
+        """
         began_s = self.clock()
         cases = [planned.case for planned in group]
+        takes_turns = worker_kind(group[0], self.plan.profile.effort) is not None
+        effort = self.plan.profile.effort.per_visit() if visit and takes_turns else self.plan.profile.effort
+        self._due -= {_key(planned, process) for planned in group}
         # Closed also where recording is interrupted: nobody waits for the answers that are due then.
-        with closing(self._workers.measure_by_turns(process, cases, self.plan.profile.effort)) as answers:
+        with closing(self._workers.measure_by_turns(process, cases, effort)) as answers:
             for number, answer in answers:
+                planned = group[number]
                 seconds = answer.get("trial_s", self.clock() - began_s)
-                self.outlook.learn(group[number], process, seconds)
-                self.record(group[number], process, answer, seconds=seconds)
+                if visit == 1 and takes_turns and _needs_more(answer):
+                    answer["sampling"]["visit_due"] = True
+                    self._due.add(_key(planned, process))
+                if visit < 2:
+                    self.outlook.learn(planned, process, seconds / (VISIT_SHARE if visit else 1))
+                self.record(planned, process, answer, seconds=seconds, is_second=visit == 2)
                 began_s = self.clock()
 
     def measure_again(self, planned: PlannedCase) -> Record:
@@ -266,7 +320,7 @@ class Session:
         return all(self._is_held(planned, process) for process in self.processes(planned))
 
     def _is_held(self, planned: PlannedCase, process: int) -> bool:
-        return (*planned.key, process) in self._finished
+        return _key(planned, process) in self._finished
 
     def processes(self, planned: PlannedCase) -> range:
         """The numbers of the processes that measure a case: one alone where its figures are read and not timed."""
@@ -297,9 +351,15 @@ class Session:
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
     def record(
-        self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing", seconds: float = 0.0
+        self,
+        planned: PlannedCase,
+        process: int,
+        answer: dict[str, Any],
+        kind: str = "timing",
+        seconds: float = 0.0,
+        is_second: bool = False,
     ) -> Record:
-        """Keep an answer as the case's record from a process, in the journal too.
+        """Keep an answer as the case's record from a process, in the journal too; of a second visit both together.
 
         Raises UserError where it cannot be written.
         """
@@ -321,9 +381,19 @@ class Session:
             trial_s=float(f"{answer.pop('trial_s', seconds):.6g}"),
             **answer,
         )
-        self._finished[_trial_of(record)] = self.records.add(self._journal.append(record))
+        if is_second:
+            place = self._finished[record.trial]
+            record = joined(self.records[place], record, self.plan.profile.effort.stop)
+            self.records.replace(place, self._journal.append(record))
+            return record
+        self._finished[record.trial] = self.records.add(self._journal.append(record))
         return record
 
 
-def _trial_of(record: Record) -> tuple[str, str, int]:
-    return record.probe, record.case_id, record.process
+def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:
+    return (*planned.key, process)
+
+
+def _needs_more(answer: Mapping[str, Any]) -> bool:
+    """Tell if a case that was visited has more to learn: its figure is not certain, or is one of slow cores."""
+    return answer["outcome"] == "ok" and "slices" in answer.get("sampling", {}) and not answer["quality"]["converged"]

@@ -22,6 +22,8 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, 
 from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.backends import core_loop, workers_of
 from pyperf_suite.workloads.workload import Observed, Prepared, Work
 
 
@@ -61,7 +63,15 @@ def timed(
             return result | {"outcome": "ok"}
         when = "while it was timed"
         measurement, found = yield from sampled(
-            prepared.launch, prepared.stopwatch, case.mode, effort, device, checks, clock
+            prepared.launch,
+            prepared.stopwatch,
+            case.mode,
+            effort,
+            device,
+            checks,
+            clock,
+            cores_of(case),
+            is_compute=bool((prepared.work or work).flop),
         )
         result |= found
         if measurement.quantile != USUAL:
@@ -105,6 +115,8 @@ class Checks(Protocol):
 SAMPLING_FIELDS = (
     "quantile",
     "slices",
+    "left_out",
+    "slow_by",
     "launches_per_sample",
     "warmup_launches",
     "warmup_s",
@@ -167,10 +179,26 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
         result["quality"]["process_cpu_s"] += prepared.cpu_elsewhere_s()
 
 
+def cores_of(case: Case) -> int:
+    """How many cores a case uses at the same time: those of its ranks or workers, 1 if its parameters do not say."""
+    return find_workload(case.operator).ranks(case.parameters) or workers_of(case.parameters) or 1
+
+
 def sampled(
-    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks, clock: Clock
+    launch: Launch,
+    stopwatch: Stopwatch,
+    mode: str,
+    effort: Effort,
+    device: Device,
+    checks: Checks,
+    clock: Clock,
+    cores: int = 1,
+    is_compute: bool = True,
 ) -> Turns[tuple[Measurement, dict[str, Any]]]:
-    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch.
+
+    The launch uses so many `cores`; `is_compute` says if it follows their speed.
+    """
     if mode == "sustained":
         effort = effort.sustained()
     elif device.kind == "cuda":
@@ -185,7 +213,7 @@ def sampled(
             checks.after_block()
             return reason
 
-        disturbances = None if gpu else Disturbances()
+        disturbances = None if gpu else Disturbances(core_loop(cores), cores)
         # Without what lies between samples and is no share of their time.
         sampling_clock: Clock = lambda: clock() - getattr(watched, "unsampled_s", 0.0)  # noqa: E731
         # A sustained load has the clock that it makes itself: there the times are what is asked.
@@ -201,7 +229,7 @@ def sampled(
                     break
             others_ran = yield
     disturbed = disturbances.report() if disturbances else {}
-    metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0)))}
+    metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0), is_compute))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
         read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
@@ -218,21 +246,31 @@ def sampled(
     return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
 
 
-def time_metric(measurement: Measurement, drift: float) -> Metric:
+SLOW_ELASTICITY = 0.5
+"""Logarithm of a computing launch's time over that of the loop's, where cores were never seen at their best.
+
+Launches follow the loop with 0 to 1, in the middle 0.5, which brings figures of six runs on a machine of two speeds
+together, fits to each case no better (docs/measure.md). Copies and collectives do not follow it.
+"""
+
+
+def time_metric(measurement: Measurement, drift: float, is_compute: bool = True) -> Metric:
     """The samples of one measurement as a metric in seconds a launch.
 
-    Its bounds are the interval of the median, or where the figure of another run lies.
+    Its bounds are the interval of the median, or where the figure of another run lies. Where cores were slow in too
+    many slices, the figures are those at their best as expected of such launches; samples are as they were taken.
     """
     low, high = measurement.interval[:2]
     if measurement.quantile != USUAL:
         low, high = another_runs(measurement.value, MedianInterval(*measurement.interval, 0.0), drift)
+    at_best = measurement.slow_by ** -(SLOW_ELASTICITY if is_compute else 0.0)
     return Metric(
         unit="s",
-        value=measurement.value,
-        low=low,
+        value=measurement.value * at_best,
+        low=low * at_best**2,
         high=high,
-        q20=measurement.q20,
-        q80=measurement.q80,
+        q20=measurement.q20 * at_best,
+        q80=measurement.q80 * at_best,
         samples=[float(f"{sample:.6g}") for sample in measurement.seconds],
     )
 

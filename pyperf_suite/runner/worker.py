@@ -97,6 +97,7 @@ def follow(group: Group) -> None:
 def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[dict[str, Any]]:
     # Here and not above: before this comes the wait for other ranks, in which deaths have to be reported.
     from pyperf_suite.hardware.devices import Device, resolve
+    from pyperf_suite.measure.telemetry import Disturbances
     from pyperf_suite.ranks.group import RanksMissing
     from pyperf_suite.runner.measuring import measure_by_turns
     from pyperf_suite.runner.profiles import Effort
@@ -104,6 +105,7 @@ def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[di
 
     turns = _Turns(request.get("give_up_s"), is_written=group is None or group.rank == 0)
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
+    Disturbances.remembered_s = {int(cores): best_s for cores, best_s in request.get("best_loop_s", {}).items()}
     try:
         device = resolve(request["device"])
         if group is not None and device.kind == "cuda":

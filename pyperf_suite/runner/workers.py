@@ -58,6 +58,7 @@ def request_for(
     device: Device,
     deadline_s: float,
     earlier: Sequence[Mapping[str, Any]] = (),
+    best_loop_s: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
     """A request to a worker, as one line of JSON; of each case with what `earlier` processes found."""
     return {
@@ -66,6 +67,7 @@ def request_for(
         "effort": effort.to_json() if effort is not None else None,
         "device": str(device),
         "deadline_s": deadline_s,
+        "best_loop_s": dict(best_loop_s or {}),
     }
 
 
@@ -122,6 +124,7 @@ class WorkerProcess:
         deadline_s: float,
         patience_s: float = 0.0,
         earlier: Sequence[Mapping[str, Any]] = (),
+        best_loop_s: Mapping[int, float] | None = None,
     ) -> Answers:
         """The number and the answer of each case when it is done; where one is fatal the others are not answered.
 
@@ -130,7 +133,8 @@ class WorkerProcess:
         """
         give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
         (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
-        self.send(request_for(cases, effort, self._device, deadline_s, earlier) | give_up, answers=len(cases))
+        request = request_for(cases, effort, self._device, deadline_s, earlier, best_loop_s)
+        self.send(request | give_up, answers=len(cases))
         waiting = set(range(len(cases)))
         while waiting:
             answer = self.receive(deadline_s + patience_s)
@@ -281,7 +285,12 @@ GROUP_PATIENCE_S = 30.0
 
 
 class Workers:
-    """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined."""
+    """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined.
+
+    `best_loop_s` is what earlier runs on this machine saw of its cores (runner/core_speed.py).
+    """
+
+    best_loop_s: Mapping[int, float] | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """Cases that take turns in one process; every way a case can end is an outcome."""
@@ -345,7 +354,7 @@ class WorkerPool(Workers):
         try:
             earlier = [self._checked.get(case.case_id, {}) for case in cases]
             for number, answer in self._workers[key].measure_by_turns(
-                cases, effort, self._deadline_s, patience_s, earlier
+                cases, effort, self._deadline_s, patience_s, earlier, self.best_loop_s
             ):
                 waiting.discard(number)
                 if "inputs_tried" in (found := answer.get("verification", {})):
@@ -406,12 +415,14 @@ class GroupWorkers(Workers):
         """The answers of all ranks together, or of a worker process for cases that take none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.", ExitCode.FAILED)
+        self._pool.best_loop_s = self.best_loop_s
         if not find_workload(cases[0].operator).ranks(cases[0].parameters):
             yield from self._pool.measure_by_turns(process, cases, effort)
             return
         interrupted = True
+        request = request_for(cases, effort, self._device, self._deadline_s, best_loop_s=self.best_loop_s)
         try:
-            for answer in lead(self._group, request_for(cases, effort, self._device, self._deadline_s)):
+            for answer in lead(self._group, request):
                 number = answer.pop("case")
                 if answer.pop("fatal", False):
                     # Only a fresh process is sure to have a whole context, and these processes are the launcher's.
@@ -448,6 +459,7 @@ class EachDevice(Workers):
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """The answers of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
+        pool.best_loop_s = self.best_loop_s
         ranks = find_workload(cases[0].operator).ranks(cases[0].parameters)
         with contextlib.closing(pool.measure_by_turns(0 if ranks else process, cases, effort)) as answers:
             for number, answer in answers:

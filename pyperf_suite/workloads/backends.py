@@ -25,6 +25,7 @@ from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from pyperf_suite.measure.telemetry import python_loop_s
 from pyperf_suite.workloads.scratch import KernelCache
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Prepared
 
@@ -299,6 +300,24 @@ def leave_nothing_behind(device: Device) -> None:
         return
     torch.cuda.set_stream(torch.cuda.default_stream(device.index))
     torch.cuda.empty_cache()
+
+
+def workers_of(parameters: Any) -> int | None:
+    """How many cores a case uses; None where its parameters do not say."""
+    schedule = getattr(parameters, "schedule", None)
+    workers: int | None = getattr(schedule, "workers", getattr(parameters, "workers", None))
+    return workers
+
+
+def core_loop(cores: int) -> Callable[[], float]:
+    """A function that times a loop on so many cores at the same time and returns the seconds of the slowest."""
+    try:
+        pace_of_cores = native_extension().pace_of_cores
+    except (UserError, AttributeError):  # not built: what it measures is not its own
+        return python_loop_s
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = min(cores, len(usable))
+    return lambda: max(pace_of_cores(cores))
 
 
 def require_cores(workers: int) -> None:

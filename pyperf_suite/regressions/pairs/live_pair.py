@@ -23,8 +23,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.clock_model import at_one_clock
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
+from pyperf_suite.workloads.backends import workers_of
 
 # A sample is long enough when the clock's resolution is at most this share of it.
 RESOLUTION_SHARE = 0.01
@@ -170,16 +170,9 @@ def _cores(case: PairedCase, device: Device, chance: random.Random) -> list[int]
     """
     if device.kind != "cpu" or not hasattr(os, "sched_getaffinity"):
         return None
-    if any(_workers_of(each) != 1 for each in (case.old, case.new)):
+    if any(workers_of(each.parameters) != 1 for each in (case.old, case.new)):
         return None
     return [chance.choice(sorted(os.sched_getaffinity(0)))]
-
-
-def _workers_of(case: Case) -> int | None:
-    """How many cores a case uses; None where its parameters do not say."""
-    schedule = getattr(case.parameters, "schedule", None)
-    workers: int | None = getattr(schedule, "workers", getattr(case.parameters, "workers", None))
-    return workers
 
 
 def _prepared(

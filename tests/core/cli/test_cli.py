@@ -93,7 +93,8 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
         closed.append(session)
         usual(session)
 
-    monkeypatch.setattr(Session, "measure_trial", lambda session, *trial: os.kill(os.getpid(), getattr(signal, name)))
+    killed = lambda session, *group, **how: os.kill(os.getpid(), getattr(signal, name))  # noqa: E731
+    monkeypatch.setattr(Session, "_measure_group", killed)
     monkeypatch.setattr(Session, "close", close)
     result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
     assert result.exit_code == 128 + getattr(signal, name)

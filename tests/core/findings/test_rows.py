@@ -231,7 +231,7 @@ def test_slices_of_the_same_rounds_are_pairs() -> None:
         pair = [readings([slices_of([factor * each for each in machine[:count]])])[0] for factor in (1.1, 1.0)]
         assert (speedup(*pair).high / speedup(*pair).low < 1.01) is known
     [alone] = readings([slices_of(machine, group="")])
-    assert (alone.slices, len(slow.slices)) == ((), 7)
+    assert (len(alone.slices), len(slow.slices)) == (0, 7)
 
 
 def test_the_error_of_a_reading_is_that_of_its_interval_without_the_drift_that_cases_share() -> None:

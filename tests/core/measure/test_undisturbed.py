@@ -85,7 +85,8 @@ class Planned(Disturbances):
         return self
 
     def __exit__(self, *_):
-        self.reasons.append(self.reasons_of(len(self.reasons)))
+        self._others.append(self.reasons_of(len(self._others)))
+        self.loops_s.append(1e-3)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +149,15 @@ def test_a_clock_of_its_own_runs_only_in_its_turns():
 def machine(tmp_path, monkeypatch):
     """A machine whose clock, counters and loop a test sets."""
     monkeypatch.setattr(telemetry, "_PROC", tmp_path)
-    monkeypatch.setattr(Disturbances, "_usual", type(Disturbances._usual)([1e-3] * 9, maxlen=101))
+    monkeypatch.setattr(Disturbances, "_loops_s", {1: [1e-3] * 20})
     monkeypatch.setattr(Disturbances, "_stretches", {})
     (tmp_path / "thread-self").mkdir()
 
     def set_to(stolen: int = 0, waited_ns: int = 0, loop_s: float = 1e-3, now_s: float = 64.0) -> None:
         (tmp_path / "stat").write_text(f"cpu 0 0 0 0 0 0 0 {stolen} 0 0\n")
         (tmp_path / "thread-self" / "schedstat").write_text(f"1 {waited_ns} 1\n")
-        monkeypatch.setattr(telemetry, "_loop_s", lambda: loop_s)
-        monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now_s))
+        set_to.loop_s = loop_s
+        monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=lambda s: None))
 
     set_to()
     return set_to
@@ -176,7 +177,7 @@ def machine(tmp_path, monkeypatch):
     ids=str,
 )
 def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reason):
-    found = Disturbances()
+    found = Disturbances(lambda: machine.loop_s)
     with found:
         machine(**happened, now_s=65.0)
     assert found.reasons == [reason]

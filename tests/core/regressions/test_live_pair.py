@@ -154,7 +154,7 @@ def test_one_core_for_both_sides_where_each_has_one_worker():
     [core] = live_pair._cores(CASE, CPU, random.Random(0))
     assert core in usable
     assert live_pair._cores(CASE, Device("cuda", 0), random.Random(0)) is None
-    assert [live_pair._workers_of(case) for case in (one, two)] == [1, 2]
+    assert [live_pair.workers_of(case.parameters) for case in (one, two)] == [1, 2]
     for sides in ((one, two), (two, one)):
         assert live_pair._cores(PairedCase("baseline", *sides), CPU, random.Random(0)) is None
 
