@@ -167,7 +167,8 @@ class StopRule:
         launches: int = 1,
     ) -> StoppedBy | None:
         """Why to stop at this checkpoint, None to go on; `kept` are the samples not discarded, in order."""
-        if elapsed_s < self.min_time_s or not kept or math.isinf(self.relative_half_width):
+        too_few = self.quantile != USUAL and len(slices) < self.min_effective_samples
+        if elapsed_s < self.min_time_s or not kept or too_few or math.isinf(self.relative_half_width):
             return self.reached_limit(taken, elapsed_s)
         _, precise = self.judge(kept, slices, clocks_hz, launches)
         return "interval" if precise else self.reached_limit(taken, elapsed_s)

@@ -71,6 +71,11 @@ def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | No
     return planned.probe, workload.ranks(case.parameters), tuple(sorted(workload.environment(case.parameters).items()))
 
 
+def is_visited_twice(planned: PlannedCase, effort: Effort) -> bool:
+    """Tell if a case is ready fast enough to be made ready twice: not a training step with a check of its own."""
+    return worker_kind(planned, effort) is not None and not find_workload(planned.case.operator).own_check
+
+
 def memory_for_turns(device: Device) -> tuple[int, int]:
     """Bytes that a case's operands take at least, so that caches are cold, and those that all of a group may take."""
     if device.kind == "cuda":
@@ -288,17 +293,17 @@ class Session:
 
         `visit` is 1 or 2 of two visits, 0 for the only one.
         """
-        began_s = self.clock()
+        is_first, began_s = visit == 1, self.clock()
         cases = [planned.case for planned in group]
-        takes_turns = worker_kind(group[0], self.plan.profile.effort) is not None
-        effort = self.plan.profile.effort.per_visit() if visit and takes_turns else self.plan.profile.effort
+        visit = 0 if visit == 1 and not is_visited_twice(group[0], self.plan.profile.effort) else visit
+        effort = self.plan.profile.effort.per_visit() if visit else self.plan.profile.effort
         self._due -= {_key(planned, process) for planned in group}
         # Closed also where recording is interrupted: nobody waits for the answers that are due then.
         with closing(self._workers.measure_by_turns(process, cases, effort)) as answers:
             for number, answer in answers:
                 planned = group[number]
                 seconds = answer.get("trial_s", self.clock() - began_s)
-                if visit == 1 and takes_turns and _needs_more(answer):
+                if is_first and _needs_more(answer, visit):
                     answer["sampling"]["visit_due"] = True
                     self._due.add(_key(planned, process))
                 if visit < 2:
@@ -394,6 +399,9 @@ def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:
     return (*planned.key, process)
 
 
-def _needs_more(answer: Mapping[str, Any]) -> bool:
-    """Tell if a case that was visited has more to learn: its figure is not certain, or is one of slow cores."""
-    return answer["outcome"] == "ok" and "slices" in answer.get("sampling", {}) and not answer["quality"]["converged"]
+def _needs_more(answer: Mapping[str, Any], visit: int) -> bool:
+    """Tell if a case is to be visited again: its cores were slow, or the first of two visits left it uncertain."""
+    sampling = answer.get("sampling", {})
+    if answer["outcome"] != "ok" or "slices" not in sampling:
+        return False
+    return sampling["slow_by"] > 1 or (visit == 1 and not answer["quality"]["converged"])
