@@ -23,7 +23,7 @@ _MOST_CAUSES, _MOST_NAMES = 4, 3
 class SummaryPoint:
     """One line of a summary: the probe that it is of, empty where several are, and the finding."""
 
-    kind: Literal["failed", "effect", "fails", "undecided"]
+    kind: Literal["slow", "failed", "effect", "fails", "undecided"]
     message: Remark | ClaimVerdict
     probe: str = ""
 
@@ -42,10 +42,10 @@ def exit_code(records: Sequence[Record]) -> ExitCode:
 
 
 def failures_of(records: Sequence[Record]) -> list[SummaryPoint]:
-    """What failed, by its cause: the cases by name, and the reason of the first. Why nothing was measured, if so."""
+    """Slow cores, and failures by cause: cases by name, the reason of the first; or why nothing was measured."""
     trials = _latest(records)
     by_cause = list(grouped((each for each in trials if each.outcome == "failed"), lambda each: each.cause).values())
-    points = [_failed(held, trials) for held in by_cause[:_MOST_CAUSES]]
+    points = [*_slow(trials), *(_failed(held, trials) for held in by_cause[:_MOST_CAUSES])]
     if more := sum(len({each.case_id for each in held}) for held in by_cause[_MOST_CAUSES:]):
         points.append(SummaryPoint("failed", remark("{count} more cases failed for other reasons", count=more)))
     if points or not records or any(each.outcome == "ok" for each in trials):
@@ -57,6 +57,19 @@ def failures_of(records: Sequence[Record]) -> list[SummaryPoint]:
         return [SummaryPoint("failed", remark("Nothing was measured: no case was begun"))]
     message = remark("Nothing was measured: {case}: {reason}", case=why.label, reason=why.reason)
     return [SummaryPoint("failed", message, why.probe if why in trials else "")]
+
+
+def _slow(trials: Sequence[Record]) -> Iterator[SummaryPoint]:
+    """One point on the cases whose cores were never seen at the best that this machine is known for."""
+    timed = [each for each in trials if each.outcome == "ok" and "slow_by" in each.sampling]
+    slow = sorted(each.sampling["slow_by"] for each in timed if each.sampling["slow_by"] > 1)
+    if slow:
+        template = (
+            "Slow: cores took {factor} their best while {count} of {cases} cases were timed, whose figures are "
+            "estimates; measure them again when the machine has its usual speed"
+        )
+        factor = quantity(slow[len(slow) // 2], "x")
+        yield SummaryPoint("slow", remark(template, factor=factor, count=len(slow), cases=len(timed)))
 
 
 def _failed(held: Sequence[Record], trials: Sequence[Record]) -> SummaryPoint:

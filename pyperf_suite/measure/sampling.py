@@ -176,7 +176,7 @@ class StopRule:
 
 MIN_SLICES_AT_ONE_CLOCK = 3
 
-MIN_SLICES_AT_BEST = 5
+MIN_SLICES_AT_BEST = 4
 """With so many slices while the cores were at their best, slices of slow cores are left out of the figure."""
 
 RESOLUTION_SHARE = 0.01

@@ -37,7 +37,7 @@ _MOST_VERDICTS = 3
 # As narrow as a column of words becomes before columns are left out, and after.
 _NARROW, _NARROWEST = 24, 10
 _STYLES = {"holds": "green", "does not hold here": "red", "undecided": "yellow"}
-_POINTS = {"failed": "bold red", "effect": "cyan", "fails": "red", "undecided": "yellow"}
+_POINTS = {"slow": "bold yellow", "failed": "bold red", "effect": "cyan", "fails": "red", "undecided": "yellow"}
 _CAUTION = "[yellow]caution[/yellow]"
 
 
@@ -109,8 +109,8 @@ def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL
 
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
     """What failed, and at most seven lines of the rest: if points take several each, the weakest are left out."""
-    failed = [each for each in points if each.kind == "failed"]
-    shown = [each for each in points if each.kind != "failed"]
+    failed = [each for each in points if each.kind in ("slow", "failed")]
+    shown = [each for each in points if each not in failed]
     many = len({point.probe for point in shown if point.probe}) > 1
 
     def said(point: SummaryPoint) -> str:

@@ -42,7 +42,7 @@ def remember(slug: str, run_id: str, records: Iterable[Record]) -> None:
         return
     runs = [*_runs(slug), {"run_id": run_id, "best_loop_s": best_s}][-MAX_RUNS:]
     with contextlib.suppress(OSError):
-        files.make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, json.dumps({"runs": runs}, indent=1) + "\n")
 
 

@@ -87,7 +87,7 @@ QUICK = Profile(
     processes=1,
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
-        _undisturbed(relative_half_width=0.03, time_cap_s=0.16),
+        _undisturbed(relative_half_width=0.03, time_cap_s=0.12),
     ),
     purpose="a first look",
 )

@@ -105,6 +105,47 @@ def test_disturbed_slices_are_measured_again_up_to_a_share_of_the_time(replay, r
     assert stopwatch.now == pytest.approx(seconds, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("slow", "left_out", "slow_by"),
+    [
+        ((), (), 1.0),
+        ((1, 4), (1, 4), 1.0),
+        (range(1, 100), (), 2.0),  # a single slice at the best is not enough
+        (range(100), (), 2.0),
+    ],
+    ids=str,
+)
+def test_slices_of_slow_cores_are_left_out_if_enough_others_are_there(replay, monkeypatch, slow, left_out, slow_by):
+    class OnTwoSpeeds(Disturbances):
+        def __enter__(self):
+            stopwatch.factor = 2.0 if len(self.loops_s) in slow else 1.0
+            return self
+
+        def __exit__(self, *_):
+            self._others.append("")
+            self.loops_s.append(1e-3 * stopwatch.factor)
+
+    monkeypatch.setattr(Disturbances, "remembered_s", {1: 1e-3})
+    stopwatch = replay(lambda index: 1e-3 * stopwatch.factor)
+    stopwatch.factor = 1.0
+    rule = StopRule(1e-9, 0.9, min_samples=6, min_effective_samples=6, time_cap_s=0.16, quantile=UNDISTURBED)
+    found = to_the_end(sampling(ignore, stopwatch, rule, COLD, None, stopwatch.clock, OnTwoSpeeds()))
+    assert (found.left_out, found.slow_by) == (left_out, slow_by)
+    assert max(found.seconds) == (2e-3 if slow else 1e-3)
+    assert max(found.kept) == (2e-3 if slow_by > 1 else 1e-3)
+    assert found.converged is (slow_by == 1.0)
+
+
+def test_clocks_that_recover_from_wide_vectors_are_not_slow_cores(machine, monkeypatch):
+    loops_s = iter([1e-3, 2e-3, 1.1e-3, 2e-3, 2e-3, 2e-3, 2e-3])
+    found = Disturbances(lambda: next(loops_s))
+    for _ in range(2):
+        with found:
+            pass
+    assert found.loops_s == pytest.approx([1.05e-3, 2e-3])
+    assert found.reasons == ["", SLOW]
+
+
 def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
     stopwatch = replay(lambda index: 1e-3)
     turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
