@@ -473,11 +473,14 @@ class SuiteRun:
         folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
         # All ranks that torchrun or SLURM started, seen from the first.
         workers = GroupWorkers(Group(), plan.device, DEADLINE_S) if rank_environment().launched else None
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as caught:
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
             warnings.simplefilter("always", DamagedJournal)
             session = Session(plan, folder, workers=workers, budget_s=self._option("suite_budget") or math.inf)
             self._session = session.open()
+        for warning in caught:  # for pytest's summary: what is warned of between tests is in none
+            said = {"warning_message": warning, "when": "runtest", "nodeid": "", "location": None}
+            self._config.hook.pytest_warning_recorded.call_historic(kwargs=said)
         return self._session
 
     def _profile(self) -> Profile:

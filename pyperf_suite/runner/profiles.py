@@ -14,6 +14,9 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 # Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
 SUSTAINED_S = 2.0
 
+# Part of the time for samples that each of two visits gets: two short ones say more of another run than a long one.
+VISIT_SHARE_OF_CAP = 0.3
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -32,12 +35,12 @@ class Effort:
         return replace(self, warm_up=warm_up).for_median()
 
     def per_visit(self) -> Effort:
-        """The same of one of two visits."""
+        """The same for one of two visits."""
         warm_up, stop = self.warm_up, self.stop
         return replace(
             self,
             warm_up=replace(warm_up, time_cap_s=max(warm_up.min_time_s, warm_up.time_cap_s / 2)),
-            stop=replace(stop, time_cap_s=stop.time_cap_s / 2),
+            stop=replace(stop, time_cap_s=VISIT_SHARE_OF_CAP * stop.time_cap_s),
         )
 
     def for_median(self) -> Effort:
@@ -87,7 +90,7 @@ QUICK = Profile(
     processes=1,
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
-        _undisturbed(relative_half_width=0.03, time_cap_s=0.12),
+        _undisturbed(relative_half_width=0.03, time_cap_s=0.2),
     ),
     purpose="a first look",
 )

@@ -23,7 +23,7 @@ from pyperf_suite.measure.clock_model import reference_clock_hz
 from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.core_speed import remember, remembered
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words, is_ready_fast
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
@@ -55,7 +55,7 @@ GROUP_S, GROUP_CASES = 15.0, 64
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
 GPU_CACHE_BYTES = 128 * 2**20
 
-# Of the time of a case that is visited twice, the part of either visit.
+# Part of a case's time that is left after the first of two visits.
 VISIT_SHARE = 0.5
 
 # Of a case's operands, at least: those that are launched on, and a reference in float64.
@@ -69,11 +69,6 @@ def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | No
     if workload.is_exact or workload.fresh_ranks or not workload.takes_turns or counted or case.mode == "sustained":
         return None
     return planned.probe, workload.ranks(case.parameters), tuple(sorted(workload.environment(case.parameters).items()))
-
-
-def is_visited_twice(planned: PlannedCase, effort: Effort) -> bool:
-    """Tell if a case is ready fast enough to be made ready twice: not a training step with a check of its own."""
-    return worker_kind(planned, effort) is not None and not find_workload(planned.case.operator).own_check
 
 
 def memory_for_turns(device: Device) -> tuple[int, int]:
@@ -198,10 +193,9 @@ class Session:
         """Visit the cases of a profile of one process for the first of two times, and return how many trials that are.
 
         Cases that have not converged, or whose cores were slow, are due for their second visit when all have had their
-        first: a machine's slow stretches seldom last for both. Several processes are visits of their own. On a GPU the
-        clock of each sample is known.
+        first: a machine's slow stretches seldom last for both.
         """
-        if self.plan.profile.processes > 1 or self.plan.device.kind != "cpu" or len(trials) == 1:
+        if not self.plan.has_two_visits or len(trials) == 1:
             return 0
         for done, trial in enumerate(trials, 1):
             for planned, process in self.within_budget([trial]):
@@ -295,7 +289,9 @@ class Session:
         """
         is_first, began_s = visit == 1, self.clock()
         cases = [planned.case for planned in group]
-        visit = 0 if visit == 1 and not is_visited_twice(group[0], self.plan.profile.effort) else visit
+        takes_turns = worker_kind(group[0], self.plan.profile.effort) is not None
+        if visit == 1 and not (takes_turns and is_ready_fast(find_workload(group[0].case.operator))):
+            visit = 0
         effort = self.plan.profile.effort.per_visit() if visit else self.plan.profile.effort
         self._due -= {_key(planned, process) for planned in group}
         # Closed also where recording is interrupted: nobody waits for the answers that are due then.

@@ -43,6 +43,7 @@ def test_the_progress_of_a_run_survives_a_reason_with_markup_in_it(hostile_recor
 
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then draws its progress as in a terminal
     monkeypatch.setattr(Session, "open", lambda self: self)
+    monkeypatch.setattr(Session, "visit_first", lambda *_: 0)
     monkeypatch.setattr(Session, "measure_trial", lambda self, planned, process: hostile_record)
     monkeypatch.setattr(Session, "finish", lambda self: None)
     answer = CliRunner().invoke(cli.main, ["run", "tile_wave", "--device", "cpu", "--results", str(tmp_path)])
