@@ -392,9 +392,7 @@ def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> 
     """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
     if launch_s >= WAKE_S:
         return 0
-    launches = min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9)))
-    wake(stopwatch, launch, first, launches)
-    return launches
+    return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
 
 
 def sampling(
