@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from pyperf_suite.measure.estimates import (
     undisturbed_interval,
 )
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
-from pyperf_suite.measure.telemetry import Disturbances
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 
@@ -395,6 +394,17 @@ def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> 
     return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
 
 
+class AroundSlices(Protocol):
+    """`with around: ...` is around each slice; the last of `reasons` is why it was disturbed, "" if it was not."""
+
+    @property
+    def reasons(self) -> Sequence[str]: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 def sampling(
     launch: Launch,
     stopwatch: Stopwatch,
@@ -402,8 +412,9 @@ def sampling(
     steady: SteadyRule | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
-    disturbances: Disturbances | None = None,
+    disturbances: AroundSlices | None = None,
     clocks_hz: Callable[[int], Sequence[float]] | None = None,
+    settle: Callable[[WarmUp], int] | None = None,
 ) -> Turns[Measurement]:
     """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`, in turns.
 
@@ -415,6 +426,8 @@ def sampling(
     With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
     do not count as time spent.
 
+    `settle` goes on with uncounted launches after the warm-up, and returns how many.
+
     Short launches are timed several to a sample, so that the stopwatch's resolution stays below 1 % of a
     sample and `rule.max_samples` samples last at least `rule.min_time_s`. `clock` (seconds) serves the caps
     alone.
@@ -422,7 +435,7 @@ def sampling(
     rule = rule or StopRule()
     warm = warm_up(launch, stopwatch, steady or SteadyRule(), rule.shortest_sample_s, clock)
     batch = warm.launches_per_sample
-    launched = warm.launches
+    launched = warm.launches + (settle(warm) if settle else 0)
     sample_s = warm.launch_s * batch
     seconds: list[float] = []
     kept: list[float] = []

@@ -138,6 +138,9 @@ class DeviceStopwatch(Protocol):
 # which that is no share.
 HEAD_S, LONG_S = 1e-3, 2e-3
 
+# Longer than a host takes to queue a kernel.
+QUEUED_IN_S = 50e-6
+
 EMPTY_SAMPLES = 101
 
 
@@ -161,7 +164,7 @@ class CudaStopwatch:
         self._operations = 1
         self._clocks_hz: list[float] = []
         self._launch_s = self._empty_s = 0.0
-        self.sets, self.wakes = 1, True
+        self.sets, self.wakes, self._follows = 1, True, False
         self.name = NAMES[queueing]
         self.stream = device.stream
         empty = sorted(seconds for seconds, _ in self._timed(_nothing, 0, EMPTY_SAMPLES, 0))
@@ -181,8 +184,16 @@ class CudaStopwatch:
     @property
     def _head(self) -> int:
         """Launches that go uncounted before those of a block; none before the time of a launch is known."""
+        if self._follows:
+            return 1  # for which the GPU waits at the begin of a block
         is_short = self.wakes and self._queueing != "open" and 0 < self._launch_s < LONG_S
         return math.ceil(HEAD_S / self._launch_s) if is_short else 0
+
+    def follow_on(self) -> None:
+        """Let launches begin as they are queued: the GPU has no pause, if each takes it longer than the host."""
+        if self._queueing == "held" and self._launch_s >= QUEUED_IN_S * self._operations:
+            self._queueing, self._follows = "open", True
+            self.name = NAMES[self._queueing]
 
     def wake(self, launch: Launch, first: int, launches: int) -> int:
         """Launch so often without keeping the clock, and return that number; not if blocks begin so themselves."""

@@ -35,8 +35,8 @@ CLOCK_LIMITS = ("reference_clock_mhz", "maximum_sm_clock_mhz")
 class Case:
     """One thing to measure. `parameters` is the operator's own frozen dataclass.
 
-    `mode` "burst" measures what a device does at once; "sustained" after two seconds of work without a pause, when
-    heat and power caps have had their say.
+    `mode` "burst" measures what a device does at once; "sustained" after work without a pause, when heat and power
+    caps have had their say: two seconds of it on a CPU, on a GPU until its clock has settled.
     """
 
     operator: str
