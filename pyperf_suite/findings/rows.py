@@ -45,10 +45,11 @@ class Reading:
     `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
     `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
     another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
-    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
-    of a single process, and `group` names the cases whose slices were taken in the same rounds. `drift` is how much the
-    core's speed changed meanwhile, which only cases of one group share. `clock_hz` is a GPU's clock meanwhile, 0 where
-    it was not seen; seconds are those at the reference clock, `elasticity` and `log_of_doubt` as in AtOneClock.
+    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each
+    slice of a single process, NaN of a discarded one, and `group` names the cases whose slices were taken in the
+    same rounds. `drift` is how much the core's speed changed meanwhile, which only cases of one group share.
+    `clock_hz` is a GPU's clock meanwhile, 0 where it was not seen; seconds are those at the reference clock,
+    `elasticity` and `log_of_doubt` as in AtOneClock.
     """
 
     case: Case
@@ -162,13 +163,14 @@ def _within(trials: list[Record]) -> float:
 
 
 def _slices(record: Record) -> tuple[float, ...]:
-    """The reported quantile of each slice's samples."""
+    """The reported quantile of each slice's samples; NaN of a discarded one, so that slices are counted by rounds."""
     import numpy as np
 
     at = record.at_clock
     ends = np.cumsum(record.sampling["slices"] if at is None else at.slices)[:-1]
     parts = np.split(np.asarray(record.time.samples, dtype=np.float64), ends)
-    return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
+    quantile = record.sampling.get("quantile", USUAL)
+    return tuple(float(np.quantile(part, quantile)) if part.size else math.nan for part in parts)
 
 
 def _drift(record: Record) -> float:
@@ -251,16 +253,20 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
     """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
     if slow.is_noisy or fast.is_noisy:
         return _NOT_KNOWN
-    rounds = min(len(slow.slices), len(fast.slices))
-    if not slow.group or slow.group != fast.group or rounds < _FEWEST_PAIRS:
+    pairs = [
+        (one, other)
+        for one, other in zip(slow.slices, fast.slices, strict=False)
+        if math.isfinite(one) and math.isfinite(other)
+    ]
+    if not slow.group or slow.group != fast.group or len(pairs) < _FEWEST_PAIRS:
         apart = 0.0 if slow.group and slow.group == fast.group else _WIDER
         return math.hypot(slow.within, fast.within, apart * slow.drift, apart * fast.drift)
     import statistics
 
-    logs = [math.log(one / other) for one, other in zip(slow.slices[:rounds], fast.slices[:rounds], strict=True)]
+    logs = [math.log(one / other) for one, other in pairs]
     # Times are what the better slices took: where all slices together say another ratio, neither is sure.
     apart = statistics.fmean(logs) - math.log(slow.seconds / fast.seconds)
-    return math.hypot(apart, _WIDER * statistics.stdev(logs) / math.sqrt(rounds))
+    return math.hypot(apart, _WIDER * statistics.stdev(logs) / math.sqrt(len(pairs)))
 
 
 @dataclass(frozen=True)
