@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.findings.axes import (
@@ -266,7 +266,7 @@ def analyse(rows: Rows) -> Findings:
 
 def _under_load(rows: Sequence[Row]) -> Remark:
     """Power, clock and energy of one kernel under sustained loads, each the median over products."""
-    middle = {
+    middle: dict[str, Any] = {
         "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
         "joules": median(each for row in rows if (each := joules_per_tflop(row)) is not None),
         "rate": Quantity(median(row.flop_per_s for row in rows), "TFLOP/s"),

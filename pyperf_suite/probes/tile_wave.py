@@ -414,13 +414,13 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if library:
         drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
-    if theirs := _library_rows(sweep):
-        law, _ = _staircase(sweep, theirs)
+    if by_law := _library_rows(sweep):
+        law, _ = _staircase(sweep, by_law)
         places = list(range(-(-min(sweep.rows) // TMA_STEP) * TMA_STEP, largest + 1, TMA_STEP))
         shapes = [_shape_at(sweep, size) for size in places]
         times = [law[0] + law[1] * library_area(m, n, row.details["slots"]) for m, n in shapes]
         rates = [2.0 * m * n * row.k / time for (m, n), time in zip(shapes, times, strict=True)]
-        drawn.append(Series(f"{theirs[0].implementation} law", places, rates if what == "rate" else times, "line"))
+        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
     width = getattr(row.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.m, edges) if sweep.along == "n" else (edges, row.n)))
