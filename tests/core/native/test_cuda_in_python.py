@@ -61,6 +61,21 @@ def test_the_first_sample_of_a_block_has_the_clock_of_the_others(device, fake, w
     assert stopwatch.wake(work.launch, 30, 2) == (0 if wakes else 2)
 
 
+@pytest.mark.parametrize(("kernel_ns", "follows"), [(170_000, True), (5_000, False)])
+def test_launches_of_a_load_are_not_held_back_if_the_gpu_takes_longer_than_the_host(device, fake, kernel_ns, follows):
+    stopwatch = device.stopwatch()
+    work = Work(device, stopwatch)
+    fake.set(kernel_ns=kernel_ns)
+    stopwatch.time(work.launch, 0, samples=4, launches_per_sample=1)
+    stopwatch.follow_on()
+    fake.log()
+    assert stopwatch.time(work.launch, 400, 4, 1) == pytest.approx([kernel_ns * 1e-9] * 4, rel=1e-6)
+    assert (HOLD in fake.log()) is not follows
+    assert ("held" in stopwatch.name) is not follows
+    # The GPU waits for the first of a block, which is no sample.
+    assert work.indices[-5:] == [399, 400, 401, 402, 403]
+
+
 def test_the_time_of_an_empty_pair_of_events_is_taken_off_and_stated(device, fake):
     stopwatch = device.stopwatch()
     fake.set(event_ns=500)
