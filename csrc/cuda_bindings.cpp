@@ -87,11 +87,12 @@ std::vector<std::pair<double, double>> time(Stopwatch& stopwatch, const std::fun
                                             std::int64_t first, std::int64_t samples,
                                             std::int64_t launches_per_sample,
                                             const std::optional<std::string>& queueing,
-                                            std::int64_t operations_per_launch) {
+                                            std::int64_t operations_per_launch, std::int64_t wake_launches,
+                                            double empty_s) {
     const Queueing asked = queueing ? queueing_named(*queueing) : stopwatch.options().queueing;
     std::vector<std::pair<double, double>> out;
-    for (const Sample& sample :
-         stopwatch.time(launch, first, samples, launches_per_sample, asked, operations_per_launch))
+    for (const Sample& sample : stopwatch.time(launch, first, samples, launches_per_sample, asked,
+                                               operations_per_launch, wake_launches, empty_s))
         out.emplace_back(sample.seconds, sample.sm_clock_hz);
     return out;
 }
@@ -267,9 +268,10 @@ void bind_cuda(py::module_& parent) {
                                "How many launches the queue took behind the last held stream before one of them waited.")
         .def("time", &time, py::arg("launch"), py::arg("first"), py::arg("samples"), py::arg("launches_per_sample"),
              py::kw_only(), py::arg("queueing") = py::none(), py::arg("operations_per_launch") = 1,
-             py::call_guard<without_gil>(),
+             py::arg("wake_launches") = 0, py::arg("empty_s") = 0.0, py::call_guard<without_gil>(),
              "(seconds, clock of the multiprocessors in Hz or NaN) of each sample; a launch is that many kernels and "
-             "copies on the stream. Raises QueueTimedOut, LaunchFailed, and what `launch` raises.")
+             "copies on the stream. Up to `wake_launches` before the first are run again, uncounted, at the head of each "
+             "block; `empty_s` is taken off each pair of events. Raises QueueTimedOut, LaunchFailed, and what `launch` raises.")
         .def("operations_of", &Stopwatch::operations_of, py::arg("launch"), py::arg("index"),
              py::call_guard<without_gil>(),
              "How many kernels and copies a launch puts on the stream, by capturing it without running it; None where "

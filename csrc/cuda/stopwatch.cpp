@@ -1,5 +1,5 @@
 // Each block of samples is queued as
-//     hold · clocks · [event · launches · event · clocks] · [event · launches · event · clocks] · …
+//     hold · wake-up launches · clocks · [event · launches · event · clocks] · [event · launches · event · clocks] · …
 // so that what is timed holds nothing of ours but one event. Samples follow each other in the queue without the host.
 #include "cuda/stopwatch.h"
 
@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::int64_t operations_beside_launches = 3;  // of an interval: two events and a reading of the clocks
 constexpr std::int64_t operations_of_a_block = 2;       // the kernel that holds the stream and the first reading
+constexpr std::int64_t most_to_wake = 4;                // of the queue: this part of it at most wakes the device
+constexpr double least_seconds = 1e-9;                  // of an interval, however short its launches
 
 // Laid out as in kernels/cuda/stopwatch.cu. The device writes to it, hence volatile.
 struct Gate {
@@ -105,9 +107,8 @@ void Stopwatch::synchronize() const {
 
 std::vector<Stopwatch::Interval> Stopwatch::intervals(std::int64_t first, std::int64_t samples,
                                                       std::int64_t launches_per_sample,
-                                                      std::int64_t operations_per_launch) const {
-    const std::int64_t room = options_.queue_limit - operations_of_a_block - operations_beside_launches;
-    const std::int64_t most = std::max<std::int64_t>(1, room / operations_per_launch);
+                                                      std::int64_t operations_per_launch, std::int64_t room) const {
+    const std::int64_t most = std::max<std::int64_t>(1, (room - operations_beside_launches) / operations_per_launch);
     std::vector<Interval> out;
     for (std::int64_t sample = 0; sample < samples; ++sample) {
         std::int64_t left = launches_per_sample;
@@ -123,26 +124,28 @@ std::vector<Stopwatch::Interval> Stopwatch::intervals(std::int64_t first, std::i
 
 std::vector<Sample> Stopwatch::time(const std::function<void(std::int64_t)>& launch, std::int64_t first,
                                     std::int64_t samples, std::int64_t launches_per_sample, Queueing queueing,
-                                    std::int64_t operations_per_launch) {
+                                    std::int64_t operations_per_launch, std::int64_t wake_launches, double empty_s) {
     CHECK_INPUT(samples >= 0 && launches_per_sample >= 0, samples, " samples of ", launches_per_sample,
                 " launches were asked for: neither can be negative.");
     CHECK_INPUT(operations_per_launch >= 1, operations_per_launch,
                 " operations a launch were given: a launch counts as at least 1.");
     context_->synchronize();  // what other streams still do would run beside the first sample
     std::vector<Sum> sums(static_cast<std::size_t>(samples));
-    std::vector<Interval> block;
-    std::int64_t queued = operations_of_a_block;
-    for (const Interval& interval : intervals(first, samples, launches_per_sample, operations_per_launch)) {
+    Block block;
+    block.wake = std::min({wake_launches, first, options_.queue_limit / most_to_wake / operations_per_launch});
+    const std::int64_t room = options_.queue_limit - operations_of_a_block - block.wake * operations_per_launch;
+    std::int64_t queued = 0;
+    for (const Interval& interval : intervals(first, samples, launches_per_sample, operations_per_launch, room)) {
         const std::int64_t operations = interval.count * operations_per_launch + operations_beside_launches;
-        if (!block.empty() && queued + operations > options_.queue_limit) {
-            time_block(launch, block, queueing, sums);
-            block.clear();
-            queued = operations_of_a_block;
+        if (!block.intervals.empty() && queued + operations > room) {
+            time_block(launch, block, queueing, empty_s, sums);
+            block.intervals.clear();
+            queued = 0;
         }
-        block.push_back(interval);
+        block.intervals.push_back(interval);
         queued += operations;
     }
-    if (!block.empty()) time_block(launch, block, queueing, sums);
+    if (!block.intervals.empty()) time_block(launch, block, queueing, empty_s, sums);
 
     std::vector<Sample> out;
     for (const Sum& sum : sums)
@@ -151,8 +154,8 @@ std::vector<Sample> Stopwatch::time(const std::function<void(std::int64_t)>& lau
     return out;
 }
 
-void Stopwatch::time_block(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
-                           Queueing queueing, std::vector<Sum>& sums) {
+void Stopwatch::time_block(const std::function<void(std::int64_t)>& launch, const Block& block, Queueing queueing,
+                           double empty_s, std::vector<Sum>& sums) {
     if (options_.clocks) clocks_.fill(0);
     switch (queueing) {
         case Queueing::held: queue_held(launch, block); break;
@@ -161,7 +164,7 @@ void Stopwatch::time_block(const std::function<void(std::int64_t)>& launch, cons
     }
     synchronize();
     if (queueing == Queueing::held && timed_out()) fail_queueing();
-    read_block(block, sums);
+    read_block(block.intervals, empty_s, sums);
 }
 
 bool Stopwatch::timed_out() const { return static_cast<const Gate*>(gate_.host())->timed_out != 0; }
@@ -193,24 +196,26 @@ std::optional<std::int64_t> Stopwatch::operations_of(const std::function<void(st
     return std::max<std::int64_t>(1, static_cast<std::int64_t>(nodes));
 }
 
-void Stopwatch::queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
-                      Queueing queueing) {
-    if (options_.clocks) clock_launches_[0]->run(stream());
+void Stopwatch::queue(const std::function<void(std::int64_t)>& launch, const Block& block, Queueing queueing) {
     launches_queued_ = 0;
-    for (std::size_t index = 0; index < block.size(); ++index) {
+    const auto run = [&](std::int64_t index) {
+        launch(index);
+        // A launch that finds the queue full returns only once the device has let the stream go by itself.
+        if (queueing == Queueing::held && timed_out()) fail_queueing();
+        ++launches_queued_;
+    };
+    const std::vector<Interval>& intervals = block.intervals;
+    for (std::int64_t before = block.wake; before > 0; --before) run(intervals.front().first - before);
+    if (options_.clocks) clock_launches_[0]->run(stream());
+    for (std::size_t index = 0; index < intervals.size(); ++index) {
         record(events_[2 * index], queueing);
-        for (std::int64_t offset = 0; offset < block[index].count; ++offset) {
-            launch(block[index].first + offset);
-            // A launch that finds the queue full returns only once the device has let the stream go by itself.
-            if (queueing == Queueing::held && timed_out()) fail_queueing();
-            ++launches_queued_;
-        }
+        for (std::int64_t offset = 0; offset < intervals[index].count; ++offset) run(intervals[index].first + offset);
         record(events_[2 * index + 1], queueing);
         if (options_.clocks) clock_launches_[index + 1]->run(stream());
     }
 }
 
-void Stopwatch::queue_held(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block) {
+void Stopwatch::queue_held(const std::function<void(std::int64_t)>& launch, const Block& block) {
     auto* gate = static_cast<Gate*>(gate_.host());
     gate->open = 0;
     gate->timed_out = 0;
@@ -228,7 +233,7 @@ void Stopwatch::queue_held(const std::function<void(std::int64_t)>& launch, cons
     gate->open = 1;
 }
 
-void Stopwatch::replay(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block) {
+void Stopwatch::replay(const std::function<void(std::int64_t)>& launch, const Block& block) {
     const Driver* driver = context_->driver();
     const CurrentContext current(*context_);
     struct Captured {
@@ -260,7 +265,7 @@ void Stopwatch::record(CUevent event, Queueing queueing) {
     PYPERF_CALL(context_->driver(), cuEventRecordWithFlags, event, stream_, flags);
 }
 
-void Stopwatch::read_block(const std::vector<Interval>& block, std::vector<Sum>& sums) {
+void Stopwatch::read_block(const std::vector<Interval>& block, double empty_s, std::vector<Sum>& sums) {
     const auto slots = static_cast<std::size_t>(multiprocessors_);
     std::vector<ClockPair> pairs;
     if (options_.clocks) {
@@ -271,7 +276,7 @@ void Stopwatch::read_block(const std::vector<Interval>& block, std::vector<Sum>&
     for (std::size_t index = 0; index < block.size(); ++index) {
         float milliseconds = 0;
         PYPERF_CALL(context_->driver(), cuEventElapsedTime, &milliseconds, events_[2 * index], events_[2 * index + 1]);
-        const double seconds = static_cast<double>(milliseconds) * 1e-3;
+        const double seconds = std::max(static_cast<double>(milliseconds) * 1e-3 - empty_s, least_seconds);
         Sum& sum = sums[static_cast<std::size_t>(block[index].sample)];
         sum.seconds += seconds;
         if (!options_.clocks) continue;

@@ -45,10 +45,13 @@ class Stopwatch {
 
     // Calls launch(first), launch(first + 1), … and times `samples` runs of `launches_per_sample` each. A launch is
     // that many operations (kernels, copies) on the stream; a sample too long for the queue is timed in parts, which
-    // are summed. Throws QueueTimedOut where a launch waited for a held stream, what `launch` throws, and LaunchFailed
-    // where a kernel failed; the stream is let go in any case.
+    // are summed, each less `empty_s`, which an interval without a launch takes. Each block begins with up to
+    // `wake_launches` of the launches before its first, uncounted and in at most a quarter of the queue: while it was
+    // queued the device had nothing to do. Throws QueueTimedOut where a launch waited for a held stream, what `launch`
+    // throws, and LaunchFailed where a kernel failed; the stream is let go in any case.
     std::vector<Sample> time(const std::function<void(std::int64_t)>& launch, std::int64_t first, std::int64_t samples,
-                             std::int64_t launches_per_sample, Queueing queueing, std::int64_t operations_per_launch);
+                             std::int64_t launches_per_sample, Queueing queueing, std::int64_t operations_per_launch,
+                             std::int64_t wake_launches = 0, double empty_s = 0.0);
 
     // How many operations a launch puts on the stream, by capturing it without running it; nothing where it cannot be
     // captured. What `launch` throws while it is captured is dropped with the capture.
@@ -77,17 +80,23 @@ class Stopwatch {
         double clock_seconds = 0;
     };
 
+    // One that is queued at once, behind launches that wake the device.
+    struct Block {
+        std::int64_t wake = 0;
+        std::vector<Interval> intervals;
+    };
+
     std::vector<Interval> intervals(std::int64_t first, std::int64_t samples, std::int64_t launches_per_sample,
-                                    std::int64_t operations_per_launch) const;
-    void time_block(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
-                    Queueing queueing, std::vector<Sum>& sums);
-    void queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block, Queueing queueing);
-    void queue_held(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
-    void replay(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
+                                    std::int64_t operations_per_launch, std::int64_t room) const;
+    void time_block(const std::function<void(std::int64_t)>& launch, const Block& block, Queueing queueing,
+                    double empty_s, std::vector<Sum>& sums);
+    void queue(const std::function<void(std::int64_t)>& launch, const Block& block, Queueing queueing);
+    void queue_held(const std::function<void(std::int64_t)>& launch, const Block& block);
+    void replay(const std::function<void(std::int64_t)>& launch, const Block& block);
     void record(CUevent event, Queueing queueing);
     [[noreturn]] void fail_queueing() const;
     bool timed_out() const;
-    void read_block(const std::vector<Interval>& block, std::vector<Sum>& sums);
+    void read_block(const std::vector<Interval>& block, double empty_s, std::vector<Sum>& sums);
     double clock_hz(const ClockPair* before, const ClockPair* after) const;
     std::size_t intervals_per_block() const;
     void load_kernels();

@@ -81,6 +81,7 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
+    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
@@ -94,8 +95,9 @@ def _compare(
         )
     if old.commit and old.commit == new.commit and not any(one.dirty for one in measured):
         notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
-    if moved := sentinel_sentence(old, new):
-        notes.append(moved)
+    common = old.benchmarks.keys() & new.benchmarks.keys()
+    converted = sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
+    notes += filter(None, (sentinel_sentence(old, new), converted))
     store = Store(results)
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
     findings = compare_sides(old, new, margin_of, noise_of)
@@ -183,6 +185,7 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store
     from pyperf_suite.regressions.tracking import track as search
 
@@ -191,7 +194,8 @@ def track(
     if not wanted:
         raise UserError(store.why_nothing(benchmark, machine))
     found = search(wanted, since.isoformat() if since else None)
-    notes = [*found.notes, *store.notes, *store.damage]
+    doubt = sentence_of_doubt(point for series in wanted for point in series.points)
+    notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
     findings = [nomination.judgement() for nomination in found.current]
     if rerun:
         findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)

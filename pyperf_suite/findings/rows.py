@@ -45,10 +45,11 @@ class Reading:
     `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
     `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
     another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
-    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
-    of a single process, and `group` names the cases whose slices were taken in the same rounds. `drift` is how much the
-    core's speed changed meanwhile, which only cases of one group share. `clock_hz` is a GPU's clock meanwhile, 0 where
-    it was not seen; seconds are those at the reference clock, `elasticity` and `log_of_doubt` as in AtOneClock.
+    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each
+    slice of a single process, NaN of a discarded one, and `group` names the cases whose slices were taken in the
+    same rounds. `drift` is how much the core's speed changed meanwhile, which only cases of one group share.
+    `clock_hz` is a GPU's clock meanwhile, 0 where it was not seen; seconds are those at the reference clock,
+    `elasticity` and `log_of_doubt` as in AtOneClock.
     """
 
     case: Case
@@ -167,7 +168,7 @@ def _groups(record: Record) -> tuple[str, ...]:
 
 
 def _slices(record: Record) -> dict[tuple[str, int], float]:
-    """The reported quantile of the samples of each slice, by group and round."""
+    """The reported quantile of the samples of each slice that was not discarded, by group and round."""
     import numpy as np
 
     sizes = record.sampling["slices"] if record.at_clock is None else record.at_clock.slices

@@ -48,7 +48,7 @@ class AtOneClock:
     `elasticity` is None if it is unknown: the bounds then span what any of UNKNOWN_ELASTICITY gives. `half_width` is
     that of the interval by slices alone, as a share. `log_of_doubt` is by which logarithm the conversion may be off,
     with its sign, 0 if there is no doubt: two cases at the same clock share it, so that their ratio has none.
-    `samples`, in `slices` of so many, are all at the reference clock, with two quantiles.
+    `samples`, in `slices` of so many, are all at the reference clock, with two quantiles; a discarded slice has 0.
     """
 
     seconds: float
@@ -90,6 +90,7 @@ def at_one_clock(
     from scipy import special
 
     times, clocks = np.asarray(seconds, dtype=np.float64), np.asarray(clocks_hz, dtype=np.float64)
+    rounds, slices = list(slices), [size for size in slices if size]
     owner = np.repeat(np.arange(len(slices)), slices)
     if np.median(times) * launches_per_sample < SHORTEST_OWN_CLOCK_S:
         clocks = np.concatenate([np.full(len(part), np.median(part)) for part in _parts(clocks, slices)])
@@ -118,7 +119,7 @@ def at_one_clock(
     value = math.exp(at_reference)
     return AtOneClock(
         value, low, high, half, elasticity, reference_hz, seen_hz,
-        samples.tolist(), list(slices), shifts[1] - shifts[0], *quantiles,
+        samples.tolist(), rounds, shifts[1] - shifts[0], *quantiles,
     )  # fmt: skip
 
 

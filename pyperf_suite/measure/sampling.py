@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -415,9 +415,18 @@ def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> 
     """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
     if launch_s >= WAKE_S:
         return 0
-    launches = min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9)))
-    wake(stopwatch, launch, first, launches)
-    return launches
+    return wake(stopwatch, launch, first, min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9))))
+
+
+class AroundSlices(Protocol):
+    """`with around: ...` is around each slice; the last of `reasons` is why it was disturbed, "" if it was not."""
+
+    @property
+    def reasons(self) -> Sequence[str]: ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def sampling(
@@ -427,8 +436,9 @@ def sampling(
     steady: SteadyRule | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
-    disturbances: Disturbances | None = None,
+    disturbances: AroundSlices | None = None,
     clocks_hz: Callable[[int], Sequence[float]] | None = None,
+    settle: Callable[[WarmUp], int] | None = None,
 ) -> Turns[Measurement]:
     """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`, in turns.
 
@@ -440,6 +450,8 @@ def sampling(
     With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
     do not count as time spent.
 
+    `settle` goes on with uncounted launches after the warm-up, and returns how many.
+
     Short launches are timed several to a sample, so that the stopwatch's resolution stays below 1 % of a
     sample and `rule.max_samples` samples last at least `rule.min_time_s`. `clock` (seconds) serves the caps
     alone.
@@ -447,7 +459,7 @@ def sampling(
     rule = rule or StopRule()
     warm = warm_up(launch, stopwatch, steady or SteadyRule(), rule.shortest_sample_s, clock)
     batch = warm.launches_per_sample
-    launched = warm.launches
+    launched = warm.launches + (settle(warm) if settle else 0)
     sample_s = warm.launch_s * batch
     seconds: list[float] = []
     kept: list[float] = []
@@ -493,7 +505,9 @@ def sampling(
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
-    loops = (disturbances.reasons, disturbances.loops_s, disturbances.best_s) if disturbances else NO_LOOPS
+    loops = NO_LOOPS
+    if isinstance(disturbances, Disturbances):
+        loops = disturbances.reasons, disturbances.loops_s, disturbances.best_s
     return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *loops)
 
 

@@ -223,9 +223,11 @@ class _Checking:
         self._stopwatch, self._checks, self._can_stop = stopwatch, checks, can_stop
         self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
 
-    def wake(self, launch: Launch, first: int, launches: int) -> None:
-        wake(self._stopwatch, launch, first, launches)
-        self._checks.at_stop(first + launches)
+    def wake(self, launch: Launch, first: int, launches: int) -> int:
+        made = wake(self._stopwatch, launch, first, launches)
+        if made:
+            self._checks.at_stop(first + made)
+        return made
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> Sequence[float]:
         seconds: list[float] = []

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
+from pyperf_suite.measure.power import GpuSlices, PowerManager
 
 _PROC = Path("/proc")
 _SYS = Path("/sys")
@@ -290,10 +291,8 @@ DISCARD_REASONS = (
 )
 
 
-class Manager(Protocol):
+class Manager(PowerManager, Protocol):
     """`hardware.nvml.Nvml`."""
-
-    def readings(self, uuid: str) -> dict[str, Any]: ...
 
     def throttle_reasons(self, uuid: str) -> list[str] | None: ...
 
@@ -324,6 +323,10 @@ class AroundGpu:
         self._throttled_s: dict[str, float] = {}
         self._sums_s: dict[str, float] = {}
         self.report: dict[str, Any] = {}
+
+    def slices(self) -> GpuSlices:
+        """What is around each slice of a measurement on this GPU."""
+        return GpuSlices(self._manager, self._uuid)
 
     def why_discard(self) -> str | None:
         """The reason why the samples just taken do not count, or None.

@@ -10,7 +10,8 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from statistics import median
+from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.findings.axes import (
@@ -22,7 +23,7 @@ from pyperf_suite.findings.axes import (
     one_and_all_cores,
     parsed,
 )
-from pyperf_suite.findings.data import Findings, Remark, findings
+from pyperf_suite.findings.data import Findings, Quantity, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
 from pyperf_suite.hardware.catalogue import architecture
@@ -232,17 +233,50 @@ def share_of_peak(row: Row) -> float | None:
     return row.flop_per_s / peak if (peak := peak_of(row)) else None
 
 
+def watts(row: Row) -> float | None:
+    """Mean power under a sustained load, in W; None of a burst, and where it was not read."""
+    return row.seen.get("power") if row.mode == "sustained" else None
+
+
+def joules_per_tflop(row: Row) -> float | None:
+    """Joules for 1e12 useful FLOP under a sustained load: power times time."""
+    return None if (power := watts(row)) is None else power * row.seconds / row.flop * 1e12
+
+
 def analyse(rows: Rows) -> Findings:
-    """For each kernel, dtype and number of workers its means over products."""
+    """For each kernel, dtype and number of workers its means over products, and what it draws under a load."""
     kernels = grouped(
         rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.dtype, row.schedule.workers)
     )
+    loads = grouped(
+        rows.where(lambda row: watts(row) is not None and (is_fastest(row) or row.schedule.policy == "library")),
+        lambda row: (row.implementation, row.dtype, row.schedule.workers),
+    )
     return findings(
-        (
-            _mean("the library's speed", library_of, kernels[name], ""),
-            _mean("the speed of our float32 matmul", float32_of, kernels[name], "mean"),
-        )
-        for name in sorted(kernels)
+        *(
+            (
+                _mean("the library's speed", library_of, kernels[name], ""),
+                _mean("the speed of our float32 matmul", float32_of, kernels[name], "mean"),
+            )
+            for name in sorted(kernels)
+        ),
+        (_under_load(loads[name]) for name in sorted(loads)),
+    )
+
+
+def _under_load(rows: Sequence[Row]) -> Remark:
+    """Power, clock and energy of one kernel under sustained loads, each the median over products."""
+    middle: dict[str, Any] = {
+        "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
+        "joules": median(each for row in rows if (each := joules_per_tflop(row)) is not None),
+        "rate": Quantity(median(row.flop_per_s for row in rows), "TFLOP/s"),
+    }
+    return rows[0].remark(
+        "Under a sustained load {implementation} {dtype} runs at {rate} and {mhz} MHz, draws {watts} and takes "
+        "{joules} J/TFLOP (medians of {products} products)",
+        mhz=round(median(row.clock_hz for row in rows) / 1e6),
+        products=len(rows),
+        **middle,
     )
 
 
@@ -289,6 +323,9 @@ PROBE = Probe(
                 # A GPU's time is that at the reference clock; this is the clock that was seen.
                 Column("elasticity", priority=0),
                 Column("seen at, MHz", lambda row: round(row.clock_hz / 1e6) or None, priority=0),
+                Column("mode", priority=0),
+                Column("power", watts, "W", priority=0),
+                Column("J/TFLOP", joules_per_tflop, priority=0),
                 Column("ours / the library's", relative_rate, "x", priority=2),
             ),
             where=is_fastest,

@@ -66,6 +66,8 @@ WIDEST_STEP_SHARE = 8
 FEWEST_SIZES = 3
 # A law of two constants is fitted to three times as many sizes.
 FEWEST_LIBRARY_SIZES = 6
+# Elements beyond an edge within which a good size is sought.
+MOST_TO_A_GOOD_SIZE = 4096
 
 
 def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
@@ -233,10 +235,12 @@ def analyse(rows: Rows) -> Findings:
         own, law = sweeps_of(setting), fit(setting)
         sweeps += own
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
+        # The library's staircase first: it is what users run.
+        for similar in grouped(own, lambda sweep: sweep.along).values():
+            parts += [_next_good_size(similar[0]), _library_law(similar[0]), _of_library(similar[0])]
+            parts.append(_figure(similar, law))
         # A wave that costs less than nothing says how noisy the machine was; the table has it.
         parts += [remark(WAVE, cliff, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
-        for similar in grouped(own, lambda sweep: sweep.along).values():
-            parts += [_of_library(similar[0]), _library_law(similar[0]), _figure(similar, law)]
         parts.append(_law(setting[0], law) if law else None)
     cliffs = [cliff for sweep in sweeps for cliff in cliffs_of(sweep)]
     return findings(
@@ -265,15 +269,57 @@ def _of_library(sweep: Sweep) -> Remark | None:
     )
 
 
-def _library_law(sweep: Sweep) -> Remark | None:
-    """The library's own staircase on a GPU: it widens its tile, so that its time follows the least area of tiles."""
+def _library_rows(sweep: Sweep) -> list[Row]:
+    """The library's rows of a sweep if they have the envelope's staircase: cuBLAS on a GPU, at sizes enough to fit."""
     theirs = [library for row in sweep.rows.values() if (library := library_of(row))]
-    if len(theirs) < FEWEST_LIBRARY_SIZES or theirs[0].implementation != "cublas":
-        return None
+    return theirs if len(theirs) >= FEWEST_LIBRARY_SIZES and theirs[0].implementation == "cublas" else []
+
+
+def _shape_at(sweep: Sweep, size: int) -> tuple[int, int]:
+    """M and N where the sweep has this size."""
+    return (sweep.base.m, size) if sweep.along == "n" else (size, sweep.base.n)
+
+
+def _staircase(sweep: Sweep, theirs: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Overhead and cost of an element of the least area of tiles, in s; the law's relative errors at the sizes."""
     slots = sweep.base.details["slots"]
     features = np.array([[1, library_area(row.m, row.n, slots)] for row in theirs], dtype=np.float64)
     seconds = np.array([row.seconds for row in theirs])
     law = nonnegative_fit(features, seconds)
+    return law, relative_error(features @ law, seconds).tolist()
+
+
+def _next_good_size(sweep: Sweep) -> Remark | None:
+    """Behind our first wave, where the library's staircase has its next edge, and where our wave is full again."""
+    first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
+    if first is None or not (theirs := _library_rows(sweep)):
+        return None
+    slots, width = sweep.base.details["slots"], getattr(sweep.base.tile, sweep.along)
+    area = lambda size: library_area(*_shape_at(sweep, size), slots)  # noqa: E731
+    steps = range(-(-first.other // TMA_STEP) * TMA_STEP, first.other + MOST_TO_A_GOOD_SIZE, TMA_STEP)
+    good = next((size for size in steps if area(size + TMA_STEP) > area(size)), None)
+    tiles = range(-(-first.other // width) * width, first.other + MOST_TO_A_GOOD_SIZE, width)
+    ours = next((size for size in tiles if fills_wave(sweep.base, *_shape_at(sweep, size))), None)
+    if good is None or ours is None:
+        return None
+    return theirs[0].remark(
+        "Beyond {along} = {size} the next good size is {good} for {implementation}, as its law has it, and {ours} for "
+        "our tile {tile}, which waits for a whole wave ({shape}, {dtype}, {slots} multiprocessors)",
+        along=sweep.name,
+        size=first.size,
+        good=good,
+        ours=ours,
+        tile=sweep.base.tile,
+        shape=sweep.shape,
+        slots=slots,
+    )
+
+
+def _library_law(sweep: Sweep) -> Remark | None:
+    """The library's own staircase on a GPU: it widens its tile, so that its time follows the least area of tiles."""
+    if not (theirs := _library_rows(sweep)):
+        return None
+    law, errors = _staircase(sweep, theirs)
     return theirs[0].remark(
         "Law for {implementation}, {dtype}, K = {k}: time = {overhead:us~} + {each:us~} a 128 x 128 of the least "
         "area of tiles that {slots} multiprocessors can share; fitted to {count} sizes, it misses them by {median} "
@@ -281,8 +327,8 @@ def _library_law(sweep: Sweep) -> Remark | None:
         kind="law",
         overhead=law[0],
         each=128 * 128 * law[1],
-        slots=slots,
-        **misses(relative_error(features @ law, seconds).tolist()),
+        slots=sweep.base.details["slots"],
+        **misses(errors),
     )
 
 
@@ -368,6 +414,13 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if library:
         drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
+    if by_law := _library_rows(sweep):
+        law, _ = _staircase(sweep, by_law)
+        places = list(range(-(-min(sweep.rows) // TMA_STEP) * TMA_STEP, largest + 1, TMA_STEP))
+        shapes = [_shape_at(sweep, size) for size in places]
+        times = [law[0] + law[1] * library_area(m, n, row.details["slots"]) for m, n in shapes]
+        rates = [2.0 * m * n * row.k / time for (m, n), time in zip(shapes, times, strict=True)]
+        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
     width = getattr(row.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.m, edges) if sweep.along == "n" else (edges, row.n)))

@@ -454,8 +454,9 @@ class RankedStopwatch:
         summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
         return summed
 
-    def wake(self, launch: Launch, first: int, launches: int) -> None:
+    def wake(self, launch: Launch, first: int, launches: int) -> int:
         self._block(launches, is_counted=False)
+        return launches
 
 
 def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:

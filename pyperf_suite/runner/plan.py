@@ -283,14 +283,14 @@ class Outlook:
         workload = find_workload(case.operator)
         if workload.is_exact:
             return AROUND_WHAT_IS_READ_S * slowed()
-        effort = self._plan.profile.effort
-        effort = effort.sustained() if case.mode == "sustained" else effort
+        effort, on_gpu = self._plan.profile.effort, self._plan.device.kind == "cuda"
+        effort = effort.sustained(settles=on_gpu) if case.mode == "sustained" else effort
         is_counted = math.isinf(effort.stop.relative_half_width)  # so many launches, however long they take
         visits = 2 if self._plan.has_two_visits and is_ready_fast(workload) and not is_counted else 1
         seconds = visits * AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
         seconds += CHECKS_OF_A_USERS_CASE_S[workload.library] / effort.processes
         float64_s = workload.work(case.parameters).flop / host_flop_per_s()
-        launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
+        launch_s = 0.0 if on_gpu else float64_s / 2  # float32 has twice the lanes
         # The other processes of a run share what the first computed.
         if process == 0 and workload.own_check and not workload.ranks(case.parameters):
             seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
@@ -301,6 +301,7 @@ class Outlook:
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
         share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else SHARE_OF_CAPS
+        seconds += on_gpu * effort.beside_s(case.mode)
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 
 

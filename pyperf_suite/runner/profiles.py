@@ -9,10 +9,13 @@ from typing import Any
 
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.measure.estimates import UNDISTURBED, USUAL
+from pyperf_suite.measure.power import PAUSE_SHARE, SettleRule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 
-# Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
+# So long a CPU works before a sustained measurement begins. A GPU does until its clock has settled, and is then sampled
+# for so long, in blocks that leave it as few pauses.
 SUSTAINED_S = 2.0
+SUSTAINED_SAMPLES_S = 1.0
 
 # Part of the time for samples that each of two visits gets: two short ones say more of another run than a long one.
 VISIT_SHARE_OF_CAP = 0.3
@@ -29,10 +32,15 @@ class Effort:
     stop: StopRule
     processes: int = 1
 
-    def sustained(self) -> Effort:
-        """The same after SUSTAINED_S of launches without a pause."""
-        warm_up = replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S)
-        return replace(self, warm_up=warm_up).for_median()
+    def sustained(self, settles: bool = False) -> Effort:
+        """The same after SUSTAINED_S of launches without a pause, or once a GPU's clock settles, which has its rule."""
+        if not settles:
+            warm_up = replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S)
+            return replace(self, warm_up=warm_up).for_median()
+        cap_s, block_s = max(self.stop.time_cap_s, SUSTAINED_SAMPLES_S), SettleRule.block_s
+        # The interval is looked at once, when time is up.
+        stop = replace(self.stop, time_cap_s=cap_s, block_s=block_s, checkpoint_growth=1e9)
+        return replace(self, stop=stop).for_median()
 
     def per_visit(self) -> Effort:
         """The same for one of two visits."""
@@ -58,6 +66,10 @@ class Effort:
     def seconds_at_most(self) -> float:
         """Warm-up and samples together, for launches that are short compared with the caps."""
         return self.warm_up.time_cap_s + self.stop.time_cap_s
+
+    def beside_s(self, mode: str) -> float:
+        """Seconds on a GPU besides these: of a burst its pauses at most, of a load what it takes at least to settle."""
+        return SettleRule.min_time_s if mode == "sustained" else PAUSE_SHARE * self.stop.time_cap_s
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ CLOCK_LIMITS = ("reference_clock_mhz", "maximum_sm_clock_mhz")
 class Case:
     """One thing to measure. `parameters` is the operator's own frozen dataclass.
 
-    `mode` "burst" measures what a device does at once; "sustained" after two seconds of work without a pause, when
-    heat and power caps have had their say.
+    `mode` "burst" measures what a device does at once; "sustained" after work without a pause, when heat and power
+    caps have had their say: two seconds of it on a CPU, on a GPU until its clock has settled.
     """
 
     operator: str
@@ -378,10 +378,11 @@ class Record:
         kept = [index for index in range(len(owner)) if index not in out]
         if not kept or not len(owner) == len(time.samples) == len(clock.samples):
             return None
+        left = Counter(owner[index] for index in kept)
         return at_one_clock(
             [time.samples[index] for index in kept],
             [clock.samples[index] for index in kept],
-            list(Counter(owner[index] for index in kept).values()),
+            [left[number] for number in range(len(self.sampling["slices"]))],
             1e6 * reference_mhz or reference_clock_hz(1e6 * maximum_mhz),
             is_compute=bool(self.work.get("flop")),
             launches_per_sample=int(self.sampling.get("launches_per_sample", 1)),

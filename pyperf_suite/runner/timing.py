@@ -16,7 +16,8 @@ import numpy as np
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import USUAL, MedianInterval, another_runs
-from pyperf_suite.measure.sampling import Measurement, Turns, sampling
+from pyperf_suite.measure.power import Settled, settle
+from pyperf_suite.measure.sampling import Measurement, Turns, WarmUp, sampling
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu
@@ -199,51 +200,92 @@ def sampled(
 
     The launch uses so many `cores`; `is_compute` says if it follows their speed.
     """
+    on_gpu = device.kind == "cuda" and not isinstance(stopwatch, CpuStopwatch)
+    settles = on_gpu and mode == "sustained"
     if mode == "sustained":
-        effort = effort.sustained()
+        effort = effort.sustained(settles)
     elif device.kind == "cuda":
         effort = effort.for_median()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
     watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
+    # Checks would let the chip cool: of a load they come when it is over.
+    timer = stopwatch if settles and isinstance(stopwatch, CudaStopwatch) else watched
     telemetry = Around()
     with around_gpu(device) as gpu:
+        slices = gpu.slices() if gpu else None
+        may_pause = slices if on_gpu and not settles and not math.isinf(effort.stop.relative_half_width) else None
+        loads: list[Settled] = []
 
         def watch() -> str | None:
             reason = gpu.why_discard() if gpu else None
-            checks.after_block()
+            if timer is watched:
+                checks.after_block()
+            if may_pause:
+                may_pause.pause(*getattr(stopwatch, "clocks_hz", lambda _: ())(1))
             return reason
 
-        disturbances = None if gpu else Disturbances(core_loop(cores), cores)
-        # Without what lies between samples and is no share of their time.
-        sampling_clock: Clock = lambda: clock() - getattr(watched, "unsampled_s", 0.0)  # noqa: E731
+        load_clock = slices.clock if slices else time.monotonic
+        joules = slices.joules if slices else lambda: None
+
+        def load(warm: WarmUp) -> int:
+            batch, launch_s = warm.launches_per_sample, warm.launch_s
+            loads.append(settle(launch, stopwatch, warm.launches, batch, launch_s, joules, clock=load_clock))
+            return loads[0].launches
+
+        disturbances = None if slices else Disturbances(core_loop(cores), cores)
+
+        def sampling_clock() -> float:
+            """Seconds without what lies between samples and is no share of their time."""
+            return clock() - getattr(watched, "unsampled_s", 0.0) - (slices.paused_s if slices else 0.0)
+
         # A sustained load has the clock that it makes itself: there the times are what is asked.
         clocks_hz = getattr(stopwatch, "clocks_hz", None) if mode != "sustained" else None
-        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, sampling_clock, disturbances, clocks_hz)
+        steps = sampling(
+            launch,
+            timer,
+            effort.stop,
+            effort.warm_up,
+            watch,
+            sampling_clock,
+            slices or disturbances,
+            clocks_hz,
+            load if settles else None,
+        )
         others_ran: bool | None = None
         while True:
             with telemetry:
                 try:
-                    slices.send(others_ran)
+                    steps.send(others_ran)
                 except StopIteration as end:
                     measurement: Measurement = end.value
                     break
             others_ran = yield
+        watts = loads[0].watts(joules(), load_clock()) if loads else None
     disturbed = disturbances.report() if disturbances else {}
     metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0), is_compute))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
         read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
         metrics |= {"sm_clock": dataclasses.asdict(observed_metric(Observed("Hz", read), digits=5))} if read else {}
+    if watts is not None:
+        metrics["power"] = dataclasses.asdict(observed_metric(Observed("W", [watts])))
+    how = _how_sampled(measurement, timer) | getattr(stopwatch, "sampling", {})
+    if loads:
+        how["load"] = loads[0].report() | ({"power_by": slices.joules.source} if slices else {})
+    if timer is not watched:
+        # What the load left is checked after one launch more, which is no sample.
+        launched = measurement.warmup_launches + loads[0].launches
+        watched.time(launch, launched + len(measurement.seconds) * measurement.launches_per_sample, 1, 1)
     quality = {
-        "converged": measurement.converged,
+        "converged": measurement.converged and all(each.is_settled for each in loads),
         "relative_half_width": measurement.relative_half_width,
         "discarded": measurement.discarded,
         **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
         **telemetry.report,
-        **({"gpu": gpu.report} if gpu else {}),
+        **({"gpu": gpu.report | {"slices": slices.report()}} if gpu and slices else {}),
         **({"disturbances": disturbed} if disturbed else {}),
     }
-    return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
+    return measurement, {"metrics": metrics, "sampling": how, "quality": quality}
 
 
 SLOW_ELASTICITY = 0.5

@@ -205,7 +205,8 @@ class KernelProcess(UserFile):
     def _take_gpu_clock(self, sets: int) -> None:
         gpu = self._gpu()
         self._stopwatch = gpu.stopwatch()
-        self._stopwatch.sets = sets
+        # Launches that do not count would modify what is not given back before them.
+        self._stopwatch.sets, self._stopwatch.wakes = sets, not self._restored
         torch = self._api._torch(self._api._device)
         torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._api._device))
         self._settle()  # sets were filled on another stream

@@ -12,7 +12,7 @@ import datetime
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
@@ -60,7 +60,8 @@ class Measured(NamedTuple):
     exact figures are `exact` (unit and value by name), and where every process failed, with the `reason` of the first.
     `low` and `high` are the least and the greatest median, or the one process's own interval. `ok`, `failed` and
     `unsupported` count the processes that ended so. `dirty` says that `commit` does not name the code exactly: files
-    were changed, or a resumed run went on with other code.
+    were changed, or a resumed run went on with other code. `doubt` is by which logarithm the conversion to the
+    reference clock may be off.
     """
 
     machine: str
@@ -80,6 +81,7 @@ class Measured(NamedTuple):
     reason: str = ""
     dirty: bool = False
     clock_hz: float | None = None
+    doubt: float = 0.0
     profile: str = ""
     state: Mapping[str, Any] = MappingProxyType({})
 
@@ -162,6 +164,26 @@ class BenchmarkSeries:
             known |= reported
             previous = point.state
         return tuple(found)
+
+
+MOST_NAMED = 4
+
+
+def sentence_of_doubt(measured: Iterable[Measured]) -> str:
+    """Which times were converted to the reference clock with an unknown elasticity, and what that means; "" if none."""
+    doubts: dict[str, float] = {}
+    for one in measured:
+        if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):
+            doubts[one.label] = one.doubt
+    if not doubts:
+        return ""
+    named = "; ".join([*doubts][:MOST_NAMED])
+    named += f" and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
+    return (
+        f"{named}: the clock did not move enough to tell the elasticity, and cycles were "
+        "kept in bringing the time to the reference clock; from another clock it may come out differently by up to "
+        f"{100 * math.expm1(max(map(abs, doubts.values()))):.1f} %, with the same code."
+    )
 
 
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
@@ -282,6 +304,7 @@ def _together(trials: Sequence[Measured]) -> Measured:
         reason=bad[0].reason if bad else "",
         dirty=counted[-1].dirty or len({commit_of(trial.state) for trial in counted}) > 1,
         clock_hz=statistics.median(clocks) if clocks else None,
+        doubt=max((trial.doubt for trial in good), key=abs, default=0.0),
     )
 
 
@@ -339,6 +362,7 @@ def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int,
         reason=f"{record.outcome}: {_checked_text(record.reason, 'reason')}"[:500],
         dirty=commit_of(state)[1],
         clock_hz=_clock_hz(record),
+        doubt=record.at_clock.log_of_doubt if time and record.at_clock else 0.0,
         profile=_checked_text(record.profile, "profile"),
         state=state,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.rows import Reading, readings, speedup
+from pyperf_suite.findings.rows import Reading, _pair_error, readings, speedup
 from pyperf_suite.measure.clock_model import at_one_clock, interval_at_one_clock, reference_clock_hz
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.runner.results import read_journal
@@ -163,6 +164,30 @@ def test_a_discarded_sample_leaves_every_other_in_its_own_slice():
     )
     [reading] = readings([record])
     assert list(reading.slices.values()) == pytest.approx([1e-3, 2e-3, 3e-3])
+
+
+@pytest.mark.parametrize("discarded", [0, 3, 7])
+def test_slices_of_a_case_that_lost_one_pair_with_those_of_their_own_rounds(discarded):
+    # The machine takes 1 % more from round to round, the second case twice as long: each pair has the ratio 2.
+    first, second = ([[(scale * 1e-3 * 1.01**n, 1.5e9)] * 4 for n in range(10)] for scale in (1, 2))
+    whole = taken(first)
+    samples = [sample for part in second for sample in part]
+    metrics = {
+        name: Metric(unit, 1, 1, 1, 1, 1, [sample[column] for sample in samples])
+        for column, (name, unit) in enumerate((("time", "s"), ("sm_clock", "Hz")))
+    }
+    out = [(index, "throttled") for index in range(4 * discarded, 4 * discarded + 4)]
+    record = a_record(
+        SMALL,
+        metrics=metrics,
+        sampling={"slices": [4] * 10, "quantile": 0.5, "group": "g"},
+        quality=a_record(SMALL).quality | {"discarded": out},
+        state={"gpu": {"maximum_sm_clock_mhz": 1980}},
+    )
+    [reading] = readings([record])
+    assert [n for _, n in reading.slices] == [n for n in range(10) if n != discarded]
+    together = replace(whole, groups=("g",), seconds=reading.seconds / 2)
+    assert _pair_error(reading, replace(together, slices={("g", n): each[0][0] for n, each in enumerate(first)})) < 1e-9
 
 
 def test_equal_kernels_with_other_neighbours_are_equal_at_one_clock():

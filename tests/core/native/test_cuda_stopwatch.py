@@ -55,6 +55,29 @@ def test_samples_are_queued_with_the_clocks_outside_what_is_timed(fake, stopwatc
     assert all(math.isnan(hz) == (CLOCKS not in queued) for _, hz in timed)
 
 
+@pytest.mark.parametrize("queueing", ["held", "graph"])
+def test_launches_that_wake_the_device_stand_behind_the_hold_and_before_the_first_reading(
+    fake, stopwatch, work, queueing
+):
+    watch = stopwatch(queueing=queueing)
+    launch, indices = work(watch), []
+    fake.log()
+    [(seconds, _)] = watch.time(lambda n: (indices.append(n), launch(n)), 7, 1, 2, wake_launches=3, empty_s=EVENT_S)
+    wanted = [WORK, WORK, WORK, CLOCKS, *SAMPLE]
+    assert fake.log() == ([HOLD, *wanted] if queueing == "held" else ["capture", *wanted, "graph"])
+    assert indices == [4, 5, 6, 7, 8]
+    assert seconds == pytest.approx(2 * KERNEL_S, rel=1e-6)
+
+
+def test_every_block_wakes_the_device_with_a_quarter_of_the_queue_at_most(fake, stopwatch, work):
+    watch = stopwatch(queue_limit=16)
+    fake.log()
+    watch.time(work(watch), 100, samples=3, launches_per_sample=4, wake_launches=50)
+    blocks = "\n".join(fake.log()).split(HOLD)[1:]
+    assert [block.strip().splitlines()[:5] for block in blocks] == [[*[WORK] * 4, CLOCKS]] * 3
+    assert max(len(block.strip().splitlines()) + 1 for block in blocks) <= 16
+
+
 def test_the_stopwatchs_own_kernels_have_run_before_a_stream_is_held(fake, stopwatch):
     stopwatch()
     assert fake.log() == [HOLD, CLOCKS]

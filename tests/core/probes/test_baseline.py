@@ -79,3 +79,22 @@ def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> Non
     table = PROBE.findings(made).tables[0]
     of_peak = [heading.name for heading in table.columns].index("ours / the peak")
     assert [row[of_peak].value for row in table.rows if row[2] == "float32"] == pytest.approx([0.5, 0.5])
+
+
+def test_under_a_sustained_load_watts_and_joules_for_a_tflop_are_told_and_of_a_burst_neither() -> None:
+    axes = replace(AXES, mode=("burst", "sustained"), dtype=("float32",), shape=(Shape(1000, 1000, 1000),))
+    taken = records(PROBE.sweep(axes), metrics={"power": made_up.metric(700.0, "W")})
+    found = PROBE.findings(taken)
+    loads = [each for each in found.remarks if "joules" in each.values]
+    # 2 GFLOP in 1 s by torch at 700 W, in 2 s by ours.
+    assert [(each.values["implementation"], each.values["joules"].value) for each in loads] == [
+        ("native", pytest.approx(700e3)),
+        ("torch", pytest.approx(350e3)),
+    ]
+    assert {each.values["watts"].value for each in loads} == {700.0}
+    rows = made_up.lines(found, "Our matmul and the library's")
+    assert {(row["mode"], row["J/TFLOP"] and round(row["J/TFLOP"].value)) for row in rows} == {
+        ("burst", None),
+        ("sustained", 700_000),
+    }
+    assert not [each for each in PROBE.findings(records()).remarks if "joules" in each.values]

@@ -191,6 +191,17 @@ def test_on_an_h200_cublas_follows_the_least_area_of_tiles_and_ours_its_k_tiles_
     assert library.values["count"] == 8
     assert library.values["worst"].value < 0.05
     assert ours.values["median"].value < 0.02
+    # What users run stands first: 144 x 128 tiles are full at N = 1448, our second wave at 2816.
+    found = analyse(rows)
+    [size] = remarks(found, "good")
+    assert [size.values[name] for name in ("along", "size", "good", "ours", "slots")] == ["N", 1408, 1448, 2816, 132]
+    assert found.remarks[0] is size
+    lines = {each.label: each for each in found.figures[0].rows[0][0].series}
+    law = lines["cublas law"]
+    places = [law.x.index(row.n) for row in rows if row.tile is None and row.n in law.x]
+    predicted = np.array([law.y[place] for place in places])
+    measured = np.array([row.seconds for row in rows if row.tile is None and row.n in law.x])
+    assert relative_error(predicted, measured).max() < 0.05
     # +17 % at N = 2696, inside two waves, is not explained: it is left out by name.
     [setting] = settings_of(rows)
     explained = [row for row in setting if row.n != 2696]

@@ -47,6 +47,30 @@ def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, 
     assert any("Both measured commit aaaaaaaaaaaa" in note for note in message["notes"])
 
 
+@pytest.mark.parametrize(("clocks_hz", "is_named"), [([1.75e9] * 20, True), ([1.4e9, 1.75e9] * 10, False)])
+def test_a_time_converted_with_an_unknown_elasticity_is_named_in_one_sentence(
+    compare, write_run, make_record, results, clocks_hz, is_named
+):
+    def metric(unit, samples):
+        return {"unit": unit, **dict.fromkeys(("value", "low", "high", "q20", "q80"), samples[0]), "samples": samples}
+
+    times = [1e-3 * 1.75e9 / hz for hz in clocks_hz]
+    for day in (1, 2):
+        record = make_record(
+            run_id(day),
+            metrics={"time": metric("s", times), "sm_clock": metric("Hz", clocks_hz)},
+            sampling={"slices": [4] * 5, "launches_per_sample": 1, "quantile": 0.5},
+            state={"gpu": {"maximum_sm_clock_mhz": 1980}},
+            work={"flop": 10**9},
+        )
+        write_run(run_id(day), records=[record])
+    tracked = CliRunner().invoke(main, ["track", "--results", str(results)], env={"COLUMNS": "400"})
+    for output in (" ".join(compare("latest~1", "latest").output.split()), " ".join(tracked.output.split())):
+        # Of an elasticity of 0.4 in place of 1: (1750 / 1500) ** 0.6.
+        assert ("differently by up to 9.7 %, with the same code" in output) is is_named
+        assert output.count("did not move enough to tell the elasticity") == is_named
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

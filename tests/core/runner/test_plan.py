@@ -64,19 +64,21 @@ STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
         (product(1), QUICK, CPU, 0, 2 * 0.06 + 0.9 * 0.3),  # two visits
         (product(1), STANDARD, CPU, 0, 0.06 + 0.9 * 0.6),
         (product(1), FULL, CPU, 0, 0.06 + 0.9 * 1.3),
-        (product(1), FULL, GPU, 0, 0.06 + 0.9 * 1.3),
-        (product(1), QUICK, GPU, 0, 0.06 + 0.9 * 0.3),
+        # On a GPU a burst pauses for as long as its slices at most, and a load takes 10 s to settle.
+        (product(1), FULL, GPU, 0, 0.06 + 0.9 * 1.3 + 1.0),
+        (product(1), QUICK, GPU, 0, 0.06 + 0.9 * 0.3 + 0.2),
+        (product(1, "sustained"), STANDARD, GPU, 0, 0.06 + 10.0 + 0.9 * (0.2 + 1.0)),
         # 2 GFLOP take 1 s in float32, and six launches are the least.
         (product(1000), QUICK, CPU, 0, 2 * 0.06 + 6 * 1.0),
-        (product(1000), QUICK, GPU, 0, 0.06 + 0.9 * 0.3),
+        (product(1000), QUICK, GPU, 0, 0.06 + 0.9 * 0.3 + 0.2),
         (product(2000), FIVE_STEPS, CPU, 0, 0.06 + 7 * 2.0),
         # No more is counted on than a minute.
-        (product(1), LONG, CPU, 0, 0.06 + 0.9 * 60.0),
+        (product(1), LONG, CPU, 0, 2 * 0.06 + 0.9 * 60.0),
         (product(1, "sustained"), STANDARD, CPU, 0, 0.06 + 0.9 * (2 * 2.0 + 0.4)),
         # The first process computes what it compares with: a model of its own.
         (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.9 * 0.3),
         (COPY, QUICK, CPU, 1, 0.06 + 0.9 * 0.3),
-        (STEP, QUICK, GPU, 0, 0.06 + 0.4 + 2 * STEP_FLOP / 1e9 + 0.9 * 0.3),  # forward and backward, twice
+        (STEP, QUICK, GPU, 0, 0.06 + 0.4 + 2 * STEP_FLOP / 1e9 + 0.9 * 0.3 + 0.2),  # forward and backward, twice
         (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.9 * 0.3),
     ],
 )
@@ -97,7 +99,7 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
 def test_a_run_takes_its_trials_the_starts_of_workers_groups_and_the_sentinel_and_its_findings():
     trial_s = 0.06 + 0.9 * 0.6
     assert run_s(product(1)) == pytest.approx(3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
-    assert run_s(product(1), device=GPU) == pytest.approx(3 * trial_s + 4 * 7.0 + 1.3, abs=1e-3)
+    assert run_s(product(1), device=GPU) == pytest.approx(3 * (trial_s + 0.4) + 4 * 7.0 + 1.3, abs=1e-3)
     assert run_s(EXACT) == pytest.approx(0.12 + 0.7 + 1.3)
     assert run_s(EXACT, product(1)) == pytest.approx(0.12 + 3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
     assert run_s(EXCHANGE) == pytest.approx(3 * (trial_s + 4.0) + 4 * 0.7 + 1.3, abs=1e-3)

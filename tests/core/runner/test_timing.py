@@ -1,6 +1,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import MedianInterval, another_runs
+from pyperf_suite.measure.power import GpuSlices, SettleRule, settle
 from pyperf_suite.measure.sampling import Measurement, SteadyRule, StopRule, to_the_end
+from pyperf_suite.measure.stopwatch import CudaStopwatch, Stopwatch
 from pyperf_suite.runner import timing
-from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.profiles import QUICK, Effort
 from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.runner.timing import as_plain, observed_metric, time_metric, timed
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work
+from tests.core.measure.fake_gpu import FakeDevice, FakeGpu
+from tests.core.measure.fake_gpu import Kernel as FakeKernel
 from tests.records import SMALL
 
 CPU = Device("cpu")
@@ -66,6 +71,10 @@ class Launches(Prepared):
 
     def launch(self, index: int) -> None:
         self.launched.append(index)
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return vars(self).get("made") or super().stopwatch
 
     def poison(self, index: int | None = None) -> None:
         pass
@@ -138,11 +147,83 @@ def test_what_checks_take_between_samples_is_none_of_their_time(monkeypatch):
 
 def test_a_block_in_which_the_gpu_was_held_back_is_discarded_for_its_reason(monkeypatch):
     reasons = iter(["power cap"])
-    gpu = SimpleNamespace(why_discard=lambda: next(reasons, None), report={"seen": 1})
+    slices = GpuSlices(FakeGpu(0), "GPU of this test")
+    gpu = SimpleNamespace(why_discard=lambda: next(reasons, None), report={"seen": 1}, slices=lambda: slices)
     monkeypatch.setattr(timing, "around_gpu", lambda device: nullcontext(gpu))
     quality = answer(Launches(), replace(COUNTED, stop=StopRule.exactly(8, 0.0)))["quality"]
-    assert (quality["discarded"], quality["gpu"]) == (((0, "power cap"),), {"seen": 1})
+    assert (quality["discarded"], quality["gpu"]["seen"]) == (((0, "power cap"),), 1)
+    assert len(quality["gpu"]["slices"]["start_s"]) == 8
+    assert quality["gpu"]["slices"]["celsius"] == [50] * 8
     assert "disturbances" not in quality
+
+
+def on_a_gpu(monkeypatch, kernel: FakeKernel, mode: str, **fields: Any) -> tuple[dict[str, Any], Launches, FakeDevice]:
+    """The answer of a case on a fake GPU under the quick profile, its launches, and the device."""
+    gpu = FakeGpu(7)
+    fake = FakeDevice(gpu, kernel)
+    slices = GpuSlices(gpu, f"GPU of {mode} {kernel}", gpu.clock, gpu.rest)
+    around = SimpleNamespace(why_discard=lambda: None, report={}, slices=lambda: slices)
+    monkeypatch.setattr(timing, "around_gpu", lambda device: nullcontext(around))
+    launches = Launches(made=CudaStopwatch(fake), **fields)
+
+    def clock() -> float:
+        gpu.rest(1e-5)  # what the host does between two looks
+        return gpu.now_s
+
+    case = replace(SMALL, mode=mode)
+    steps = timed(launches, Work(7, 5), case, QUICK.effort, Device("cuda", 0), clock=clock)
+    return as_plain(to_the_end(steps)), launches, fake
+
+
+@pytest.mark.parametrize("watts", [800, 880])
+def test_a_load_on_a_gpu_is_sampled_once_it_has_settled_and_has_watts_and_a_clock(monkeypatch, watts):
+    found, _, fake = on_a_gpu(monkeypatch, FakeKernel(5e-4, watts), "sustained")
+    load, metrics = found["sampling"]["load"], found["metrics"]
+    assert load["settled"] is True
+    assert 10 <= load["seconds"] < 11
+    assert (load["power_by"], metrics["power"]["unit"]) == ("counter", "W")
+    assert metrics["power"]["value"] == pytest.approx(700, rel=0.02)
+    assert max(metrics["sm_clock"]["samples"]) / min(metrics["sm_clock"]["samples"]) < 1.01
+    # The clock at which these watts are the cap, and launches that no block held back.
+    assert metrics["sm_clock"]["value"] == pytest.approx(1.5e9 * (700 / watts) ** (1 / 2.5), rel=0.01)
+    assert fake.queueing == {"held", "open"}
+    assert found["sampling"]["empty_s"] == pytest.approx([1e-6] * 3)
+
+
+def test_a_burst_on_a_gpu_has_no_load_and_no_watts(monkeypatch):
+    found, _, fake = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "burst")
+    assert "load" not in found["sampling"]
+    assert "power" not in found["metrics"]
+    assert fake.queueing == {"held"}
+    assert {"start_s", "power_w", "celsius", "paused_s"} == found["quality"]["gpu"]["slices"].keys()
+
+
+def test_a_load_that_does_not_settle_has_not_converged(monkeypatch):
+    monkeypatch.setattr(timing, "settle", partial(settle, rule=SettleRule(change=0.0, time_cap_s=10.5)))
+    found, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "sustained")
+    assert (found["sampling"]["load"]["settled"], found["quality"]["converged"]) == (False, False)
+
+
+def test_nothing_is_checked_while_a_load_lasts_and_what_it_left_is_checked_at_its_end(monkeypatch):
+    checked = []
+
+    class Counted(Launches):
+        def verify_last(self, index: int) -> Checked:
+            checked.append(len(self.launched))
+            return super().verify_last(index)
+
+        def matches(self, index: int, snapshot: Any) -> bool:
+            return self.verify_last(index).wrong == 0
+
+    monkeypatch.setitem(globals(), "Launches", Counted)
+    found, launches, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "sustained")
+    assert found["outcome"] == "ok"
+    # The launches of eleven seconds, all but the warm-up's.
+    assert max(np.diff(checked)) > 20_000
+    assert checked[-1] == len(launches.launched)
+    # A load that goes wrong is seen, too.
+    found, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 810), "sustained", is_right=lambda launched: launched < 10_000)
+    assert found["outcome"] == "failed"
 
 
 def test_without_an_effort_launches_are_checked_and_not_timed():

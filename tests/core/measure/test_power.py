@@ -1,0 +1,167 @@
+"""Loads that settle at a power cap, and bursts that are kept from it, on a fake GPU whose clock follows its power."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.measure.power import GpuSlices, Meter, SettleRule, settle
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, sampling, to_the_end
+from tests.core.measure.fake_gpu import CAP_W, HIGHEST_HZ, IDLE_W, REFERENCE_HZ, FakeGpu, FakeGpuStopwatch, Kernel
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def uuid() -> str:
+    """A GPU that no other test has paused."""
+    return f"GPU-of-test-{next(NUMBERS)}"
+
+
+def load(kernel: Kernel, gpu: FakeGpu, uuid: str = "", rule: SettleRule | None = None):
+    """The load as it settled, watts of its end and seconds, clock of a launch then."""
+    watch, meter = FakeGpuStopwatch(gpu, kernel), Meter(gpu, uuid, gpu.clock)
+    found = settle(int, watch, 0, 1, kernel.seconds, meter, rule, gpu.clock)
+    return found, found.watts(meter(), gpu.now_s), gpu.launch(kernel)
+
+
+def test_a_kernel_that_draws_a_tenth_more_power_is_slower_under_a_load_that_has_settled():
+    (_, frugal_w, frugal), (found, greedy_w, greedy) = (load(Kernel(5e-4, watts), FakeGpu(4)) for watts in (800, 880))
+    assert found.is_settled
+    assert 10 <= found.seconds < 11
+    assert greedy[0] / frugal[0] > 1.02
+    # Both draw what the cap allows, so that the slower one takes more joules a launch.
+    assert frugal_w == pytest.approx(CAP_W, rel=0.01)
+    assert greedy_w == pytest.approx(CAP_W, rel=0.01)
+    assert found.busy == pytest.approx(1.0, abs=0.01)
+
+
+class Rising:
+    """A stopwatch whose clock rises from 1319 to 1441 MHz, as in the committed record, by so much a second."""
+
+    name, resolution_s = "rising", 0.0
+
+    def __init__(self, hz_per_s: float) -> None:
+        self.now_s, self.hz_per_s = 0.0, hz_per_s
+
+    @property
+    def hz(self) -> float:
+        return min(1441e6, 1319e6 + self.hz_per_s * self.now_s)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def time(self, launch, first, samples, launches_per_sample):
+        self.now_s += samples * launches_per_sample * 1e-3
+        return [launches_per_sample * 1e-3] * samples
+
+    def clocks_hz(self, samples):
+        return [self.hz] * samples
+
+
+@pytest.mark.parametrize(("hz_per_s", "settled_after_s"), [(122e6 / 15, 15), (122e6 / 8, 10), (122e6 / 25, None)])
+def test_a_load_whose_clock_rises_is_not_sampled_before_it_settles(hz_per_s, settled_after_s):
+    watch = Rising(hz_per_s)
+    found = settle(int, watch, 0, 1, 1e-3, rule=SettleRule(time_cap_s=20.0), clock=watch.clock)
+    if settled_after_s is None:
+        assert (found.is_settled, round(found.seconds)) == (False, 20)
+        assert found.change > 0.005
+    else:
+        assert found.is_settled
+        assert settled_after_s <= found.seconds <= settled_after_s + 2.1
+        assert watch.hz == 1441e6
+    assert found.launches == round(1e3 * watch.now_s)
+
+
+def test_samples_of_a_load_come_after_it_has_settled():
+    gpu = FakeGpu(1)
+    kernel = Kernel(5e-4, 1000)
+    watch, found = FakeGpuStopwatch(gpu, kernel), []
+
+    def loaded(warm) -> int:
+        found.append(settle(int, watch, warm.launches, warm.launches_per_sample, warm.launch_s, clock=gpu.clock))
+        return found[0].launches
+
+    rule = StopRule(time_cap_s=0.5, block_s=0.1)
+    measurement = to_the_end(sampling(int, watch, rule, SteadyRule(), clock=gpu.clock, settle=loaded))
+    begun = next(first for at, first in watch.calls if at > found[0].seconds)
+    assert begun >= measurement.warmup_launches + found[0].launches
+    clocks = watch.clocks_hz(len(measurement.seconds))
+    assert max(clocks) / min(clocks) < 1.005
+    assert clocks[0] < 0.95 * HIGHEST_HZ
+
+
+def test_without_a_clock_the_speed_of_launches_settles_and_without_readings_there_are_no_watts():
+    gpu = FakeGpu(2)
+    watch = SimpleNamespace(name="", resolution_s=0.0, time=FakeGpuStopwatch(gpu, Kernel(5e-4, 1000)).time)
+    found = settle(int, watch, 0, 1, 5e-4, clock=gpu.clock)
+    assert found.is_settled
+    assert found.watts(None, gpu.now_s) is None
+
+
+@pytest.mark.parametrize("has_counter", [True, False])
+def test_joules_are_the_counters_or_power_over_time(has_counter, uuid):
+    gpu = FakeGpu(0)
+    gpu.has_counter = has_counter
+    meter = Meter(gpu, uuid, gpu.clock)
+    for _ in range(10):
+        gpu.pass_s(0.1, 500)
+        joules = meter()
+    assert joules == pytest.approx(500)
+    assert meter.source == ("counter" if has_counter else "samples")
+    silent = SimpleNamespace(energy_j=lambda uuid: None, readings=lambda uuid: {})
+    assert Meter(silent, uuid)() is None
+
+
+def burst(kernel: Kernel, uuid: str, pauses: bool, slices: int = 150, **changed: object):
+    """The GPU after so many slices of 15 ms, its mean power over the last half of them, and what was around them."""
+    gpu = FakeGpu(5)
+    for name, value in changed.items():
+        setattr(gpu, name, value)
+    watch, around = FakeGpuStopwatch(gpu, kernel), GpuSlices(gpu, uuid, gpu.clock, gpu.rest)
+    middle, clocks = (0.0, 0.0), []
+    for number in range(slices):
+        if number == slices // 2:
+            middle = gpu.now_s, gpu.used_j
+        with around:
+            watch.time(int, 0, int(0.015 / kernel.seconds), 1)
+        clocks += watch.clocks_hz(10)
+        if pauses:
+            around.pause(clocks[-1])
+    return np.median(clocks[len(clocks) // 2 :]), (gpu.used_j - middle[1]) / (gpu.now_s - middle[0]), around
+
+
+def test_pauses_keep_a_burst_near_the_reference_clock_where_its_power_would_take_it_below(uuid):
+    (hot_hz, hot_w, _), (hz, _, around) = (burst(Kernel(5e-4, 800), uuid + str(n), bool(n)) for n in (0, 1))
+    assert hot_w > 0.98 * CAP_W
+    assert hot_hz < 0.96 * REFERENCE_HZ
+    assert hz > REFERENCE_HZ
+    assert around.paused_s > 0
+    # What draws less has a higher clock than that, by which its elasticity is found, and needs no pause.
+    assert burst(Kernel(5e-4, 450), uuid, True)[2].paused_s == 0
+
+
+def test_a_pause_ends_when_the_mean_power_is_below_the_cap(uuid):
+    gpu = FakeGpu(0)
+    around = GpuSlices(gpu, uuid, gpu.clock, gpu.rest)
+    for _ in range(20):
+        with around:
+            gpu.pass_s(0.015, 750)
+        around.pause(1.4e9)
+    assert around.paused_s == pytest.approx(20 * 0.015 * (750 - 665) / (665 - IDLE_W), rel=0.35)
+
+
+def test_pauses_are_no_longer_than_the_slices_and_none_where_power_cannot_be_read(uuid):
+    _, _, around = burst(Kernel(5e-4, 20_000), uuid, True)
+    report = around.report()
+    assert 0 < report["paused_s"] <= around._worked_s + 0.01
+    assert len(report["start_s"]) == len(report["power_w"]) == len(report["celsius"]) == 150
+    assert report["start_s"] == sorted(report["start_s"])
+    silent = {"energy_j": lambda uuid: None, "readings": lambda uuid: {}}
+    report = burst(Kernel(5e-4, 900), uuid, True, **silent)[2].report()
+    assert report.keys() == {"start_s", "paused_s"}
+    assert report["paused_s"] == 0
+    assert burst(Kernel(5e-4, 900), uuid + "-", True, settings=lambda uuid: {})[2].paused_s == 0
