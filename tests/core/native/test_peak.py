@@ -59,3 +59,13 @@ def test_all_cores_are_measured_at_once_and_a_later_look_can_only_raise_the_peak
 def test_what_is_out_of_range_is_refused(native, arguments, words):
     with pytest.raises(ValueError, match=words):
         native.core_peaks(*arguments)
+
+
+def test_the_pace_of_cores_is_that_of_each_at_the_same_time(native):
+    workers = len(os.sched_getaffinity(0))
+    for count in (1, workers):
+        paces = native.pace_of_cores(count)
+        assert len(paces) == count
+        assert all(1e-6 < seconds < 1.0 for seconds in paces)
+    with pytest.raises(ValueError, match=rf"workers = {workers + 1} "):
+        native.pace_of_cores(workers + 1)
