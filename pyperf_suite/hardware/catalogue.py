@@ -29,7 +29,7 @@ class Architecture:
 
     `generation` is the one whose default blocks our Triton kernels take, `cuda_kernels` the family of our CUDA kernels.
     `features` are "tma" (copies of tensors by descriptor) and "float8_sums" (NCCL adds float8). `nvlink` and `pcie` are
-    names of `hardware.links`. A limit of 0 is one that is not known.
+    names of `hardware.links`, `float64_lanes` the multiply-adds in float64 of a cycle. A limit of 0 is not known.
     """
 
     compute_capability: tuple[int, int]
@@ -40,6 +40,7 @@ class Architecture:
     features: tuple[str, ...] = ()
     resident_blocks: int = 0
     resident_warps: int = 0
+    float64_lanes: int = 2
     shared_bytes: int = 0
     shared_block_bytes: int = 0  # the most that one block may ask for
     models: tuple[str, ...] = ()

@@ -216,6 +216,60 @@ class FittedLaw:
         return cls(law, len(fitted), tuple(errors.tolist()))
 
 
+# Head dimensions beyond which libraries take another kernel on a GPU (FlashAttention-3's tile_size.h).
+BUCKETS = (64, 96, 128, 192, 256)
+
+# Columns of head_dim that take the tensor cores of a Hopper multiprocessor as long as its exponentials take: a score
+# has one exponential, of 16 a cycle, and 4 FLOP a column, of 4,096 a cycle (NVIDIA H100 Tensor Core GPU Architecture).
+EXPONENTIAL_COLUMNS = 4096 // 4 // 16
+
+
+def bucket_of(head_dim: int) -> int:
+    """Columns that a library computes for a head of `head_dim`; as it is beyond the largest bucket."""
+    return next((bucket for bucket in BUCKETS if head_dim <= bucket), head_dim)
+
+
+@dataclass(frozen=True)
+class HeadSizeLaw:
+    """Seconds = heads · (per_head_s + per_column_s · computed columns of head_dim), at one length, mask and batch.
+
+    `held_out` are relative errors at head dimensions that the other ones predict; none for fewer than three.
+    """
+
+    per_head_s: float
+    per_column_s: float
+    head_dims: tuple[int, ...]
+    held_out: tuple[float, ...] = ()
+
+    @property
+    def columns(self) -> float:
+        """Columns of head_dim that cost as much as what each head costs whatever its size: mostly the softmax."""
+        return self.per_head_s / self.per_column_s
+
+    def seconds(self, heads: int, computed_columns: int) -> float:
+        return heads * (self.per_head_s + self.per_column_s * computed_columns)
+
+    @classmethod
+    def fit(cls, measured: Sequence[tuple[int, int, float]]) -> HeadSizeLaw | None:
+        """Fit to (heads, computed columns, seconds); None where fewer than two sizes, or none that costs more."""
+
+        def constants(of: Sequence[tuple[int, int, float]]) -> NDArray[np.float64]:
+            features = [(heads, heads * columns) for heads, columns, _ in of]
+            return np.asarray(nonnegative_fit(np.array(features, dtype=np.float64), [seconds for *_, seconds in of]))
+
+        sizes = sorted({columns for _, columns, _ in measured})
+        if len(sizes) < 2:
+            return None
+        per_head_s, per_column_s = constants(measured)
+        if not per_column_s:
+            return None
+        held_out: list[float] = []
+        for size in sizes if len(sizes) > 2 else ():
+            a, b = constants([each for each in measured if each[1] != size])
+            held_out += [abs(n * (a + b * size) / s - 1) for n, columns, s in measured if columns == size]
+        return cls(float(per_head_s), float(per_column_s), tuple(sizes), tuple(held_out))
+
+
 def causes(slow: TiledAttention, fast: TiledAttention, ratio: float, law: AttentionLaw | None) -> list[str]:
     """What explains that one case takes `ratio` times as long as another of the same work, the strongest first.
 

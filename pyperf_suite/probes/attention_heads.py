@@ -13,19 +13,29 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by
-from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
-from pyperf_suite.laws.tiled_attention import Blocks, FittedLaw, TiledAttention, causes
+from pyperf_suite.laws.tiled_attention import (
+    BUCKETS,
+    EXPONENTIAL_COLUMNS,
+    Blocks,
+    FittedLaw,
+    HeadSizeLaw,
+    TiledAttention,
+    bucket_of,
+    causes,
+)
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters
 from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.kernel_names import flash_kernel
 
@@ -38,11 +48,16 @@ ALL = "all"
 # Blocks that our kernel chooses for the case.
 CHOSEN = "chosen"
 
-SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+# What users run first; FlashAttention-3 only where it is installed.
+SDPA = ("sdpa_default", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
+LIBRARIES = (*SDPA, *(("flash3",) if find_spec(FLASH3_PACKAGE) else ()))
 EXTRA_IMPLEMENTATIONS = ("sdpa_math", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
+
+# Head dimensions that models have.
+HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)
 
 Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
 
@@ -61,13 +76,13 @@ class AttentionHeadsAxes(AxisTable):
     implementation: tuple[str, ...] = by(
         ("native", SDPA[0]),
         full=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
-        cuda=by(("triton", SDPA[0]), ("triton", *SDPA), ("triton", *SDPA, *EXTRA_IMPLEMENTATIONS)),
+        cuda=by((*LIBRARIES, "triton"), full=(*LIBRARIES, "triton", *EXTRA_IMPLEMENTATIONS)),
     )
     extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[1:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
     hidden: Sizes = by((768,), cuda=(5120,))
     # 40 and 64 heads of 5120 are the two that have been built most.
     heads: Sizes = by((12, 6), (12, 6, 8, 16), (12, 8, 6, 16, 4, 24), cuda=by((40, 64), (40, 64, 20, 32, 80, 160)))
-    head_dim: Sizes = by((), (72, 136), BUCKET_EDGES, cuda=by((), standard=BUCKET_EDGES))
+    head_dim: Sizes = by((), (72, 136), BUCKET_EDGES, cuda=by(HEAD_DIMS, full=BUCKET_EDGES))
     # With 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200.
     heads_of_head_dim: Sizes = by((8,), cuda=by((32,), full=(32, 33)))
     kv_ratio: tuple[str, ...] = by(("1",), full=("1", "4", ALL), cuda=by(("1",), standard=("1", "4", "8", ALL)))
@@ -205,13 +220,10 @@ def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
 DEFAULT = "sdpa_default"
 
 # What a user can have instead of the default without a kernel of their own.
-CHOICES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
+CHOICES = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa_math", "flash3")
 
 # Two points are a table's row, not a picture.
 FEWEST_SIZES = 3
-
-# Where implementations change their kernel: head dimensions beyond these take the next one's (FlashAttention-3).
-BUCKETS = (64, 96, 128, 192, 256)
 
 CAUSES = {
     "padding": "head_dim is padded to the next bucket",
@@ -292,12 +304,19 @@ Laws = Mapping[str, FittedLaw]
 
 def analyse(rows: Rows) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
-    laws, by_heads = laws_of(rows), HEADS.sweeps(rows)
+    laws, by_heads, sizes = laws_of(rows), HEADS.sweeps(rows), head_size_laws(rows)
     longest = max(map(len, by_heads), default=0)
+    by_heads.sort(key=lambda sweep: (rank(sweep[0]), law_key(sweep[0])))
+    leading = rank(by_heads[0][0]) if by_heads else 0
     softmax = Column("softmax", lambda row: softmax_by_law(row, laws), "%", predicted=True)
     return findings(
         # Of masks, key heads and lengths with a few splits only the table tells.
-        (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in by_heads if 2 * len(sweep) > longest),
+        (
+            advice(sweep, laws.get(law_key(sweep[0])), leads=rank(sweep[0]) <= max(leading, LAST_LIBRARY))
+            for sweep in by_heads
+            if 2 * len(sweep) > longest
+        ),
+        (head_size_remark(*law) for law in sizes),
         map(cliff, HEAD_DIM.sweeps(rows)),
         picks(rows),
         (law_remark(key, law) for key, law in laws.items()),
@@ -313,8 +332,62 @@ def of(row: Row) -> dict[str, Any]:
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
-def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
-    """The fastest split compared with the slowest, and what makes the difference in the forward pass."""
+RANKS = {name: place for place, name in enumerate((*SDPA, "flash3"))}
+LAST_LIBRARY = len(RANKS)
+
+
+def rank(row: Row) -> int:
+    """The place of a row's implementation among those that users run, the default first and our own kernels last."""
+    return LAST_LIBRARY + 1 if row.implementation in OWN else RANKS.get(row.implementation, LAST_LIBRARY)
+
+
+def is_by_gpu(row: Row) -> bool:
+    """Tell if a GPU computed it."""
+    return row.implementation == "triton" or "launched" in row.kernel.get("details", {})
+
+
+def columns_of(row: Row) -> int:
+    """Columns of head_dim that are computed: as the kernel tells them, else on a GPU those of the next known bucket."""
+    case = tiled(row)
+    return case.padded_head_dim if case else bucket_of(row.head_dim) if is_by_gpu(row) else row.head_dim
+
+
+def head_size_laws(rows: Rows) -> list[tuple[Row, HeadSizeLaw]]:
+    """A row and the law of each implementation, pass and problem that has at least two head dimensions."""
+    sharing = grouped(
+        (row for row in rows if row.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
+        lambda row: (rank(row), law_key(row), what(row), row.backward),
+    )
+    found = []
+    for key in sorted(sharing):
+        law = HeadSizeLaw.fit([(row.batch * row.heads, columns_of(row), row.seconds) for row in sharing[key]])
+        found += [(sharing[key][0], law)] if law is not None else []
+    return found
+
+
+def head_size_remark(row: Row, law: HeadSizeLaw) -> Remark:
+    """The constants of a law of head size, and what they mean."""
+    template = (
+        "{kernel}, {what}: a head takes {head} + {column} a computed column of head_dim in {of_pass}; the first, "
+        "mostly the softmax, costs as much as {columns} columns"
+    )
+    template += " (the exponentials alone take a Hopper GPU {floor})" if is_by_gpu(row) else ""
+    template += "; it misses held-out head dimensions by {miss} (median)" if law.held_out else ""
+    found: dict[str, Any] = {
+        "head": Quantity(law.per_head_s, "us"),
+        "column": Quantity(law.per_column_s, "ns"),
+        "columns": round(law.columns),
+        "floor": EXPONENTIAL_COLUMNS,
+        "miss": Quantity(statistics.median(law.held_out), "%") if law.held_out else None,
+    }
+    return row.remark(template, kind="law", **found, **of(row))
+
+
+def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
+    """The fastest split compared with the slowest, and what makes the difference in the forward pass.
+
+    Where it does not lead, of our own kernel next to libraries, it is a detail that no summary begins with.
+    """
     fast, slow = ends(sweep)
     faster = fast.faster_than(slow)
     if faster is None:
@@ -322,12 +395,13 @@ def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
     # Heads of K and V get narrower with those of Q; where all share one, it has other parameters.
     parameters = "" if kv_ratio(fast) == "all" else ", with the same parameters"
     template = "{kernel}, {what}, hidden {hidden}: {split} is {faster} as fast as {slow} in {of_pass}" + parameters
-    yield fast.remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
+    kind: Kind = "" if leads else "law"
+    yield fast.remark(template, kind=kind, effect="faster", faster=faster, slow=split(slow), **of(fast))
     bad, good = tiled(slow), tiled(fast)
     if bad is not None and good is not None and wins(faster):
         for cause in causes(bad, good, slow.seconds / fast.seconds, fitted.law if fitted else None):
             template = "{kernel}, {what}, hidden {hidden}: {split} is slower than {fast}: {cause}"
-            yield slow.remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
+            yield slow.remark(template, kind=kind, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
 def cliff(sweep: list[Row]) -> Remark | None:
@@ -527,7 +601,7 @@ PROBE = Probe(
     axes=AttentionHeadsAxes.of,
     sweep=sweep,
     order=lambda row: (
-        *(law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
+        *(rank(row), law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
         *(row.hidden, row.heads, row.backward),
     ),
     tables=TABLES,

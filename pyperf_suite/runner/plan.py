@@ -25,6 +25,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Case
@@ -266,9 +267,9 @@ class Outlook:
 
     @property
     def closing_s(self) -> float:
-        """What follows the last trial: the sentinel in a process of its own, unless all is exact, and the findings."""
-        is_timed = not all(planned.is_exact for planned in self._plan.cases)
-        return (REPORT_S + is_timed * START_S[self._plan.device.kind]) * slowed()
+        """What follows the last trial: the sentinel, on a CPU in a process of its own, and the findings."""
+        has_process = self._plan.device.kind == "cpu" and not all(planned.is_exact for planned in self._plan.cases)
+        return (REPORT_S + has_process * START_S["cpu"]) * slowed()
 
     @property
     def _start_s(self) -> float:
@@ -289,14 +290,14 @@ class Outlook:
         visits = 2 if self._plan.has_two_visits and is_ready_fast(workload) and not is_counted else 1
         seconds = visits * AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
         seconds += CHECKS_OF_A_USERS_CASE_S[workload.library] / effort.processes
-        float64_s = workload.work(case.parameters).flop / host_flop_per_s()
+        rate = gpu_float64_flop_per_s(self._plan.device) if on_gpu else host_flop_per_s()
+        float64_s = workload.work(case.parameters).flop / rate
         launch_s = 0.0 if on_gpu else float64_s / 2  # float32 has twice the lanes
-        # The other processes of a run share what the first computed.
-        if process == 0 and workload.own_check and not workload.ranks(case.parameters):
-            seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
-        if workload.fresh_ranks:
-            seconds += START_OF_FRESH_RANKS_S
-        seconds *= slowed()
+        # The other processes of a run share what the first computed, on the device whose cases they are.
+        is_checked = process == 0 and workload.own_check and not workload.ranks(case.parameters)
+        check_s = PASSES_OF_A_CHECK * float64_s if is_checked else 0.0
+        seconds += is_checked * AROUND_A_WORKLOAD_S + workload.fresh_ranks * START_OF_FRESH_RANKS_S
+        seconds = seconds * slowed() + check_s * (1.0 if on_gpu else slowed())
         if is_counted:
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
@@ -354,6 +355,17 @@ def slowed() -> float:
 
     now, queue = statistics.median(look() for _ in range(LOOKS)), (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
     return max(1.0, math.sqrt(now * queue) if queue > 1 else now)
+
+
+# Of what its units do at FLOAT64_HZ, which all GPUs exceed, products of torch in float64 reach so much.
+FLOAT64_SHARE, FLOAT64_HZ = 0.5, 1.4e9
+
+
+def gpu_float64_flop_per_s(device: Device) -> float:
+    """FLOP/s in float64 of a GPU, where references of its cases are computed."""
+    gpu = gpus()[device.index]
+    lanes = architecture(gpu.compute_capability).float64_lanes
+    return 2 * FLOAT64_SHARE * FLOAT64_HZ * lanes * gpu.multiprocessors
 
 
 @functools.cache

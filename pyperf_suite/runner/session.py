@@ -132,9 +132,12 @@ class Session:
 
     def finish(self) -> None:
         try:
-            with WorkerPool(self.plan.device, self.deadline_s) as fresh:
-                fresh.best_loop_s = self._workers.best_loop_s
-                self._measure_sentinel(fresh)
+            with ExitStack() as stack:
+                workers: Workers = self._workers
+                if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
+                    workers = stack.enter_context(WorkerPool(self.plan.device, self.deadline_s))
+                    workers.best_loop_s = self._workers.best_loop_s
+                self._measure_sentinel(workers)
             remember(str(self._identity["slug"]), self.folder.run_id, self.records)
         finally:
             self.close()
@@ -201,9 +204,9 @@ class Session:
             for planned, process in self.within_budget([trial]):
                 if not self._is_held(planned, process):
                     self._measure_group(self._group_of(planned, process), process, visit=1)
-                record = self.records[self._finished[_key(planned, process)]]
-                left_s = functools.partial(self.seconds_left, trials)
-                show(done // 2, len(trials), describe(planned, record), left_s)
+                if (place := self._finished.get(_key(planned, process))) is not None:
+                    left_s = functools.partial(self.seconds_left, trials)
+                    show(done // 2, len(trials), describe(planned, self.records[place]), left_s)
         return len(trials)
 
     @property
@@ -339,15 +342,12 @@ class Session:
             taken_mhz = next(filter(None, earlier), reference_clock_hz(1e6 * maximum_mhz, seen_hz) / 1e6)
             self._state = self._state | {"gpu": gpu | {"reference_clock_mhz": taken_mhz}}
 
-    def _measure_sentinel(self, fresh: Workers) -> None:
-        """In a process that is fresh: one that has worked for a while has other memory.
-
-        A run that times nothing has no use for it.
-        """
+    def _measure_sentinel(self, workers: Workers) -> None:
+        """Measure the fixed kernel by which the machine is known; a run that times nothing has no use for it."""
         if all(planned.is_exact for planned in self.plan.cases):
             return
         sentinel = SENTINELS[self.plan.device.kind]
-        answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
+        answer = workers.measure(0, sentinel, SENTINEL_EFFORT)
         self._take_reference_clock(answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0))
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 

@@ -8,6 +8,7 @@ a case, or a compiler that fails, makes it unsupported with torch's own reason.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.tiled_attention import Blocks, visible_pairs
-from pyperf_suite.workloads.backends import require_cores
+from pyperf_suite.workloads.backends import require_cores, require_installed
 from pyperf_suite.workloads.operands import Operands
 from pyperf_suite.workloads.operator import BoundLaunch, Launches, TimedImplementation, TorchTensors, free_bytes
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel
@@ -140,6 +141,8 @@ OPERATORS = {
 }
 WARNED_AS = {"flash": "flash attention", "cudnn": "cudnn attention", "efficient": "memory efficient", "math": "math"}
 
+FLASH3_PACKAGE = "flash_attn_interface"
+
 # Backends that take no mask on a GPU but know a causal one that ends at the lower right.
 KNOW_LOWER_RIGHT = ("default", "flash", "efficient")
 
@@ -255,6 +258,34 @@ class TorchSdpa(TorchAttention):
         picked = backend_of(seen)
         details = {"backend": picked, "mask": mask} | ({"gqa": way} if way else {})
         return bound, Kernel(f"torch.sdpa.{picked}", picked, details)
+
+
+class FlashAttention3(TorchAttention):
+    """FlashAttention-3 of its own package (`flash_attn_interface`, for Hopper GPUs), where that is installed."""
+
+    name = "flash3"
+    called = "FlashAttention-3"
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        """Call it on views of [batch, seq, heads, head_dim], the layout it takes; a shared key head as it is."""
+        require_installed(FLASH3_PACKAGE)
+        attention = importlib.import_module(FLASH3_PACKAGE).flash_attn_func
+
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            rows = (each.transpose(1, 2) for each in (q, k, v))
+            output = attention(*rows, causal=parameters.masks_something)
+            # Versions before 3.0.0b1 returned (output, log of the sum of exponentials).
+            return (output[0] if isinstance(output, tuple) else output).transpose(1, 2)
+
+        bound = bind_attend(parameters, tensors, attend)
+        try:
+            bound[0].launch()
+        except tensors.torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            reason = (str(error).strip().splitlines() or ["it gives no reason"])[0]
+            raise Unsupported(f"FlashAttention-3 refuses this case: {reason}") from None
+        return bound, Kernel("flash_attn_interface.flash_attn_func", "flash3")
 
 
 def attention_function(

@@ -27,6 +27,7 @@ from pyperf_suite.workloads.attention import (
     GRADIENTS,
     INPUTS,
     AttentionParameters,
+    FlashAttention3,
     TorchAttention,
     TorchSdpa,
     bind_attend,
@@ -325,6 +326,7 @@ IMPLEMENTATIONS = by_name(
     *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
     TritonAttention(),
     *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
+    FlashAttention3(),
     TwoGemm("two_gemm"),
     TwoGemm("two_gemm_products", products_alone=True),
 )

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.findings.summary import summary_of
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, TiledAttention
+from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
 from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.attention import AttentionParameters
 from tests.records import records
 
 CPU = resolve("cpu")
+H200 = Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib"
+H200_HEADS = H200 / "20261126T060843Z-9b67" / "records.jsonl"
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.
 LAW = AttentionLaw(5e-6, 1e-6, per_product_s=4e-12, per_score_s=64e-12, per_element_s=1e-12)
 
@@ -235,3 +240,39 @@ def test_cases_that_different_processes_measured_are_not_compared() -> None:
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
     assert message(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
+
+
+def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
+    machine = Machine(libraries={"sdpa_default": 3.0, "sdpa_cudnn": 2.0})
+    found = findings(machine, implementation=("native", "sdpa_cudnn", "sdpa_default"), heads=(8, 4, 2))
+    kernels = [each.values["kernel"].partition(",")[0] for each in message(found, "faster", "slow")]
+    assert list(dict.fromkeys(kernels)) == ["sdpa_default", "sdpa_cudnn", "native"]
+    points = [point for point in summary_of({"attention_heads": found}) if "slow" in point.message.values]
+    assert {point.message.values["kernel"].partition(",")[0] for point in points} == {"sdpa_default"}
+    alone = findings(machine, implementation=("native",), heads=(8, 4, 2))
+    assert [point.kind for point in summary_of({"attention_heads": alone})] == ["effect"]
+
+
+def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:
+    found = PROBE.findings(read_journal(H200_HEADS))
+    columns = {
+        each.values["kernel"].partition(",")[0]: each.values["columns"]
+        for each in message(found, "columns")
+        if "causal" not in each.values["what"]
+    }
+    assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
+
+
+def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:
+    measured = [
+        (heads, columns, heads * (7e-6 + 60e-9 * columns)) for heads, columns in ((64, 64), (32, 128), (32, 96))
+    ]
+    law = HeadSizeLaw.fit(measured)
+    assert law is not None
+    assert (law.columns, law.seconds(32, 256)) == pytest.approx((7e-6 / 60e-9, 32 * (7e-6 + 60e-9 * 256)))
+    assert law.held_out == pytest.approx((0, 0, 0), abs=1e-9)
+    off = HeadSizeLaw.fit([*measured, (16, 192, 2 * 16 * (7e-6 + 60e-9 * 192))])
+    assert off is not None
+    assert max(off.held_out) > 0.3
+    assert HeadSizeLaw.fit(measured[:1]) is None
+    assert [bucket_of(each) for each in (40, 64, 72, 112, 128, 200, 300)] == [64, 64, 96, 128, 128, 256, 300]

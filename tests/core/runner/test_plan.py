@@ -39,6 +39,7 @@ LONG = Profile("long", 1, Effort(SteadyRule(time_cap_s=50.0), StopRule(0.02, tim
 def slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle host of 1 GFLOP/s in float64, 2 in float32, that has torch."""
     monkeypatch.setattr(module, "host_flop_per_s", lambda: 1e9)
+    monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(compute_capability=(9, 0), multiprocessors=132)])
     monkeypatch.setattr(module, "slowed", lambda: 1.0)
     monkeypatch.setattr(module, "find_spec", lambda _: "torch")
 
@@ -53,6 +54,8 @@ EXCHANGE = PlannedCase("collectives", Case("collective", CollectiveParameters("a
 COPY = PlannedCase("transfer", Case("transfer", TransferParameters(1 << 20), "numpy"))
 
 STEP = PlannedCase("block", Case("training_step", TrainingStepParameters(), "torch"))
+# 64 multiply-adds a cycle of each of 132 multiprocessors at 1.4 GHz, half of it.
+H200_FLOAT64 = 64 * 132 * 1.4e9
 STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
 
 
@@ -78,7 +81,13 @@ STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
         # The first process computes what it compares with: a model of its own.
         (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.9 * 0.3),
         (COPY, QUICK, CPU, 1, 0.06 + 0.9 * 0.3),
-        (STEP, QUICK, GPU, 0, 0.06 + 0.4 + 2 * STEP_FLOP / 1e9 + 0.9 * 0.3 + 0.2),  # forward and backward, twice
+        (
+            STEP,
+            QUICK,
+            GPU,
+            0,
+            0.06 + 0.4 + 2 * STEP_FLOP / H200_FLOAT64 + 0.9 * 0.3 + 0.2,
+        ),  # forward and backward, twice
         (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.9 * 0.3),
     ],
 )
@@ -99,7 +108,7 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
 def test_a_run_takes_its_trials_the_starts_of_workers_groups_and_the_sentinel_and_its_findings():
     trial_s = 0.06 + 0.9 * 0.6
     assert run_s(product(1)) == pytest.approx(3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
-    assert run_s(product(1), device=GPU) == pytest.approx(3 * (trial_s + 0.4) + 4 * 7.0 + 1.3, abs=1e-3)
+    assert run_s(product(1), device=GPU) == pytest.approx(3 * (trial_s + 0.4) + 3 * 7.0 + 1.3, abs=1e-3)
     assert run_s(EXACT) == pytest.approx(0.12 + 0.7 + 1.3)
     assert run_s(EXACT, product(1)) == pytest.approx(0.12 + 3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
     assert run_s(EXCHANGE) == pytest.approx(3 * (trial_s + 4.0) + 4 * 0.7 + 1.3, abs=1e-3)

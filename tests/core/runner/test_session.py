@@ -1,11 +1,12 @@
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
@@ -193,3 +194,14 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_the_last_sentinel_of_a_gpu_is_measured_by_the_worker_that_is_there(kind, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda session, workers: asked.append(workers))
+    plan = a_plan()
+    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=Instant()).open()
+    session.plan = replace(plan, device=Device(kind, 0))
+    session.finish()
+    assert [each is session.workers for each in asked] == [True, kind == "cuda"]

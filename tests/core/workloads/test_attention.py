@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, why_not
+from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters, reason_of_refusal, why_not
 from pyperf_suite.workloads.attention.attention import ATTENTION, default_native_blocks
 from pyperf_suite.workloads.workload import Kernel
 from tests.core.workloads import test_outputs
@@ -127,3 +130,37 @@ def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
     assert kernel.details["blocks"] == str(default_native_blocks(parameters))
     assert kernel.details["slots"] == 1
     assert 40 <= kernel.details["padded_head_dim"] < 40 + 16
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome", "words"),
+    [
+        (lambda output: output, "ok", ""),
+        (lambda output: (output, None), "ok", ""),  # as versions before 3.0.0b1
+        (lambda output: 2 * output, "failed", "Wrong result"),
+    ],
+    ids=["newer", "older", "wrong"],
+)
+@pytest.mark.parametrize("changed", [{}, {"backward": True}, {"causal": True, "kv_heads": 2}], ids=str)
+def test_flash_attention_3_is_called_as_its_package_takes_it(
+    monkeypatch: pytest.MonkeyPatch, answers: Any, outcome: str, words: str, changed: dict[str, Any]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def flash_attn_func(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        assert q.shape[1:3] == (32, 4)  # rows before heads
+        rows = (each.transpose(1, 2) for each in (q, k, v))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return answers(attend(*rows, is_causal=causal, enable_gqa=True).transpose(1, 2))
+
+    module = SimpleNamespace(flash_attn_func=flash_attn_func, __spec__=ModuleSpec(FLASH3_PACKAGE, None))
+    monkeypatch.setitem(sys.modules, FLASH3_PACKAGE, module)
+    case = Case("attention", AttentionParameters(1, 4, 64, 32, dtype="float32", **changed), "flash3")
+    answer = measure_case(case, None, CPU)
+    assert (answer["outcome"], words in answer.get("reason", "")) == (outcome, True)
+
+
+def test_without_its_package_flash_attention_3_is_unsupported() -> None:
+    case = Case("attention", AttentionParameters(1, 4, 64, 32, dtype="float32"), "flash3")
+    answer = measure_case(case, None, CPU)
+    assert (answer["outcome"], answer["reason"]) == ("unsupported", "flash_attn_interface is not installed.")
