@@ -45,9 +45,9 @@ class Reading:
     `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
     `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
     another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
-    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each
-    slice of a single process, NaN of a discarded one, and `group` names the cases whose slices were taken in the
-    same rounds. `drift` is how much the core's speed changed meanwhile, which only cases of one group share.
+    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
+    of a single process that counts, by group and round, and `groups` name the cases that took turns. `drift` is how
+    much the cores' speed changed meanwhile, which only cases of one group share.
     `clock_hz` is a GPU's clock meanwhile, 0 where it was not seen; seconds are those at the reference clock,
     `elasticity` and `log_of_doubt` as in AtOneClock.
     """
@@ -167,6 +167,11 @@ def _groups(record: Record) -> tuple[str, ...]:
     return tuple(map(str, record.sampling.get("groups") or filter(None, [record.sampling.get("group")])))
 
 
+def _shared_groups(slow: Reading, fast: Reading) -> set[str]:
+    """Groups that both are of; a case that was visited alone is of none."""
+    return (set(slow.groups) & set(fast.groups)) - {""}
+
+
 def _slices(record: Record) -> dict[tuple[str, int], float]:
     """The reported quantile of the samples of each slice that was not discarded, by group and round."""
     import numpy as np
@@ -176,7 +181,12 @@ def _slices(record: Record) -> dict[tuple[str, int], float]:
     rounds = [(group, n) for group, count in zip(_groups(record), visits, strict=True) for n in range(count)]
     parts = np.split(np.asarray(record.time.samples, dtype=np.float64), np.cumsum(sizes)[:-1])
     share = record.sampling.get("quantile", USUAL)
-    return {at: float(np.quantile(part, share)) for at, part in zip(rounds, parts, strict=True) if part.size}
+    left_out = set(record.sampling.get("left_out", ()))
+    return {
+        at: float(np.quantile(part, share))
+        for number, (at, part) in enumerate(zip(rounds, parts, strict=True))
+        if part.size and at[0] and number not in left_out
+    }
 
 
 def _drift(record: Record) -> float:
@@ -261,7 +271,7 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
         return _NOT_KNOWN
     rounds = sorted(slow.slices.keys() & fast.slices.keys())
     if len(rounds) < _FEWEST_PAIRS:
-        apart = 0.0 if set(slow.groups) & set(fast.groups) else _WIDER
+        apart = 0.0 if _shared_groups(slow, fast) else _WIDER
         return math.hypot(slow.within, fast.within, apart * slow.drift, apart * fast.drift)
     import statistics
 

@@ -26,7 +26,7 @@ from pyperf_suite.measure.estimates import (
     undisturbed_interval,
 )
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
-from pyperf_suite.measure.telemetry import SLOW, SLOW_BY, Disturbances
+from pyperf_suite.measure.telemetry import SLOW_BY, Disturbances, are_slow
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 
@@ -359,10 +359,10 @@ class Measurement:
         return (high - low) / 2 / self.value if self.value else 0.0
 
 
-def slow_slices(reasons: Sequence[str]) -> tuple[int, ...]:
+def slow_slices(loops_s: Sequence[float], best_s: float) -> tuple[int, ...]:
     """Numbers of the slices to leave out for slow cores; empty if too few would be left."""
-    slow = tuple(index for index, reason in enumerate(reasons) if reason == SLOW)
-    return slow if len(reasons) - len(slow) >= MIN_SLICES_AT_BEST else ()
+    slow = tuple(index for index, is_slow in enumerate(are_slow(loops_s, best_s)) if is_slow)
+    return slow if len(loops_s) - len(slow) >= MIN_SLICES_AT_BEST else ()
 
 
 def slowed_by(medians_s: Sequence[float], loops_s: Sequence[float], best_s: float) -> float:
@@ -472,12 +472,13 @@ def sampling(
     disturbed_s = 0.0
     stopped_by: StoppedBy | None = None
     while stopped_by is None:
-        if (yield):
-            launched += _wake(launch, stopwatch, launched, warm.launch_s)
-        block_begin_s = clock() - begin
-        spent_s = block_begin_s - min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
+        others_ran = yield
+        spent_s = clock() - begin - min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         count = min(rule.next_block(len(kept), spent_s, sample_s), rule.max_samples - len(seconds))
         with disturbances or nullcontext():
+            if others_ran:
+                launched += _wake(launch, stopwatch, launched, warm.launch_s)
+            block_begin_s = clock() - begin
             block = [sample / batch for sample in stopwatch.time(launch, launched, count, batch)]
         launched += count * batch
         elapsed_s = clock() - begin
@@ -498,20 +499,22 @@ def sampling(
             disturbed_s += elapsed_s - block_begin_s
         elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
         if len(kept) >= checkpoint or rule.quantile != USUAL or kept_clocks:
-            out = slow_slices(disturbances.reasons) if disturbances else ()
+            loops = _loops_of(disturbances)
+            out = slow_slices(*loops)
             counted = _without(kept, kept_slices, out) if out else (kept, kept_slices)
             stopped_by = rule.decide(counted[0], len(seconds), elapsed_s, counted[1], kept_clocks, batch)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
-    loops = NO_LOOPS
+    return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *_loops_of(disturbances))
+
+
+def _loops_of(disturbances: AroundSlices | None) -> tuple[Sequence[float], float]:
+    """The seconds of the loops around the slices, and those at their best; nothing on a GPU."""
     if isinstance(disturbances, Disturbances):
-        loops = disturbances.reasons, disturbances.loops_s, disturbances.best_s
-    return concluded(rule, warm, seconds, slices, stopped_by, discarded, kept_clocks, *loops)
-
-
-NO_LOOPS: tuple[Sequence[str], Sequence[float], float] = ((), (), math.inf)
+        return disturbances.loops_s, disturbances.best_s
+    return (), math.inf
 
 
 def concluded(
@@ -522,23 +525,20 @@ def concluded(
     stopped_by: StoppedBy,
     discarded: Sequence[tuple[int, str]] = (),
     clocks_hz: Sequence[float] = (),
-    reasons: Sequence[str] = (),
     loops_s: Sequence[float] = (),
     best_loop_s: float = math.inf,
 ) -> Measurement:
     """Conclude from all samples, in slices of so many: which count, their interval, and whether it is narrow enough.
 
-    `clocks_hz` are of the samples not discarded; `reasons`, one a slice, `loops_s` and `best_loop_s` are those of
-    `Disturbances`.
+    `clocks_hz` are of the samples not discarded, `loops_s` of each slice and `best_loop_s` those of `Disturbances`.
     """
     dropped = {index for index, _ in discarded}
     owner = [number for number, size in enumerate(slices) for _ in range(size)]
     kept_despite: tuple[str, ...] = ()
     if len(dropped) == len(seconds):
         kept_despite, dropped, discarded, clocks_hz = tuple(sorted({each for _, each in discarded})), set(), (), ()
-    out: tuple[int, ...] = ()
-    slow_by = 1.0
-    if SLOW in reasons and not (out := slow_slices(reasons)):
+    out, slow_by = slow_slices(loops_s, best_loop_s), 1.0
+    if not out and any(are_slow(loops_s, best_loop_s)):
         medians_s = [float(np.median(part)) for part in np.split(np.asarray(seconds), np.cumsum(slices)[:-1])]
         slow_by = slowed_by(medians_s, loops_s, best_loop_s)
         slow_by = slow_by if slow_by > SLOW_BY else 1.0

@@ -102,6 +102,7 @@ STRETCH_S, FEWEST_LOOPS = 5.0, 8
 STOLEN, WAITED, SLOW = "stolen time", "other processes", "slow core"
 
 _LOOP = range(25_000)
+PYTHON_LOOP = "python 25000"
 
 
 def python_loop_s() -> float:
@@ -116,23 +117,28 @@ def best_loop_s(loops_s: Sequence[float]) -> float:
     return loops_s[int(BEST_QUANTILE * len(loops_s))] if len(loops_s) >= FEWEST_BEST_LOOPS else math.inf
 
 
+def are_slow(loops_s: Sequence[float], best_s: float) -> list[bool]:
+    """Tell for each slice by its loops if the cores were slow, whatever else disturbed it."""
+    return [loop_s > SLOW_BY * best_s for loop_s in loops_s]
+
+
 class Disturbances:
     """Notes on what else the machine did during each slice of a measurement: `with disturbances: ...` around each.
 
-    `loop_s()` times a loop on the `cores` that the case uses, all at the same time, and returns the seconds of the
-    slowest. `loops_s` has the mean of the loops before and after each slice, `reasons` a word for each slice, "" for a
-    clean one: a hypervisor had time of this machine's cores (counted in ticks of 10 ms), others had the core that this
-    thread wanted, or the loops took longer than the best that this machine is known for.
+    `loop_s()` times the loop of that `name` on the cores that the case uses, all at the same time, and returns the
+    seconds of the slowest. `loops_s` has the mean of the loops before and after each slice, `reasons` a word for each
+    slice, "" for a clean one: a hypervisor had time of this machine's cores (counted in ticks of 10 ms), others had the
+    core that this thread wanted, or the loops took longer than the best that this machine is known for.
     """
 
-    remembered_s: ClassVar[Mapping[int, float]] = {}
-    """By number of cores, seconds of the loop at its best in earlier runs on this machine."""
+    remembered_s: ClassVar[Mapping[str, float]] = {}
+    """By name of the loop, its seconds at its best in earlier runs on this machine."""
 
-    _loops_s: ClassVar[dict[int, list[float]]] = {}
-    _stretches: ClassVar[dict[int, list[float]]] = {}
+    _loops_s: ClassVar[dict[str, list[float]]] = {}
+    _stretches: ClassVar[dict[tuple[str, int], list[float]]] = {}
 
-    def __init__(self, loop_s: Callable[[], float] = python_loop_s, cores: int = 1) -> None:
-        self._loop_s, self._cores = loop_s, cores
+    def __init__(self, loop_s: Callable[[], float] = python_loop_s, name: str = PYTHON_LOOP) -> None:
+        self._loop_s, self._name = loop_s, name
         self.loops_s: list[float] = []
         self._others: list[str] = []
 
@@ -144,14 +150,15 @@ class Disturbances:
     def __exit__(self, *_: object) -> None:
         lasted_s, stolen_s, waited_s = (now - then for now, then in zip(self._read(), self._begin, strict=True))
         self.loops_s.append((self._before_s + self._look_s()) / 2)
-        bisect.insort(self._loops_s.setdefault(self._cores, []), self.loops_s[-1])
-        self._stretches.setdefault(int(time.monotonic() / STRETCH_S), []).append(self.loops_s[-1])
+        bisect.insort(self._loops_s.setdefault(self._name, []), self.loops_s[-1])
+        stretch = self._name, int(time.monotonic() / STRETCH_S)
+        self._stretches.setdefault(stretch, []).append(self.loops_s[-1])
         self._others.append(STOLEN if stolen_s else WAITED if waited_s > MOST_WAITED * lasted_s else "")
 
     @property
     def best_s(self) -> float:
         """Seconds of the loop at its best, of earlier runs or of this process; infinite if not known yet."""
-        return min(self.remembered_s.get(self._cores, math.inf), best_loop_s(self._loops_s.get(self._cores, ())))
+        return min(self.remembered_s.get(self._name, math.inf), best_loop_s(self._loops_s.get(self._name, ())))
 
     def _look_s(self) -> float:
         """Seconds of the loop; the faster of two where the first is slow, for clocks recover from wide vectors."""
@@ -163,12 +170,12 @@ class Disturbances:
 
     @property
     def reasons(self) -> list[str]:
-        limit_s = SLOW_BY * self.best_s
-        return [other or SLOW * (loop_s > limit_s) for other, loop_s in zip(self._others, self.loops_s, strict=True)]
+        slow = are_slow(self.loops_s, self.best_s)
+        return [other or SLOW * is_slow for other, is_slow in zip(self._others, slow, strict=True)]
 
     def report(self) -> dict[str, Any]:
         """For a record: the share of slices that were clean, which were not and why, and the loop around each."""
-        return {**self.described(self.reasons, self.loops_s, self.best_s), "cores": self._cores, "drift": self.drift()}
+        return {**self.described(self.reasons, self.loops_s, self.best_s), "loop": self._name, "drift": self.drift()}
 
     @staticmethod
     def described(reasons: Sequence[str], loops_s: Sequence[float], best_s: float) -> dict[str, Any]:
@@ -183,10 +190,16 @@ class Disturbances:
 
     @classmethod
     def drift(cls) -> float:
-        """The standard deviation of the core's speed, as a share, from stretch to stretch; 0 with fewer than three."""
-        loops = [each for each in cls._stretches.values() if len(each) >= FEWEST_LOOPS]
-        speeds = [math.log(statistics.median(each)) for each in loops]
-        return float(f"{statistics.stdev(speeds):.3g}") if len(speeds) >= 3 else 0.0
+        """The standard deviation of the cores' speed, as a share, from stretch to stretch; 0 with fewer than three.
+
+        Of loops on several numbers of cores that with the most stretches.
+        """
+        speeds: dict[str, list[float]] = {}
+        for (name, _), loops_s in cls._stretches.items():
+            if len(loops_s) >= FEWEST_LOOPS:
+                speeds.setdefault(name, []).append(math.log(statistics.median(loops_s)))
+        longest = max(speeds.values(), key=len, default=[])
+        return float(f"{statistics.stdev(longest):.3g}") if len(longest) >= 3 else 0.0
 
     @staticmethod
     def _read() -> tuple[float, float, float]:

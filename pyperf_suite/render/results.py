@@ -19,7 +19,7 @@ from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.rows import grouped
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines, without_replaced
 
 RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
@@ -264,4 +264,4 @@ def _records(path: Path, damaged: list[str]) -> Iterator[Record]:
         except OSError as error:
             damaged.append(f"it cannot be read: {error.strerror}")
 
-    return (record for _, record in sharing_machines(readable()))
+    return (record for _, record in without_replaced(sharing_machines(readable())))

@@ -1,6 +1,7 @@
 """Memory of how fast a machine's cores are at their best, below the user's cache folder.
 
-A run that lies in a slow stretch of its machine from beginning to end cannot tell by itself.
+A run that lies in a slow stretch of its machine from beginning to end cannot tell by itself. Machines that share a home
+have a file each, by name and kind.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import platform
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.measure.telemetry import best_loop_s
@@ -17,26 +21,27 @@ from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads.backends import kept_folder
 
 MAX_RUNS, MAX_BYTES = 20, 100_000
+SHORTEST_LOOP_S, LONGEST_LOOP_S = 1e-6, 1.0
 
 
-def remembered(slug: str) -> dict[int, float]:
-    """Return the seconds of the loop at its best by number of cores, as the last runs on that machine saw it."""
-    best_s: dict[int, float] = {}
+def remembered(slug: str) -> dict[str, float]:
+    """Return the seconds at its best of each loop, by its name, as the last runs on that machine saw it."""
+    best_s: dict[str, float] = {}
     for run in _runs(slug):
-        for cores, seconds in run["best_loop_s"].items():
-            best_s[int(cores)] = min(seconds, best_s.get(int(cores), math.inf))
+        for name, seconds in run["best_loop_s"].items():
+            best_s[name] = min(seconds, best_s.get(name, math.inf))
     return best_s
 
 
 def remember(slug: str, run_id: str, records: Iterable[Record]) -> None:
-    """Add what a run's records say of the loop; where nothing can be written nothing is remembered."""
+    """Add what a run's records say of their loops; where nothing can be written nothing is remembered."""
     loops_s: dict[str, list[float]] = {}
     for record in records:
-        seen = record.quality.get("disturbances", {})
-        if "cores" in seen:
-            loops_s.setdefault(str(seen["cores"]), []).extend(seen.get("loop_s", ()))
-    best_s = {cores: best_loop_s(sorted(seconds)) for cores, seconds in loops_s.items()}
-    best_s = {cores: seconds for cores, seconds in best_s.items() if math.isfinite(seconds)}
+        disturbances = record.quality.get("disturbances", {})
+        if "loop" in disturbances:
+            loops_s.setdefault(disturbances["loop"], []).extend(disturbances.get("loop_s", ()))
+    best_s = {name: best_loop_s(sorted(seconds)) for name, seconds in loops_s.items()}
+    best_s = {name: seconds for name, seconds in best_s.items() if _is_loop_s(seconds)}
     path = _path(slug)
     if path is None or not best_s:
         return
@@ -48,14 +53,19 @@ def remember(slug: str, run_id: str, records: Iterable[Record]) -> None:
 
 def _path(slug: str) -> Path | None:
     folder = kept_folder("core_speed")
-    return None if folder is None else folder / f"{slug}.json"
+    host = re.sub(r"[^\w.-]", "_", platform.node())[:80]
+    return None if folder is None else folder / f"{host}-{slug}.json"
 
 
-def _runs(slug: str) -> list[dict[str, dict[str, float]]]:
+def _runs(slug: str) -> list[dict[str, Any]]:
     """Runs as they were remembered; none of a file that is absent or damaged."""
     path = _path(slug)
     try:
         runs = json.loads(files.read_text(path, MAX_BYTES))["runs"] if path else []
-        return [run for run in runs if all(float(s) > 0 and int(n) > 0 for n, s in run["best_loop_s"].items())]
+        return [run for run in runs if all(map(_is_loop_s, run["best_loop_s"].values()))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
+
+
+def _is_loop_s(value: Any) -> bool:
+    return isinstance(value, float) and SHORTEST_LOOP_S < value < LONGEST_LOOP_S

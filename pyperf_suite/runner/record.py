@@ -340,6 +340,16 @@ class Record:
             and all(_is_finite(value) and value > 0 for value in (*clocks, *time.samples))
         ):
             raise UserError("A timed record does not say at which clocks its samples were taken.")
+        slow_by, left_out = self.sampling.get("slow_by", 1.0), self.sampling.get("left_out", [])
+        visits, groups = self.sampling.get("visits", [len(slices)]), self.sampling.get("groups", [""])
+        if not (
+            _is_finite(slow_by)
+            and slow_by >= 1
+            and all(isinstance(each, list) for each in (left_out, visits, groups))
+            and all(isinstance(each, int) for each in (*left_out, *visits))
+            and (len(visits), sum(visits)) == (len(groups), len(slices))
+        ):
+            raise UserError("A timed record does not say in which visits it was measured, or how slow its cores were.")
         disturbed: Any = self.quality.get("disturbances", {})
         # A core that drifts is some factor faster or slower; its logarithm is nowhere near 100.
         if not isinstance(disturbed, dict) or not all(
@@ -403,10 +413,13 @@ class Record:
 
     @property
     def kept_seconds(self) -> list[float]:
-        """The samples that count, in seconds a launch: all but those discarded for a recorded reason."""
+        """The samples that count, in seconds a launch: all but those discarded, and those of slow cores left out."""
         if self.at_clock is not None:
             return list(self.time.samples)
         discarded = {index for index, _ in self.quality.get("discarded", ())}
+        if left_out := set(self.sampling.get("left_out", ())):
+            owner = (number for number, size in enumerate(self.sampling["slices"]) for _ in range(size))
+            discarded |= {index for index, number in enumerate(owner) if number in left_out}
         return [sample for index, sample in enumerate(self.metrics["time"].samples) if index not in discarded]
 
     @property

@@ -201,7 +201,7 @@ def read_journal(path: Path) -> list[Record]:
 def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
     """Each record of `read_journal` with the byte at which its line begins."""
     with _reading(path) as journal:
-        yield from sharing_machines(without_replaced(list(_read_lines(path, journal))))
+        yield from without_replaced(sharing_machines(_read_lines(path, journal)))
 
 
 def without_replaced(records: Iterable[tuple[int, Record]]) -> list[tuple[int, Record]]:
@@ -229,7 +229,7 @@ def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
             raise UserError(f"{path}, line {number} is not a record that can be read here: {error}") from None
         except (ValueError, RecursionError, UserError) as error:
             what = "the last line is torn" if not line.endswith(b"\n") else f"line {number} is damaged"
-            warnings.warn(f"{path}: {what} and was dropped ({str(error)[:120]}).", DamagedJournal, stacklevel=4)
+            warnings.warn(f"{path}: {what} and was dropped ({str(error)[:120]}).", DamagedJournal, stacklevel=6)
         start += len(line)
 
 

@@ -27,6 +27,7 @@ from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
+from pyperf_suite.runner.timing import as_plain
 from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
 from pyperf_suite.workloads import find_workload
@@ -118,7 +119,10 @@ class Session:
         self._began_s = self.clock()
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
-        kept = list(placed_records(self.folder.records_path))
+        # Visits by two versions of the code, or of anything else that a run's state names, are no single measurement.
+        state = as_plain(self._state)
+        placed = placed_records(self.folder.records_path)
+        kept = [each for each in placed if not each[1].is_first_visit or each[1].state == state]
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
@@ -216,12 +220,17 @@ class Session:
         held = sum(self._is_held(*trial) for trial in trials)
         if not held:
             return ""
-        left = in_words(self.seconds_left(trials)) if held < len(trials) else "nothing"
+        left = in_words(self.seconds_left(trials)) if held < len(trials) or self._due else "nothing"
         return f"Resuming {self.folder.run_id}: {held} of {len(trials)} trials are kept, {left} is left."
 
     @property
     def cut_short(self) -> str:
         """What the budget left out and how to go on, in a sentence; empty where it left out nothing."""
+        if not self.left_out and self._due:
+            return (
+                f"The budget of {self.budget_s:g} s left no time for the second visit of {len(self._due)} of "
+                f"{len(self.plan.cases)} cases. Go on with --resume {self.folder.run_id}."
+            )
         if not self.left_out:
             return ""
         whole = sum(self.is_finished(planned) for planned in self.plan.cases)
@@ -249,7 +258,8 @@ class Session:
         UserError where a record cannot be written.
         """
         key = _key(planned, process)
-        is_due = key in self._due and self.budget_s - CLOSING_S > self.clock() - self._began_s
+        visit_s = VISIT_SHARE * self.outlook.trial_s(planned, process)
+        is_due = key in self._due and self.clock() - self._began_s + visit_s + CLOSING_S <= self.budget_s
         if is_due or key not in self._finished:
             self._measure_group(self._group_of(planned, process), process, visit=2 if is_due else 0)
         return self.records[self._finished[key]]
@@ -296,12 +306,12 @@ class Session:
         if visit == 1 and not (takes_turns and is_ready_fast(find_workload(group[0].case.operator))):
             visit = 0
         effort = self.plan.profile.effort.per_visit() if visit else self.plan.profile.effort
-        self._due -= {_key(planned, process) for planned in group}
         # Closed also where recording is interrupted: nobody waits for the answers that are due then.
         with closing(self._workers.measure_by_turns(process, cases, effort)) as answers:
             for number, answer in answers:
                 planned = group[number]
                 seconds = answer.get("trial_s", self.clock() - began_s)
+                self._due.discard(_key(planned, process))
                 if is_first and _needs_more(answer, visit):
                     answer["sampling"]["visit_due"] = True
                     self._due.add(_key(planned, process))
@@ -320,8 +330,9 @@ class Session:
         return self.record(planned, self._last_trials[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
-        """Whether a resumed run already holds the case from every process."""
-        return all(self._is_held(planned, process) for process in self.processes(planned))
+        """Whether a resumed run already holds the case from every process, with all its visits."""
+        keys = [_key(planned, process) for process in self.processes(planned)]
+        return all(key in self._finished and key not in self._due for key in keys)
 
     def _is_held(self, planned: PlannedCase, process: int) -> bool:
         return _key(planned, process) in self._finished
@@ -388,6 +399,7 @@ class Session:
             self.records.replace(place, self._journal.append(record))
             return record
         self._finished[record.trial] = self.records.add(self._journal.append(record))
+        self.left_out.discard((planned, process))
         return record
 
 

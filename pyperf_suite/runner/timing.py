@@ -232,7 +232,7 @@ def sampled(
             loads.append(settle(launch, stopwatch, warm.launches, batch, launch_s, joules, clock=load_clock))
             return loads[0].launches
 
-        disturbances = None if slices else Disturbances(core_loop(cores), cores)
+        disturbances = None if slices or on_gpu else Disturbances(*core_loop(cores))
 
         def sampling_clock() -> float:
             """Seconds without what lies between samples and is no share of their time."""

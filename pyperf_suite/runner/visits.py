@@ -1,6 +1,6 @@
 """A case's two visits in one run, apart in time, as one record: a slow stretch of the machine seldom lasts for both.
 
-The first visit is written to the journal at once, so that a kill costs no case; the record of both takes its place.
+The first visit is written to the journal at once, so that a kill then costs no case; the record of both replaces it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
 from pyperf_suite.measure.spot_checks import excluded_rate
-from pyperf_suite.measure.telemetry import SLOW, SLOW_BY, Disturbances
+from pyperf_suite.measure.telemetry import SLOW, Disturbances, are_slow
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.runner.timing import SAMPLING_FIELDS, as_plain, time_metric
 
@@ -30,12 +30,19 @@ SUMMED_QUALITY = (
 
 
 def joined(first: Record, second: Record, rule: StopRule) -> Record:
-    """Join two visits: samples and slices of both, judged by `rule`. A second visit that failed stands as it is."""
+    """Join two visits: samples and slices of both, judged by `rule`.
+
+    A second visit that failed stands as it is; where it could not be made, the first does.
+    """
+    if second.outcome == "unsupported":
+        kept = {name: value for name, value in first.sampling.items() if name != "visit_due"}
+        return dataclasses.replace(first, sampling=kept)
     if second.outcome != "ok":
         return second
     visits = (first, second)
     slices = [size for visit in visits for size in visit.sampling["slices"]]
-    disturbances, reasons = _disturbances(visits)
+    rule = dataclasses.replace(rule, quantile=first.sampling["quantile"])
+    disturbances = _disturbances(visits)
     measurement = concluded(
         rule,
         WarmUp(
@@ -48,7 +55,6 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         [sample for visit in visits for sample in visit.metrics["time"].samples],
         slices,
         second.sampling["stopped_by"],
-        reasons=reasons,
         loops_s=disturbances["loop_s"],
         best_loop_s=disturbances.get("best_loop_s", math.inf),
     )
@@ -87,17 +93,17 @@ def _sum(visits: Sequence[Record], member: str, name: str) -> Any:
     return sum(getattr(visit, member)[name] for visit in visits)
 
 
-def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
-    """The disturbances of all slices, by the best loop that is known after the second visit, and the reason of each."""
+def _disturbances(visits: Sequence[Record]) -> dict[str, Any]:
+    """The disturbances of all slices, by the best loop that is known after the second visit."""
     reports = [visit.quality["disturbances"] for visit in visits]
     best_s = min(report.get("best_loop_s", math.inf) for report in reports)
     reasons: list[str] = []
     for report in reports:
         other = {i: reason for reason, numbers in report["slices"].items() if reason != SLOW for i in numbers}
-        slow = (SLOW * (loop_s > SLOW_BY * best_s) for loop_s in report["loop_s"])
-        reasons += [other.get(number) or reason for number, reason in enumerate(slow)]
+        slow = are_slow(report["loop_s"], best_s)
+        reasons += [other.get(number) or SLOW * is_slow for number, is_slow in enumerate(slow)]
     loops_s = [loop_s for report in reports for loop_s in report["loop_s"]]
-    return reports[1] | Disturbances.described(reasons, loops_s, best_s), reasons
+    return reports[1] | Disturbances.described(reasons, loops_s, best_s)
 
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:

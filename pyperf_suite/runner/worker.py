@@ -105,7 +105,7 @@ def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[di
 
     turns = _Turns(request.get("give_up_s"), is_written=group is None or group.rank == 0)
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
-    Disturbances.remembered_s = {int(cores): best_s for cores, best_s in request.get("best_loop_s", {}).items()}
+    Disturbances.remembered_s = request.get("best_loop_s", {})
     try:
         device = resolve(request["device"])
         if group is not None and device.kind == "cuda":

@@ -58,7 +58,7 @@ def request_for(
     device: Device,
     deadline_s: float,
     earlier: Sequence[Mapping[str, Any]] = (),
-    best_loop_s: Mapping[int, float] | None = None,
+    best_loop_s: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """A request to a worker, as one line of JSON; of each case with what `earlier` processes found."""
     return {
@@ -124,7 +124,7 @@ class WorkerProcess:
         deadline_s: float,
         patience_s: float = 0.0,
         earlier: Sequence[Mapping[str, Any]] = (),
-        best_loop_s: Mapping[int, float] | None = None,
+        best_loop_s: Mapping[str, float] | None = None,
     ) -> Answers:
         """The number and the answer of each case when it is done; where one is fatal the others are not answered.
 
@@ -290,7 +290,7 @@ class Workers:
     `best_loop_s` is what earlier runs on this machine saw of its cores (runner/core_speed.py).
     """
 
-    best_loop_s: Mapping[int, float] | None = None
+    best_loop_s: Mapping[str, float] | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """Cases that take turns in one process; every way a case can end is an outcome."""

@@ -25,7 +25,7 @@ from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
-from pyperf_suite.measure.telemetry import python_loop_s
+from pyperf_suite.measure.telemetry import PYTHON_LOOP, python_loop_s
 from pyperf_suite.workloads.scratch import KernelCache
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Prepared
 
@@ -309,15 +309,15 @@ def workers_of(parameters: Any) -> int | None:
     return workers
 
 
-def core_loop(cores: int) -> Callable[[], float]:
-    """A function that times a loop on so many cores at the same time and returns the seconds of the slowest."""
+def core_loop(cores: int) -> tuple[Callable[[], float], str]:
+    """A function that times a loop on so many cores at the same time, seconds of the slowest; and the loop's name."""
     try:
         pace_of_cores = native_extension().pace_of_cores
     except (UserError, AttributeError):  # not built: what it measures is not its own
-        return python_loop_s
+        return python_loop_s, PYTHON_LOOP
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = min(cores, len(usable))
-    return lambda: max(pace_of_cores(cores))
+    return lambda: max(pace_of_cores(cores)), f"registers 32768, {cores} cores"
 
 
 def require_cores(workers: int) -> None:

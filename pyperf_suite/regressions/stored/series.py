@@ -256,6 +256,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
     """
     summary, cases, bad = RunSummary(), dict[tuple[str, ...], dict[int, Measured]](), 0
     state: Mapping[str, Any] = {}
+    first_visits = set[tuple[tuple[str, ...], int]]()
     for number, line in _lines(file):
         try:
             if line is None:
@@ -273,10 +274,12 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             if bad <= MOST_NOTES:
                 summary.damage.append(f"line {number} is not a record of the suite: {str(error)[:200]}")
             continue
-        same = cases.setdefault((*trial[:6], trial.profile), {})
-        # Of a trial made again, as after a resume, the later that measured counts.
-        if process not in same or trial.ok or not same[process].ok:
+        case = (*trial[:6], trial.profile)
+        same = cases.setdefault(case, {})
+        # Of a trial made again, as after a resume, the later that measured counts; after a first visit the second.
+        if process not in same or trial.ok or not same[process].ok or (case, process) in first_visits:
             same[process] = trial
+            (first_visits.add if record.is_first_visit else first_visits.discard)((case, process))
     if bad > MOST_NOTES:
         summary.damage.append(f"{bad - MOST_NOTES} more lines are no records.")
     summary.measured = [_together(list(trials.values())) for trials in cases.values()]

@@ -87,7 +87,7 @@ STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
             GPU,
             0,
             0.06 + 0.4 + 2 * STEP_FLOP / H200_FLOAT64 + 0.9 * 0.3 + 0.2,
-        ),  # forward and backward, twice
+        ),  # both passes, twice
         (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.9 * 0.3),
     ],
 )

@@ -1,31 +1,37 @@
 """Two visits of a case in a run, on a machine whose cores are fast and slow in stretches that a test draws."""
 
+import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.findings.rows import readings
 from pyperf_suite.findings.summary import failures_of
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import StopRule
-from pyperf_suite.measure.telemetry import SLOW, Disturbances
+from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
+from pyperf_suite.regressions.stored.series import summarise_journal
+from pyperf_suite.render.results import read_results
 from pyperf_suite.render.text import point
 from pyperf_suite.runner.core_speed import remember, remembered
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import create_run, find_run, read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import Workers
-from tests.records import a_product, a_record
+from tests.records import a_journal, a_product, a_record
 
 CPU = resolve("cpu")
 LOOP_S, SLOWER = 70e-6, 2.0
+BAD = ("-1.0", '"1e-4"', "1" * 400, "1e-320", "Infinity", "NaN", "null", "[]")
 
 
 class TwoSpeeds(Workers):
@@ -71,7 +77,7 @@ class TwoSpeeds(Workers):
             },
             "quality": {
                 "converged": False, "elapsed_s": 1.0, "relative_half_width": 0.1,
-                "disturbances": {**Disturbances.described(reasons, loops_s, best_s), "cores": 2, "drift": 0.0},
+                "disturbances": {**Disturbances.described(reasons, loops_s, best_s), "loop": "made up", "drift": 0.0},
             },
             "trial_s": effort.stop.time_cap_s,
         }  # fmt: skip
@@ -89,6 +95,10 @@ def measured(session: Session) -> None:
     session.open()
     session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
     session.close()
+
+
+def as_record(case: Case, answer: dict) -> Record:
+    return a_record(case, **{**answer, "metrics": {"time": Metric(**answer["metrics"]["time"])}})
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +172,7 @@ def test_two_visits_are_judged_as_one_measurement():
     machine = TwoSpeeds()
     case = a_product(16, schedule="persistent@2", tile="32x32x32")
     answers = [machine.measure(0, case, QUICK.effort.per_visit()) for _ in range(2)]
-    first, second = (
-        a_record(case, **{**answer, "metrics": {"time": Metric(**answer["metrics"]["time"])}}) for answer in answers
-    )
+    first, second = (as_record(case, answer) for answer in answers)
     both = joined(first, second, rule)
     samples = first.metrics["time"].samples + second.metrics["time"].samples
     assert both.metrics["time"].samples == pytest.approx(samples, rel=1e-5)
@@ -178,21 +186,83 @@ def test_two_visits_are_judged_as_one_measurement():
 def test_the_best_of_earlier_runs_is_remembered_and_a_damaged_memory_is_none(tmp_path, monkeypatch):
     record = a_product(16)
     loops = a_record(
-        record, quality={"converged": True, "disturbances": {"loop_s": [1e-4] * 17 + [7e-5] * 3, "cores": 2}}
+        record, quality={"converged": True, "disturbances": {"loop_s": [1e-4] * 17 + [7e-5] * 3, "loop": "made up"}}
     )
     remember("machine", "one", [loops] * 2)
-    assert remembered("machine") == {2: 7e-5}
+    assert remembered("machine") == {"made up": 7e-5}
     for run_id in map(str, range(25)):
-        remember("machine", run_id, [replace(loops, quality={"disturbances": {"loop_s": [9e-5] * 20, "cores": 2}})])
+        remember(
+            "machine", run_id, [replace(loops, quality={"disturbances": {"loop_s": [9e-5] * 20, "loop": "made up"}})]
+        )
     # Of the last twenty runs: a machine that lost its speed for good is not slow for ever.
-    assert remembered("machine") == {2: 9e-5}
-    few = replace(loops, quality={"disturbances": {"loop_s": [1e-6] * 19, "cores": 2}})
+    assert remembered("machine") == {"made up": 9e-5}
+    few = replace(loops, quality={"disturbances": {"loop_s": [1e-6] * 19, "loop": "made up"}})
     remember("machine", "few", [few])
-    assert remembered("machine") == {2: 9e-5}
-    [path] = (tmp_path / "cache").rglob("machine.json")
-    for text in ("{", "[]", '{"runs": [{"best_loop_s": {"2": -1}}]}', '{"runs": [{"best_loop_s": {"x": 1}}]}'):
+    assert remembered("machine") == {"made up": 9e-5}
+    [path] = (tmp_path / "cache").rglob("*-machine.json")
+    for text in ("{", "[]", *(f'{{"runs": [{{"best_loop_s": {{"made up": {word}}}}}]}}' for word in BAD)):
         path.write_text(text)
         assert remembered("machine") == {}
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(path))  # a file: nothing can be written below it
     remember("machine", "one", [loops] * 2)
     assert remembered("machine") == {}
+
+
+def test_slices_that_others_disturbed_hide_no_slow_cores(monkeypatch):
+    machine = TwoSpeeds(0.0, 1e9)
+    case = a_product(16, schedule="persistent@2", tile="32x32x32")
+    first, second = (machine.measure(0, case, QUICK.effort.per_visit()) for _ in range(2))
+    for answer in (first, second):
+        best = {"best_loop_s": LOOP_S, "slices": {STOLEN: [0, 1], WAITED: [2, 3]}}
+        answer["quality"]["disturbances"] |= best
+    both = joined(as_record(case, first), as_record(case, second), QUICK.effort.stop)
+    assert both.sampling["slow_by"] == pytest.approx(SLOWER)
+    assert not both.quality["converged"]
+
+
+def test_visits_by_two_versions_of_the_code_are_no_single_measurement(tmp_path):
+    machine = TwoSpeeds()
+    machine.visits_left = 30
+    run = a_run(tmp_path, machine)
+    run.open()
+    with pytest.raises(KeyboardInterrupt):
+        run.measure_trials(run.trials(), lambda *_: None, lambda *_: "")
+    run.close()
+    again = TwoSpeeds()
+    resumed = a_run(tmp_path, again, resume=True)
+    resumed._state = {**resumed._state, "source": {"commit": "another"}}
+    measured(resumed)
+    assert len(again.trials) == 1 + 19 + 19
+    records = [r for r in resumed.records if r.kind == "timing"]
+    assert Counter(r.state["source"].get("commit") == "another" for r in records) == {True: 19, False: 5}
+    assert all(r.sampling["visits"] == [4, 4] for r in records)
+    read = [r for r in read_journal(run.folder.records_path) if r.kind == "timing"]
+    assert {r.case_id: r.seconds for r in read} == {r.case_id: r.seconds for r in records}
+
+
+def test_a_second_visit_that_fails_is_told_by_every_reader_and_one_that_cannot_be_made_by_none(tmp_path):
+    rule = QUICK.effort.stop
+    case = a_product(16, schedule="persistent@2", tile="32x32x32")
+    first = as_record(case, TwoSpeeds().measure(0, case, QUICK.effort.per_visit()))
+    first = replace(first, sampling={**first.sampling, "visit_due": True}, run_id="r")
+    kept = joined(first, a_record(case, outcome="unsupported"), rule)
+    assert (kept.outcome, kept.is_first_visit, kept.seconds) == ("ok", False, first.seconds)
+    wrong = a_record(case, outcome="failed", run_id="r", probe=first.probe)
+    path = a_journal(tmp_path / "machine" / "r", [first, joined(first, wrong, rule)]) / "records.jsonl"
+    assert [r.outcome for r in read_journal(path)] == ["failed"]
+    with path.open("rb") as file:
+        assert [each.failed for each in summarise_journal(file, "machine").measured] == [1]
+    [run] = read_results(tmp_path).runs
+    assert run.outcomes == {"failed": 1}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"slow_by": None}, {"slow_by": 0.5}, {"visits": [3]}, {"visits": [5], "groups": ["a", "b"]}, {"left_out": 1}],
+    ids=str,
+)
+def test_a_record_that_does_not_say_how_it_was_visited_is_refused(sampling):
+    case = a_product(16)
+    record = a_record(case, sampling={"slices": [1, 1, 1, 1, 1], **sampling})
+    with pytest.raises(UserError, match="in which visits"):
+        Record.from_json(json.loads(json.dumps(record.to_json())))
