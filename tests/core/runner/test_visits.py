@@ -24,7 +24,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK, Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import create_run, find_run, read_journal
-from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import Workers
 from tests.records import a_journal, a_product, a_record
@@ -266,3 +266,18 @@ def test_a_record_that_does_not_say_how_it_was_visited_is_refused(sampling):
     record = a_record(case, sampling={"slices": [1, 1, 1, 1, 1], **sampling})
     with pytest.raises(UserError, match="in which visits"):
         Record.from_json(json.loads(json.dumps(record.to_json())))
+
+
+def test_a_budget_leaves_out_second_visits_and_says_so(tmp_path):
+    machine = TwoSpeeds()
+    run = a_run(tmp_path, machine)
+    run.clock, run.budget_s = (lambda: machine.now_s), CLOSING_S + 24 * 0.06 + 0.5
+    run.outlook.trial_s = lambda *_: 0.12
+    measured(run)
+    assert len({r.case_id for r in run.records if r.kind == "timing"}) == 24
+    due = sum(r.is_first_visit for r in run.records)
+    assert 0 < due < 24
+    assert not run.left_out
+    assert f"no time for the second visit of {due} of 24 cases" in run.cut_short
+    assert machine.now_s <= run.budget_s - CLOSING_S
+    assert not all(map(run.is_finished, run.plan.cases))
