@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -61,6 +62,8 @@ class Step:
     seconds: float
     command: tuple[str, ...]
     processes: int = 0
+    planned: float = 0.0  # seconds on a GPU, where `seconds` are those on the double
+    needs: str = ""  # what the double is not
 
 
 def of_tests(name: str, seconds: float, *arguments: str, processes: int = 1) -> Step:
@@ -68,17 +71,19 @@ def of_tests(name: str, seconds: float, *arguments: str, processes: int = 1) -> 
     return Step(name, seconds, (*PYTEST, *arguments), processes)
 
 
-def probe(name: str, seconds: float, *arguments: str) -> Step:
+def probe(name: str, seconds: float, *arguments: str, needs: str = "") -> Step:
     """A run of the suite whose records are kept."""
-    return Step(name, seconds, (*SUITE, *arguments, "--device", "cuda:0", "--results", "{runs}"))
+    return Step(name, seconds, (*SUITE, *arguments, "--device", "cuda:0", "--results", "{runs}"), needs=needs)
 
 
-def sanitized(tool: str, seconds: float) -> Step:
+KERNEL_TESTS = ("test_gemm_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py", "test_triton_attention.py")
+
+
+def sanitized(tool: str, seconds: float, files: Sequence[str] = KERNEL_TESTS) -> Step:
     """The first case of each test of the kernels under a tool of compute-sanitizer.
 
     A hundred launches of a large product are left out: they alone would take all the time.
     """
-    files = ("test_gemm_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py", "test_triton_attention.py")
     sanitizer = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
     chosen = ("--first-of-each", "-k", "not hundred")
     return Step(tool, seconds, (*sanitizer, *PYTEST, *chosen, *(f"tests/core/gpu/{file}" for file in files)))
@@ -87,6 +92,27 @@ def sanitized(tool: str, seconds: float) -> Step:
 MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
 SHARED = max(1, min(8, (os.cpu_count() or 1) // 2))
 INSTALL = Step("install", 80, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
+QUICK_INSTALL = replace(INSTALL, seconds=32)
+FIRST_USE = "test_tile_wave or test_baseline or test_precision"
+LOAD = "import time, torch; a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16); end = time.time() + {s}"
+LOAD += "\nwhile time.time() < end: a @ a; torch.cuda.synchronize()"
+TRANSPOSED = ("shape=300x520x512", "layout=TT", "dtype=bfloat16")
+
+
+def axes(*values: str) -> tuple[str, ...]:
+    """Options of `run` that replace these axes."""
+    return tuple(word for value in values for word in ("-a", value))
+
+
+def at_once(count: int, step: Step) -> Step:
+    """So many of the step's commands next to each other; it fails if one does."""
+    words = (*step.command[:-1], "{runs}/$n")
+    line = " ".join(f"'{word}'" if word != "{runs}/$n" else word for word in words)
+    each = f'{line} & pids="$pids $!"'
+    script = f"for n in $(seq {count}); do {each}; done; for pid in $pids; do wait $pid || exit 3; done"
+    return replace(step, command=("sh", "-c", script))
+
+
 PARTS: dict[str, tuple[Step, ...]] = {
     "1": (
         INSTALL,
@@ -123,26 +149,118 @@ PARTS: dict[str, tuple[Step, ...]] = {
         probe("calibration", 50, "run", "calibration"),
         probe("training", 70, "run", "block", "backward", "optimizer", "precision", "memory"),
     ),
+    # A quarter of an hour, starts included, for what no GPU has seen; the parts before are for people with time.
+    "short": (
+        QUICK_INSTALL,
+        Step("clocks and power", 3, ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE")),
+        probe(
+            "heads, alignment, waves, products", 155, "run", "attention_heads", "alignment", "tile_wave", "baseline",
+            "--budget", "145",
+            *axes(
+                "attention_heads.implementation=sdpa_default,sdpa_cudnn,sdpa_flash,triton",
+                "attention_heads.hidden=4096", "attention_heads.heads=64,32,16",
+                "attention_heads.head_dim=72,80,96,112,160,192,256", "attention_heads.heads_of_head_dim=32",
+                "attention_heads.varied_splits=0",
+                "alignment.ladder=1,2,4,8,16,32,64,128", "alignment.along=m,n,k", "alignment.dtype=bfloat16",
+                "alignment.real=vocabulary,ffn", "tile_wave.offset=0,8",
+                "baseline.shape=4096x4096x4096,8192x8192x8192,512x8192x8192,2048x4096x4096",
+            ),
+        ),
+        Step(
+            "first use under pytest", 45,
+            (
+                "{python}", "-m", "pytest", "--pyargs", "pyperf_suite.benchmarks", "--benchmark-only", "--suite-device",
+                "cuda:0", "-k", FIRST_USE, "--benchmark-json", "{runs}/benchmark.json", "--suite-results", "{runs}",
+            ),
+        ),
+        probe(
+            "ab of two tiles", 95, "ab", "--old", "tile=128x256x64:c2", "--new", "tile=128x128x64", "baseline", "-k",
+            "cuda_sm90", "--budget", "80", "--fail-on", "failed",
+            *axes("shape=8192x8192x8192", "implementation=cuda_sm90", "tile=128x256x64:c2"),
+        ),
+        probe(
+            "sustained", 50, "run", "baseline",
+            *axes("mode=sustained", "shape=8192x8192x8192", "implementation=cuda_sm90", "tile=128x256x64:c2"),
+        ),
+        *(
+            probe(
+                f"attention blocks at head_dim {4096 // heads}", seconds, "run", "attention_heads",
+                *axes(
+                    "implementation=triton,sdpa_cudnn", "hidden=4096", f"heads={heads}", "phase=forward", "mask=full",
+                    "varied_splits=0", f"head_dim={4096 // heads}", f"heads_of_head_dim={heads}", f"blocks={blocks}",
+                ),
+                needs="Triton's driver",
+            )
+            for heads, seconds, blocks in (
+                (64, 40, "128x128:s2:w8,128x64:s3:w8,128x128:s2:w4,64x128:s2:w4,64x64:s3:w4"),
+                (32, 35, "128x64:s3:w8,128x128:s2:w8,64x64:s2:w4,128x32:s3:w4"),
+            )
+        ),
+        probe(
+            "alignment of other types", 70, "run", "alignment", "--budget", "60",
+            *axes("dtype=tfloat32,float8_e4m3fn,float16", "along=n,k", "ladder=1,2,4,8,16,32,64"),
+        ),
+    ),
+    "short2": (
+        sanitized("memcheck", 22, KERNEL_TESTS[:1]),
+        sanitized("racecheck", 22, KERNEL_TESTS[:1]),
+        of_tests(
+            "users' kernels and NCCL", 35, "tests/core/gpu/test_user_kernel_on_gpu.py",
+            "tests/core/native/test_nccl_on_gpu.py", "--first-of-each",
+        ),
+        of_tests(
+            "mended since", 20, "tests/core/gpu/test_matmul_on_gpu.py", "tests/core/gpu/test_triton_matmul.py", "-k",
+            "each_dtype or types_of_tensor_cores", "--first-of-each", processes=SHARED,
+        ),
+        Step("watch", 15, (*SUITE, "watch", "--", "{python}", "-c", LOAD.format(s=10)), needs="torch's CUDA"),
+        Step(
+            "ncu of the unexplained wave", 15,
+            (
+                "ncu", "--clock-control", "none", "--target-processes", "all", "--kernel-name", "regex:gemm",
+                "--metrics", "lts__t_sectors_op_write.sum,sm__cycles_elapsed.max", "--launch-count", "12",
+                "{python}", "-m", "pyperf_suite", "run", "baseline", "--device", "cuda:0", "--results", "{runs}/ncu",
+                *axes("shape=2048x2688x2048,2048x2696x2048,2048x2816x2048", "implementation=cuda_sm90",
+                      "tile=128x128x64"),
+            ),
+        ),
+        probe("a zero of cuBLAS, alone", 8, "run", "baseline", *axes(*TRANSPOSED)),
+        at_once(8, probe("a zero of cuBLAS, eight at once", 13, "run", "baseline", *axes(*TRANSPOSED))),
+    ),
 }  # fmt: skip
+CALL_SECONDS = {"short": 530, "short2": 150}
 
 
 # On the double of libcuda a step has so many times its time: two cores stand for the sixteen of a GPU machine.
 DOUBLE_SLOWDOWN = 8
-SMALL_SHAPE = "shape=256x256x256"
-SMALL_WAVES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0")
+SMALL_SHAPE = "256x256x256"
+SMALL = {
+    "tile_wave": ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0"),
+    "alignment": ("base=fprop:128x256x256", "along=n", "ladder=1,8", "tokens=64", "hidden=256", "dtype=bfloat16"),
+    "attention_heads": ("hidden=256", "heads=4", "head_dim=64", "heads_of_head_dim=4", "seq=128", "batch=1"),
+}
 
 
 def on_the_double(step: Step) -> Step:
     """The step as the double of libcuda can execute it: of each test the first case, and small products."""
     command = step.command
-    if "pytest" in command:
+    if "pytest" in command and "--pyargs" not in command:
         command = command[command.index("{python}") :]  # the double itself checks addresses, as compute-sanitizer does
         command += () if "--first-of-each" in command else ("--first-of-each", "-k", "not hundred")
-    elif "tile_wave" in command:
-        command += tuple(word for axis in SMALL_WAVES for word in ("-a", axis))
-    command = tuple(SMALL_SHAPE if word.startswith("shape=") else word for word in command)
-    processes = min(step.processes, 1)
-    return replace(step, command=command, seconds=DOUBLE_SLOWDOWN * step.seconds, processes=processes)
+    command = tuple(_small(word) for word in command)
+    for probe_name in SMALL if "run" in command else ():
+        if probe_name in command:
+            own = axes(*(f"{probe_name}.{axis}" for axis in SMALL[probe_name]))
+            command = (*command[:-4], *own, *command[-4:])
+    if "--pyargs" in command:
+        small = (*SMALL.items(), ("baseline", (f"shape={SMALL_SHAPE}",)))
+        command += tuple(f"--suite-axis={name}.{axis}" for name, values in small for axis in values)
+    seconds, processes = DOUBLE_SLOWDOWN * step.seconds, min(step.processes, 1)
+    return replace(step, command=command, seconds=seconds, processes=processes, planned=step.seconds)
+
+
+def _small(word: str) -> str:
+    """An axis of shapes with a small one in their place; of `for n in …` the shapes within the script."""
+    return re.sub(r"shape=[\dx,]+", f"shape={SMALL_SHAPE}", word)
 
 
 @dataclass
@@ -150,9 +268,15 @@ class Outcome:
     """What became of a step: passed, failed, skipped (every test of it), timed out, running, not run."""
 
     step: str
+    planned: float = 0.0
     outcome: str = "not run"
     seconds: float = 0.0
     last: str = ""
+
+    @property
+    def line(self) -> str:
+        """As in `passed       12 of   30 s  doctor: 36 checks ok`."""
+        return f"{self.outcome:9} {self.seconds:5.0f} of {self.planned:4.0f} s  {self.step}: {self.last}"
 
 
 @dataclass(frozen=True)
@@ -259,7 +383,7 @@ class Check:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.runs = ROOT / "build" / "gpu_check" / f"{self.part}-{os.getpid()}"
-        self.outcomes = [Outcome(step.name) for step in self.steps]
+        self.outcomes = [Outcome(step.name, step.planned or step.seconds) for step in self.steps]
         # Budgets are shares of the whole, so that a shorter call (a rehearsal) cuts each step by the same share.
         self.share = min(1.0, self.seconds / sum(step.seconds for step in self.steps))
         self._process: subprocess.Popen[bytes] | None = None
@@ -274,8 +398,8 @@ class Check:
                 allowed = self.seconds - (time.monotonic() - began) - later
                 self._one(step, outcome, allowed, log)
                 self.publish()
-                print(f"{outcome.outcome:9} {outcome.seconds:5.0f} s  {step.name}: {outcome.last}", flush=True)
-                if step is INSTALL and outcome.outcome != "passed":
+                print(outcome.line, flush=True)
+                if step.name == INSTALL.name and outcome.outcome != "passed":
                     break  # nothing else can run
         shutil.rmtree(self.runs, ignore_errors=True)
         print(self._written)
@@ -283,6 +407,9 @@ class Check:
 
     def _one(self, step: Step, outcome: Outcome, allowed: float, log: Any) -> None:
         """Run one step for the time allowed, its output going to the log as it comes."""
+        if step.planned and step.needs:
+            outcome.outcome, outcome.last = "skipped", f"needs {step.needs}"
+            return
         outcome.outcome = "running"
         self.publish()
         kernels = os.environ.get("PYPERF_CACHE_DIR", CACHE)
@@ -300,6 +427,9 @@ class Check:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
+        except FileNotFoundError as error:
+            outcome.outcome, outcome.last = "skipped", f"there is no {error.filename} here"
+            return
         except OSError as error:
             outcome.outcome, outcome.last = "failed", str(error)
             return
@@ -355,7 +485,9 @@ class Check:
 
     def _summary(self) -> tuple[str, bool]:
         lines = [f"GPU check, part {self.part}", ""]
-        lines += [f"{each.outcome:9} {each.seconds:5.0f} s  {each.step}: {each.last}" for each in self.outcomes]
+        lines += [each.line for each in self.outcomes]
+        taken, planned = (sum(getattr(each, name) for each in self.outcomes) for name in ("seconds", "planned"))
+        lines += ["", f"{taken:.0f} s taken, {planned:.0f} s planned"]
         missed = False
         if self.part == "2":
             lines += ["", "figure: measured, target"]
@@ -436,11 +568,14 @@ def prepare(folder: Path) -> int:
         (name, (kernels / name).read_text("utf-8"), {}, gemm_sm90.ARCHITECTURE, plain)
         for name in ("stopwatch.cu", "periodic.cu")
     ]
+    fill = {"fill.cuh": (kernels / "fill.cuh").read_text("utf-8")}
+    sources.append(("fill.cu", (kernels / "fill.cu").read_text("utf-8"), fill, gemm_sm90.ARCHITECTURE, plain))
     for kernel, tested in ((gemm_sm90, "test_gemm_sm90"), (gemm_sm80, "test_gemm_sm80")):
         text, headers = kernel.sources()
         launched = _loaded(ROOT / "tests" / "core" / "gpu" / f"{tested}.py").instances()
         every = sorted({tuple(one.options()) for one in launched})
         sources += [(kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(one)) for one in every]
+    sources += [source for source in planned_sources() if source not in sources]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ProcessPoolExecutor() as pool:
         kept = sum(pool.map(_compiled, itertools.repeat(str(folder)), sources))
@@ -450,6 +585,32 @@ def prepare(folder: Path) -> int:
         f"{time.monotonic() - began:.0f} s. A machine whose NVRTC is {version} takes them; others compile their own."
     )
     return 0
+
+
+def planned_sources() -> list[tuple[str, str, dict[str, str], str, list[str]]]:
+    """Name, source, headers, architecture and options of our CUDA kernels that the short calls run on an H200."""
+    from pyperf_suite.findings.discovery import find_probe
+    from pyperf_suite.hardware import devices
+    from pyperf_suite.kernels import gemm_sm90
+    from pyperf_suite.workloads import find_workload
+    from pyperf_suite.workloads.matmul.matmul import CudaMatmul
+
+    h200 = devices.Gpu(0, "NVIDIA H200", "GPU-0", (9, 0), 132, 141 * 2**30)
+    devices.driver, devices._present = object, lambda: [h200]  # type: ignore[assignment, return-value]
+    sources = []
+    for step in (step for part in CALL_SECONDS for step in PARTS[part] if step.command[1:4] == (*SUITE[1:], "run")):
+        words = [word.split("=", 1) for word in step.command if "=" in word]
+        for name in filter({"alignment", "attention_heads", "baseline", "tile_wave"}.__contains__, step.command):
+            given = ((axis.rpartition("."), value) for axis, value in words)
+            own = {axis: value for (whose, _, axis), value in given if whose in ("", name)}
+            for case in find_probe(name).cases("quick", devices.Device("cuda", 0), own):
+                implementation = find_workload(case.operator).implementation(case.implementation)
+                if isinstance(implementation, CudaMatmul):
+                    text, headers = implementation.kernel.sources()
+                    options = list(implementation.specialise(case.parameters, (0, 0, 0)).options())
+                    source = implementation.kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, options
+                    sources += [] if source in sources else [source]
+    return sources
 
 
 def _loaded(path: Path) -> Any:
@@ -476,10 +637,10 @@ def _compiled(folder: str, source: tuple[str, str, dict[str, str], str, list[str
 
 def main() -> int:
     """Parse the command line and run one part."""
-    parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description="Check the whole GPU path in three calls.")
+    parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description="Check the GPU path, whole or what is new.")
     parser.add_argument("part", choices=[*PARTS, "prepare"])
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("OUT"), help="by default $OUT")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole call (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="of the whole call (default: 525, short 530, short2 150)")
     parser.add_argument("--python", help="a Python that has pyperf_suite: nothing is installed")
     parser.add_argument("--double", action="store_true", help="rehearse without a GPU, on the double of libcuda")
     requested = parser.parse_args()
@@ -487,6 +648,7 @@ def main() -> int:
         if Path(sys.executable) != VENV_PYTHON and not requested.python:
             os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
         return prepare(Path(requested.folder or CACHE).resolve())
+    requested.seconds = requested.seconds or CALL_SECONDS.get(requested.part, SECONDS)
     if requested.folder is None:
         parser.error("name a folder for log, summary and records, or set OUT")
     if requested.double:
@@ -495,7 +657,7 @@ def main() -> int:
     elif "PYPERF_CACHE_DIR" not in os.environ:
         os.environ["PYPERF_CACHE_DIR"] = str(own_kernels())
     folder = Path(requested.folder).resolve()
-    steps = [step for step in PARTS[requested.part] if not (requested.python and step is INSTALL)]
+    steps = [step for step in PARTS[requested.part] if not (requested.python and step.name == INSTALL.name)]
     if requested.double:
         # Not all kernels beforehand: the host's compiler takes seconds for each, and few are launched.
         steps = [on_the_double(step) for step in steps if step.name != "compile"]
