@@ -416,7 +416,8 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
         drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
     if by_law := _library_rows(sweep):
         law, _ = _staircase(sweep, by_law)
-        places = list(range(-(-min(sweep.rows) // TMA_STEP) * TMA_STEP, largest + 1, TMA_STEP))
+        measured = [getattr(each, sweep.along) for each in by_law]
+        places = list(range(-(-min(measured) // TMA_STEP) * TMA_STEP, max(measured) + 1, TMA_STEP))
         shapes = [_shape_at(sweep, size) for size in places]
         times = [law[0] + law[1] * library_area(m, n, row.details["slots"]) for m, n in shapes]
         rates = [2.0 * m * n * row.k / time for (m, n), time in zip(shapes, times, strict=True)]
