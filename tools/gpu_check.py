@@ -212,7 +212,10 @@ PARTS: dict[str, tuple[Step, ...]] = {
             "mended since", 20, "tests/core/gpu/test_matmul_on_gpu.py", "tests/core/gpu/test_triton_matmul.py", "-k",
             "each_dtype or types_of_tensor_cores", "--first-of-each", processes=SHARED,
         ),
-        Step("watch", 15, (*SUITE, "watch", "--results", "{runs}", "--", "{python}", "-c", LOAD.format(s=10)), needs="torch's CUDA"),
+        Step(
+            "watch", 15, (*SUITE, "watch", "--results", "{runs}", "--", "{python}", "-c", LOAD.format(s=10)),
+            needs="torch's CUDA",
+        ),
         Step(
             "ncu of the unexplained wave", 15,
             (
