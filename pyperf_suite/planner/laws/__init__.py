@@ -18,7 +18,7 @@ _HOME = {
     "gemm_time": "gemm",
     "grouped_gemm_time": "grouped_gemm",
     "memory_bound_time": "roofline",
-    "mla_time": "latent_attention",
+    "mla_time": "attention",
 }
 
 
