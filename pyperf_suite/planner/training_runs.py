@@ -17,7 +17,6 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CONSTANTS,
-    LIKE,
     NAMES,
     StepConstants,
     found_constants,
@@ -187,19 +186,19 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     shipped = shipped_calibration(POOLED)
     if shipped is None:
         raise UserError("There are no published constants to begin with.")
-    like = shipped.block(f"{BLOCK}.{LIKE.get(framework, framework)}")
-    start = found_constants(spec, framework).constants
+    like = shipped.block(BLOCK)
+    found = found_constants(spec, framework).constants
+    start = replace(StepConstants(**{name: float(like.arrays[name]) for name in NAMES}), network=found.network)
     # Held by what published runs say of each.
     widths = {
-        name: max(WIDTH, float(np.max(like.arrays[f"{name}_deviation"])))
-        for name in NAMES
-        if float(getattr(start, name)) > 0
+        name: max(WIDTH, float(like.arrays[f"{name}_deviation"])) for name in NAMES if float(getattr(start, name)) > 0
     }
     measured = np.log([float(run.seconds or 0.0) for run, _ in runs])
 
     def missed(constants: StepConstants, places: NDArray[np.intp]) -> Floats:
         """log(measured / predicted)."""
-        predicted = [float(sum(step_parts(runs[place][1], constants).values())) for place in places.tolist()]
+        here = on_gpu(constants, spec, framework)
+        predicted = [float(sum(step_parts(runs[place][1], here).values())) for place in places.tolist()]
         return np.asarray(measured[places] - np.log(predicted))
 
     def fitted(places: NDArray[np.intp]) -> StepConstants:
@@ -219,12 +218,8 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     if after >= before:
         return Refitted(framework, len(runs), before, after, None)
     constants = fitted(everything)
-    arrays = dict(like.arrays)
-    for name in NAMES:
-        arrays[name] = np.full(like.arrays[name].shape, float(getattr(constants, name)))
-    # Nothing is priced by another type's units here: the block has it as fp8's, as published ones do.
-    arrays["nvfp4"] = arrays["nvfp4"] * float(start.nvfp4 / on_gpu(start, spec, framework).nvfp4)
-    arrays["gpus"] = np.array([spec.name])
+    arrays = dict(like.arrays) | {name: np.array(float(getattr(constants, name))) for name in NAMES}
+    arrays["seen"] = np.array([f"{framework} {spec.name}"])
     arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
     if len(runs) >= ENOUGH_RUNS:
         for side, share in (("low", 0.05), ("high", 0.95)):

@@ -1,7 +1,7 @@
 """Finds what training frameworks make of a step on published runs: the constants of laws/training/framework.py.
 
-Each framework's runs on one generation of GPUs are fitted apart, within the ranges of CONSTANTS, a constant by constant
-prior holding what few runs say nothing of. Errors are stated on runs whose source, model, engine or generation of GPUs
+All runs are fitted together, within the ranges of CONSTANTS, a constant by constant prior holding what few runs say
+nothing of. Errors are stated on runs whose source, model, engine or generation of GPUs
 the fit did not see.
 """
 
@@ -28,8 +28,6 @@ from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
     CONSTANTS,
-    FRAMEWORKS,
-    GENERATIONS,
     KINDS,
     NAMES,
     StepConstants,
@@ -70,27 +68,13 @@ SAME_SOURCE = {"nemo-framework": "NVIDIA/NeMo"}
 # What a constant is before any run is seen, and by what share runs move it (the deviation of its logarithm).
 PRIORS: Mapping[str, tuple[float, float]] = {
     "slowdown": (1.03, 0.03),
-    "launch_s": (14e-6, 0.1),
     "attention": (1.0, 0.05),
-    "scores": (1.1, 0.1),
-    "memory": (1.15, 0.15),
     "experts": (1.1, 0.05),
-    "permute": (1.2, 0.1),
-    "fp8": (0.82, 0.04),
-    "mxfp8": (0.85, 0.1),
-    "nvfp4": (1.3, 0.2),
-    "cast": (1.0, 0.3),
-    "tensor": (1.2, 0.3),
     "tensor_overlapped": (0.3, 0.3),
-    "exchange": (1.15, 0.15),
-    "all_to_all": (1.15, 0.07),
-    "accumulate": (1.2, 0.2),
     "step_s": (20e-3, 0.5),
-    "micro_batch_s": (1e-3, 0.7),
-    "nodes": (0.003, 0.7),
 }
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
-OF_EXPERTS = ("experts", "permute", "all_to_all", "launch_s")
+OF_EXPERTS = ("experts",)
 # Scatter that runs of one layout have.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
@@ -141,16 +125,9 @@ class PricedRun:
 
 
 def fit_step(tables_folder: Path, prices: Callable[..., KernelPrices] | None = None) -> dict[str, CalibrationBlock]:
-    """A block "step.FRAMEWORK" for each framework of the published runs, by its name.
-
-    Raises UserError where the folder has not the tables.
-    """
+    """The block "step" of the published runs. Raises UserError where the folder has not the tables."""
     priced, _ = price_runs(training_runs(tables_folder)[0], prices or prices_of)
-    errors = {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)}
-    return {
-        f"{BLOCK}.{framework}": _block(framework, priced, errors)
-        for framework in dict.fromkeys(run.framework for run in priced)
-    }
+    return {BLOCK: _block(priced, {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)})}
 
 
 def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
@@ -268,11 +245,11 @@ class Stack:
 
 
 # Constants that `on_gpu` changes.
-BY_GPU = ("nvfp4", "attention", "slowdown")
+BY_GPU = ("attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention", "adds_apart", "blocks"),
+    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention", "blocks"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
@@ -297,9 +274,9 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         seconds = (
             np.array([float(getattr(step, name)) for step in steps]) for name in ("sends", "optimizer", "gradient_byte")
         )
-        own = [on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu, runs[place].framework) for place in places]
+        own = [on_gpu(StepConstants(1.0), runs[place].run.gpu, runs[place].framework) for place in places]
         ratios = replace(
-            StepConstants(1.0, 0.0), **{name: np.array([getattr(c, name) for c in own]) for name in BY_GPU}
+            StepConstants(1.0), **{name: np.array([getattr(c, name) for c in own]) for name in (*BY_GPU, "nvfp4")}
         )
         stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
     return stacks
@@ -315,7 +292,8 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
     """Seconds of all runs under constants."""
     seconds = np.empty(count)
     for stack in stacks:
-        own = replace(constants, **{name: getattr(constants, name) * getattr(stack.on_gpu, name) for name in BY_GPU})
+        given = {name: getattr(constants, name) * getattr(stack.on_gpu, name) for name in BY_GPU}
+        own = replace(constants, **given, nvfp4=stack.on_gpu.nvfp4)
         seconds[stack.places] = sum(step_parts(stack.priced, own).values())
     return seconds
 
@@ -329,62 +307,50 @@ LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
 
 
 def errors_left_out(runs: Sequence[PricedRun], how: str) -> NDArray[np.float64]:
-    """log(measured / predicted) of each run, by constants that saw nothing of its model, source, engine or generation.
-
-    Constants are of the runs of its framework on its generation; without the engine of the others' runs there, and
-    where nothing is left of the framework's other runs, or what they are before any run is seen.
-    """
+    """log(measured / predicted) of each run by constants that saw nothing of its model, source, engine ..."""
     group = LEFT_OUT.get(how, lambda run: run.run.name)
     errors = np.full(len(runs), np.nan)
-    for key in dict.fromkeys((run.framework, run.generation, group(run)) for run in runs):
-        framework, generation, out = key
-        others = [run for run in runs if group(run) != out and (how == "engine" or run.framework == framework)]
-        seen = [run for run in others if run.generation == generation] or others
-        constants, _ = fit_constants(seen)
+    for out in dict.fromkeys(map(group, runs)):
+        constants, _ = fit_constants([run for run in runs if group(run) != out])
         for place, run in enumerate(runs):
-            if (run.framework, run.generation, group(run)) == key:
+            if group(run) == out:
                 errors[place] = np.log(run.seconds / run.predicted(constants))
     return errors
 
 
 # Errors of one source, and fewer than these, say little of how wide they scatter: those of other frameworks do, wider.
-FEWEST_ERRORS, WIDER, LEAST_END, FEWEST_SOURCES = 12, 1.3, 0.05, 2
+FEWEST_ERRORS, WIDER, LEAST_END = 12, 1.3, 0.05
 
 
 def ends_of(
     runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
 ) -> tuple[float, float, float]:
-    """Between what nine of ten errors lie of runs such as one, each source counting the same, and their mean in %.
+    """Between what nine of ten errors lie of runs of a kind, each source counting the same, and their mean in %.
 
     The next run is of a source of its own: errors scatter by their sources, and within them (Student's t of as many
-    degrees of freedom as sources). They are of its kind and framework, or of its kind, or all where there are too few,
-    and then wider, by the few sources of its own framework; `without` leaves out those that have it in common.
+    degrees of freedom as sources). Of too few runs they are those of all, wider; `without` leaves out those that have
+    it in common.
     """
     from scipy.stats import t
 
-    out = None if without is None else without(like)
-    known = [place for place, run in enumerate(runs) if without is None or without(run) != out]
-    for names in (("kind", "framework"), ("kind",), ()):
-        places = [place for place in known if all(getattr(runs[place], n) == getattr(like, n) for n in names)]
-        count = Counter(runs[place].source for place in places)
-        if len(places) >= FEWEST_ERRORS and len(count) > 1:
-            break
+    known = [place for place, run in enumerate(runs) if without is None or without(run) != without(like)]
+    places = [place for place in known if runs[place].kind == like.kind]
+    wider = 1.0
+    if len(places) < FEWEST_ERRORS or len({runs[place].source for place in places}) < 2:
+        places, wider = known, WIDER
+    count = Counter(runs[place].source for place in places)
     weights = np.array([1 / count[runs[place].source] for place in places])
     scatter = float(np.sqrt(np.average(errors[places] ** 2, weights=weights)))
-    wider, freedom = 1.0, len(count)
-    if "framework" not in names:
-        own = {runs[place].source for place in known if runs[place].framework == like.framework}
-        wider, freedom = WIDER, min(freedom, max(FEWEST_SOURCES, len(own)))
-    end = max(LEAST_END, wider * float(t.ppf(0.95, freedom)) * scatter)
+    end = max(LEAST_END, wider * float(t.ppf(0.95, len(count))) * scatter)
     return -end, end, _percent(errors[places])
 
 
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
     """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
     group = LEFT_OUT.get(how, LEFT_OUT["source"])
-    alike = {(run.kind, run.framework, group(run)): run for run in runs}
+    alike = {(run.kind, group(run)): run for run in runs}
     ends = {key: ends_of(runs, errors, run, group)[1] for key, run in alike.items()}
-    return np.abs(errors) <= [ends[run.kind, run.framework, group(run)] for run in runs]
+    return np.abs(errors) <= [ends[run.kind, group(run)] for run in runs]
 
 
 def judged_steps(tables_folder: Path) -> Iterator[str]:
@@ -443,26 +409,15 @@ class Remembered:
 
 
 def stated_constants() -> Iterator[str]:
-    """What each constant means, its range and its value by framework and generation of GPUs, as a table in Markdown.
-
-    Values of which no run was seen are left out. `docs/layout.md` has it.
-    """
+    """What each constant means, its range and its value, as a table in Markdown: `docs/layout.md` has it."""
     pooled = shipped_calibration(POOLED)
-    blocks = {} if pooled is None else {name: pooled.blocks.get(f"{BLOCK}.{name}") for name in FRAMEWORKS}
-    columns = [
-        (framework, block.arrays, place)
-        for framework, block in blocks.items()
-        if block is not None
-        for place in np.flatnonzero(block.arrays["rows"])
-    ]
-    heads = [f"{framework}, {GENERATIONS[place]}, {arrays['rows'][place]} rows" for framework, arrays, place in columns]
-    yield f"| constant | meaning | range | {' | '.join(heads)} |"
-    yield "|---" * (3 + len(heads)) + "|"
+    arrays = {} if pooled is None else pooled.block(BLOCK).arrays
+    yield "| constant | meaning | range | value |"
+    yield "|---|---|---|---|"
     for name, each in CONSTANTS.items():
-        factor, unit = (1e6, " µs") if each.high < 1e-3 else (1e3, " ms") if each.unit else (1.0, "")
-        values = [f"{factor * float(arrays[name][place]):.3g}" for _, arrays, place in columns]
-        scope = f"{factor * each.low:g} to {factor * each.high:g}{unit}"
-        yield f"| {name} | {each.meaning} | {scope} | {' | '.join(values)} |"
+        factor, unit = (1e3, " ms") if each.unit else (1.0, "")
+        value = f"{factor * float(arrays[name]):.3g}" if name in arrays else ""
+        yield f"| {name} | {each.meaning} | {factor * each.low:g} to {factor * each.high:g}{unit} | {value} |"
 
 
 def _percent(errors: NDArray[np.float64]) -> float:
@@ -470,34 +425,26 @@ def _percent(errors: NDArray[np.float64]) -> float:
     return round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2) if errors.size else float("nan")
 
 
-def _block(framework: str, runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]]) -> CalibrationBlock:
-    """The block of a framework: constants and their deviations by generation, and how far off runs left out were."""
-    own = [run for run in runs if run.framework == framework]
-    places = [run.framework == framework for run in runs]
-    fitted = {
-        generation: fit_constants([run for run in own if run.generation == generation] or own)
-        for generation in GENERATIONS
-    }
-    more: dict[str, NDArray[np.generic]] = {
-        f"{name}_deviation": np.array([deviations[name] for _, deviations in fitted.values()]) for name in NAMES
-    }
-    more["gpus"] = np.array(sorted({run.run.gpu.name for run in own}))
-    more["rows"] = np.array([sum(run.generation == generation for run in own) for generation in GENERATIONS])
-    kinds = [SimpleNamespace(kind=kind, framework=framework) for kind in KINDS]
+def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]]) -> CalibrationBlock:
+    """Constants and their deviations, and how far off runs left out were."""
+    constants, deviations = fit_constants(runs)
+    more: dict[str, NDArray[np.generic]] = {f"{name}_deviation": np.array(each) for name, each in deviations.items()}
+    more["seen"] = np.array(sorted({f"{run.framework} {run.run.gpu.name}" for run in runs}))
+    kinds = [SimpleNamespace(kind=kind) for kind in KINDS]
     ends = [ends_of(runs, errors["source"], kind) for kind in kinds]
     # Of an engine or a generation of GPUs that no run was seen of.
-    unseen = [max(ends_of(runs, errors[how], kind)[1] for how in LEFT_OUT) for kind in kinds]
+    unseen = [WIDER * max(ends_of(runs, errors[how], kind)[1] for how in LEFT_OUT) for kind in kinds]
     more |= {name: np.array(ends)[:, number] for number, name in enumerate(("low", "high", "errors_percent"))}
     more |= {"unseen_low": -np.array(unseen), "unseen_high": np.array(unseen)}
+    off = np.abs(np.expm1(-errors["source"]))
     held_out: dict[str, float | int | str] = {
-        "mape": _percent(errors["source"][places]),
-        "median": round(float(np.median(np.abs(np.expm1(-errors["source"][places])))) * 100, 2),
-        "bias": round(float(np.mean(np.expm1(-errors["source"][places]))) * 100, 2),
-        **{f"mape_by_{how}": _percent(each[places]) for how, each in errors.items() if how != "source"},
-        "coverage": round(100 * float(np.mean(covered(runs, errors["source"], "source")[places])), 1),
-        "rows": len(own),
-        "sites": len({run.run.name for run in own}),
+        "mape": _percent(errors["source"]),
+        "median": round(float(np.median(off)) * 100, 2),
+        "bias": round(float(np.mean(np.expm1(-errors["source"]))) * 100, 2),
+        **{f"mape_by_{how}": _percent(each) for how, each in errors.items() if how != "source"},
+        "coverage": round(100 * float(np.mean(covered(runs, errors["source"], "source"))), 1),
+        "rows": len(runs),
+        "sites": len({run.run.name for run in runs}),
         "how": "all runs of one source left out together; by_: of one model, engine or generation of GPUs",
     }
-    constants = {generation: found for generation, (found, _) in fitted.items()}
     return pack_constants(constants, held_out, ORIGIN, more)

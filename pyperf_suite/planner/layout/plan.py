@@ -223,11 +223,13 @@ class Planned:
         shares = []
         for place in places:
             plan = plan_at(self.training, self.cluster, self.grid, place)
-            constants = replace(self.found[str(plan.framework)].constants, launch_s=0.0)
+            constants = self.found[str(plan.framework)].constants
             parts = step_time(self.laws, self.training.model, plan, constants, prices, self.cluster.network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
             unseen_s = sum(
-                min(float(part), float(self.parts[name][place])) for name, part in parts.items() if name != "offload"
+                min(float(part), float(self.parts[name][place]))
+                for name, part in parts.items()
+                if name not in ("offload", "host")
             )
             shares.append(unseen_s / float(self.seconds[place]))
         return shares, prices

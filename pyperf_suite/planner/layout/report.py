@@ -14,7 +14,7 @@ from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.explained import counted
 from pyperf_suite.planner.laws.prices import UnseenPrices
-from pyperf_suite.planner.laws.training.framework import KINDS, LIKE, LOW_PRECISION, MEANT
+from pyperf_suite.planner.laws.training.framework import KINDS, LOW_PRECISION, MEANT
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import kind_of
@@ -322,9 +322,7 @@ def _shown(answer: LayoutAnswer) -> list[PredictedLayout]:
 def _engines(planned: Planned, predicted: Sequence[PredictedLayout]) -> Remark:
     """Whose constants stand for the frameworks shown."""
     shown = sorted({each.framework for each in predicted})
-    meant = "; ".join(
-        f"{name} is {MEANT[name]}" + (f", with the constants of {LIKE[name]}" if name in LIKE else "") for name in shown
-    )
+    meant = "; ".join(f"{name} is {MEANT[name]}" for name in shown)
     how = (
         ""
         if planned.training.framework
@@ -365,7 +363,7 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
             "not fitted on{elsewhere}.",
             kind="caution" if found.is_transferred else "law",
             error=Quantity(error / 100, "%"),
-            framework=LIKE.get(name, name),
+            framework=name,
             runs=KINDS[kind_of(planned.training.model, planned.training.dtype_on(planned.cluster.gpu))],
             elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
             if found.is_transferred

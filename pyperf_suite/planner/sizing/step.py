@@ -207,7 +207,7 @@ def parts_of(shapes: Shapes) -> list[KernelCall]:
 
     `Candidates.trainable` leaves out the places of a grid where a group of GPUs is larger than what it shares.
     """
-    times = passes_and_slowdown(shapes.plan, StepConstants(1.0, 0.0))
+    times = passes_and_slowdown(shapes.plan, StepConstants(1.0))
     return [
         replace(call, calls=times[call.kind][0] * np.asarray(call.calls) + _at_ends(call))
         for call in kernel_calls(shapes.model, shapes.plan)

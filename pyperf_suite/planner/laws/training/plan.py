@@ -14,11 +14,8 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import (
     DTYPES,
-    TRAITS,
     ExpertKernels,
-    Traits,
     check_framework,
-    usual_framework,
 )
 from pyperf_suite.planner.laws.training.memory import Offload
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
@@ -66,7 +63,6 @@ class ParallelPlan(Sharding):
         shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
-        adds_apart: micro-batches' gradients are added up by an operation of torch, not within their product.
         blocks: the host waits for each operation before the next (CUDA_LAUNCH_BLOCKING), so that no launch is hidden.
         gathers: collectives for one of a layer's parameters where ZeRO gathers them; 1: they are sent together.
 
@@ -102,7 +98,6 @@ class ParallelPlan(Sharding):
     shard_over: Sizes = 0
     gathers: Sizes = 1
     slower_attention: float = 1.0
-    adds_apart: bool = False
     blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -149,11 +144,6 @@ class ParallelPlan(Sharding):
         """How many of them share a copy of what ZeRO shares."""
         sharing = np.where(np.asarray(self.shard_over) > 0, self.shard_over, self.shards)
         return sharing if sharing.ndim else int(sharing)
-
-    @property
-    def traits(self) -> Traits:
-        """Of the framework that runs it; of a grid that names none, of the usual one of its first plan."""
-        return TRAITS[self.framework or usual_framework(int(np.ravel(self.zero_stage)[0]))]
 
     @property
     def expert_groups(self) -> Any:

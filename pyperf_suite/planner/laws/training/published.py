@@ -179,7 +179,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
         expert_kernels=_expert_kernels(note, dtype),
         slower_attention=ON_HOPPER if OLD_NEMO in note and modern else FIRST_FLASH if INTERN_EVO in note else 1.0,
-        adds_apart=INTERN_EVO in note, blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
+        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)

@@ -40,7 +40,6 @@ from pyperf_suite.planner.laws.training.layer_work import (
     layer_work,
     price_ends,
     price_layer,
-    taken_share,
 )
 from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
@@ -65,21 +64,18 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParamet
 
 @dataclass(frozen=True)
 class ExchangePrices:
-    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same; `taken` as of layers.
+    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same.
 
-    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own, DeepSpeed by larger
-    buckets; `edge` is the share of the first or the last of these, next to which nothing is computed, `embedding` that
-    of the embedding, which is gathered first, `again` that of parameters gathered once more behind recomputation.
-    `tied` are gradients of an embedding that the first and last stage share.
+    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own; `edge` is the share
+    of the first or the last of these, next to which nothing is computed, `embedding` that of the embedding, which is
+    gathered first. `tied` are gradients of an embedding that the first and last stage share.
     """
 
     reduced: Any
     scattered: Any
     gathered: Any
-    taken: Any
     edge: Any = 0.0
     embedding: Any = 0.0
-    again: Any = 0.0
     tied: Any = 0.0
 
 
@@ -91,10 +87,6 @@ def price_exchange(
     ends = model.hidden * model.vocab / plan.tensor
     layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
     shards = np.asarray(plan.zero_stage) > 0
-    # DeepSpeed's stages 1 and 2 reduce whole buckets, of which each rank keeps its share.
-    reduced = shards & (np.asarray(plan.zero_stage) < LAST_STAGE) & (plan.traits.bucket > 0)
-
-    buckets = np.maximum(1, ours.shared / plan.traits.bucket) if plan.traits.bucket else layers + 1
     tied_s: Any = model.tied * (np.asarray(plan.pipeline) > 1)
     if np.any(tied_s):
         size = as_plain(plan.gradient_bytes * ends)
@@ -107,39 +99,25 @@ def price_exchange(
         def over_s(parameters: StageParameters, pieces: Any = 1) -> Any:
             return _over_data(operation, element_bytes, parameters, model, plan, prices, network, pieces)
 
-        by_layer = layers * over_s(layer, pieces) + over_s(StageParameters(ends, None))
-        if not plan.traits.bucket:
-            return by_layer
-        by_bucket = buckets * over_s(StageParameters(ours.shared / buckets, ours.experts / buckets))
-        gathers = (operation == "all_gather") & (np.asarray(plan.zero_stage) == LAST_STAGE)
-        return np.where(gathers | (np.asarray(plan.gathers) > 1), by_layer, by_bucket)
+        return layers * over_s(layer, pieces) + over_s(StageParameters(ends, None))
 
     return ExchangePrices(
         seconds("all_reduce", plan.gradient_bytes, ~shards),
-        np.where(
-            reduced,
-            seconds("all_reduce", plan.gradient_bytes, reduced),
-            seconds("reduce_scatter", plan.gradient_bytes, shards & ~reduced, plan.gathers),
-        ),
+        seconds("reduce_scatter", plan.gradient_bytes, shards, plan.gathers),
         seconds("all_gather", plan.element_bytes, shards, plan.gathers),
-        taken_share(plan.sharing, plan.per_node_next_to_tensor),
-        1 / buckets,
+        1 / (layers + 1),
         np.maximum(layer.shared, ends) / ours.shared,
-        # All but a layer's last matrix, a third of it, where that forward and backward is more than what is kept.
-        plan.recompute_fraction * 2 / 3 * (2 / 3 * layer.shared >= plan.traits.kept),
         tied_s,
     )
 
 
-def exposed(
-    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any
-) -> dict[tuple[Kind, bool], Any]:
+def exposed(plan: ParallelPlan, exchange: ExchangePrices, stage_s: Any) -> dict[tuple[Kind, bool], Any]:
     """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch (`exposed_exchange_s`).
 
     For what is sent in each micro-batch the pipeline waits too. FSDP in a pipeline keeps what it gathered, and the
     gradients, until the last micro-batch is through.
     """
-    hides, traits = 1 if plan.overlap_gradients else 0, plan.traits
+    hides = 1 if plan.overlap_gradients else 0
     # What is computed again is so in backward.
     forward_s = hides * stage_s / plan.passes
     during: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
@@ -149,22 +127,17 @@ def exposed(
     for number in range(LAST_STAGE + 1):
         if not np.any(stage == number):
             continue
-        behind = dict(during)
-        if number < LAST_STAGE:
-            behind["forward"] = behind["forward"] * traits.hides_parameters
-            behind["backward"] = behind["backward"] * (traits.hides_parameters | ~piped)
         sent = {
-            "all_reduce": constants.exchange * exchange.reduced,
-            "reduce_scatter": constants.exchange * exchange.scattered,
-            "all_gather": constants.exchange * exchange.gathered,
+            "all_reduce": exchange.reduced,
+            "reduce_scatter": exchange.scattered,
+            "all_gather": exchange.gathered,
         }
         edges = dict.fromkeys(sent, exchange.edge)
         if number == LAST_STAGE:
             edges["all_gather"] = exchange.embedding
-            found["parameters", True] = np.where(stage == number, exchange.again * sent["all_gather"], 0.0)
-        for key, seconds in exposed_exchange_s(number, sent, behind, exchange.taken, edges).items():
+        for key, seconds in exposed_exchange_s(number, sent, during, edges=edges).items():
             found[key] = found[key] + np.where(stage == number, seconds, 0.0)
-    found["gradients", False] = found["gradients", False] + constants.exchange * exchange.tied
+    found["gradients", False] = found["gradients", False] + exchange.tied
     return found
 
 
@@ -212,10 +185,10 @@ def _over_data(
     def over_s(operation: str, parameters: Any, ranks: Any, cut: Any) -> Any:
         per_node = np.maximum(1, plan.ranks_per_node // cut)
         counted = np.minimum(ranks, MOST_NODES * per_node)
-        hops = (ranks - counted) * (1 if operation != "all_reduce" else 0)
         if np.ndim(counted) == np.ndim(per_node) == 0:
             counted, per_node = int(counted), int(per_node)
         size = element_bytes * parameters / pieces
+        hops = (ranks - counted) * (operation != "all_reduce")
         return pieces * (prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops)
 
     def shared_s(parameters: Any, ranks: Any, cut: Any) -> Any:
@@ -270,7 +243,7 @@ def price_step(
     if np.any(model.layers % groups) and not plan.uneven_stages:
         chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
         raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
-    if np.any(model.layers + ENDS_AS_LAYERS < groups):
+    if np.any(model.layers < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
     if plan.shape:
         pieces, back = plan.distinct()
@@ -304,18 +277,16 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    sent = exposed(plan, priced.exchange, c, mean * layer.seconds)
+    sent = exposed(plan, priced.exchange, mean * layer.seconds)
     fill_s = (mean * layer.seconds + sent["gradients", True] + sent["parameters", True]) / plan.chunks
     # In between, one chunk a stage waits for what it sends, the last stage to one side, and several send during others.
-    taken = taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node)
     alone_s = priced.sends / (1 + with_ends)
-    between_s = np.where(chunks > 1, chunks * exposed_comm_s(priced.sends, fill_s, taken), alone_s)
-    parts["bubble"] = others * (fill_s + priced.sends) + (others > 0) * (m * between_s + (m + others) * c.micro_batch_s)
+    between_s = np.where(chunks > 1, chunks * exposed_comm_s(priced.sends, fill_s), alone_s)
+    parts["bubble"] = others * (fill_s + priced.sends) + (others > 0) * m * between_s
     for kind in get_args(Kind):
         parts[kind] = sent[kind, False] + m * sent[kind, True]
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
-    parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
-    parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
+    parts["stragglers"] = c.step_s * (nodes > 1)
     parts["optimizer"] = c.slowdown * priced.optimizer + _gradient_passes_s(priced, c)
     return parts
 
@@ -324,13 +295,12 @@ def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
     """Gradients added up, or copied, in each micro-batch, and gone over once more where there are several ranks."""
     plan, stage, m = priced.plan, np.asarray(priced.plan.zero_stage), priced.plan.micro_batches
     # A gradient that is scattered is copied to where that is done from; else a product adds it to the ones before, of
-    # whose reading and writing its law counts one result in 16 bits, or torch does: two are read and one is written.
+    # whose reading and writing its law counts one result in 16 bits, or torch does (DeepSpeed): two are read.
     sent = np.asarray(plan.gradient_bytes)
-    apart = plan.adds_apart or plan.traits.adds_apart
-    added = (m - 1) * 3 * sent if apart else m * (2 * sent - HALF)
+    added = (m - 1) * 3 * sent if plan.framework == "deepspeed" else m * (2 * sent - HALF)
     each = np.where(stage > 1, m * (HALF + sent), added) + m * COPIED_BYTES * (stage == LAST_STAGE)
     once = SCALED_BYTES * ((np.asarray(plan.ranks) > 1) & (stage < LAST_STAGE))
-    return constants.slowdown * (constants.accumulate * each + once) * priced.gradient_byte
+    return constants.slowdown * (each + once) * priced.gradient_byte
 
 
 def exposed_exchange_s(
@@ -453,9 +423,6 @@ def kind_of(model: ModelDimensions, dtype: str) -> int:
 
 # Whose units compute the blocked types.
 UNITS_OF = {"mxfp8": "fp8", "nvfp4": "fp4"}
-# Embedding and logits take a layer's place each in the stages of recipes that count them (Megatron-Core,
-# --account-for-embedding-in-pipeline-split).
-ENDS_AS_LAYERS = 2
 
 
 def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -> tuple[Any, Any]:
@@ -469,8 +436,7 @@ def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -
         return np.where(is_last, last, most), np.where(is_last, 1, 0)
     if not np.any(layers % groups):
         return layers // plan.pipeline, 1
-    counted = (layers + ENDS_AS_LAYERS) % groups == 0
-    most = np.where(counted, (layers + ENDS_AS_LAYERS) // stages, -(-layers // stages))
+    most = -(-layers // stages)
     # Where layers do not divide, the last stage has one less than the fullest.
     in_the_middle = (most * layer_s > (most - 1) * layer_s + ends_s) & (stages > 1)
     even = layers % groups == 0
