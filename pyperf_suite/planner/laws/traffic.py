@@ -50,10 +50,9 @@ SENT_BY_STAGE = (
 )
 
 
-def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any = 0.0) -> Any:
-    """What sending during a computation of `during_s` costs: what is longer, and the share it takes of the rest."""
-    longer = np.maximum(0.0, sent_s - during_s)
-    return longer + taken * (sent_s - longer)
+def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
+    """Seconds of an exchange that are longer than the computation beside it."""
+    return np.maximum(0.0, np.asarray(sent_s) - during_s)
 
 
 # Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.

@@ -304,7 +304,7 @@ def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
 
 
 def exposed_exchange_s(
-    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], taken: Any = 0.0, edges: Any = None
+    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], edges: Any = None
 ) -> dict[tuple[Kind, bool], Any]:
     """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
 
@@ -316,7 +316,7 @@ def exposed_exchange_s(
     for each in SENT_BY_STAGE[stage]:
         seconds, key = sent_s[each.operation], (each.what, each.each)
         waited = np.maximum(
-            (edges or {}).get(each.operation, 0.0) * seconds, exposed_comm_s(seconds, left[each.behind], taken)
+            (edges or {}).get(each.operation, 0.0) * seconds, exposed_comm_s(seconds, left[each.behind])
         )
         exposed[key] = exposed.get(key, 0.0) + waited
         left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
