@@ -27,7 +27,6 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
 from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
@@ -103,25 +102,6 @@ def _latent(requested: TableSlice) -> Explained:
     return mla_time(requested.laws, batch, seq, seq, heads, *how)
 
 
-def _grouped(requested: TableSlice) -> Explained:
-    tokens, hidden, width, top_k, experts, tp, ep = requested.sizes(*EXPERTS)
-    balance, gated = requested.kind["distribution"], bool(requested.kind.get("gated", True))
-    return grouped_gemm_time(
-        requested.laws,
-        tokens,
-        hidden,
-        width,
-        experts,
-        top_k,
-        requested.dtype,
-        ep,
-        tp,
-        balance,
-        gated,
-        library=requested.library,
-    )
-
-
 def _collective(requested: TableSlice) -> Explained:
     nbytes, ranks = requested.sizes("bytes", "num_gpus")
     kernel, rate = str(requested.kind.get("kernel_source", "")), requested.kind.get("network_gb_per_s")
@@ -140,12 +120,10 @@ def _collective(requested: TableSlice) -> Explained:
 
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
-EXPERTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
 LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
 # A table is of the first format whose columns it has.
 FORMATS = (
-    TableFormat("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
     TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
     TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")

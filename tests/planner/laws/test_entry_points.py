@@ -17,14 +17,6 @@ USUAL: dict[str, dict[str, Any]] = {
     "attention_time": {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 80},
     "memory_bound_time": {"gpu": "H200", "nbytes": 1e6},
     "collective_time": {"gpu": "H200", "op": "all_reduce", "nbytes": 1, "ranks": 2},
-    "grouped_gemm_time": {
-        "gpu": "H200",
-        "tokens": 4096,
-        "hidden": 7168,
-        "expert_ffn": 2048,
-        "experts": 256,
-        "top_k": 8,
-    },
     "mla_time": {"gpu": "H100", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 16},
 }
 BATCHES = {
@@ -47,7 +39,6 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"backward": True}, {
         ("memory_bound_time", {"gpu": "B300", "nbytes": np.ones((3, 1, 2))}, (3, 1, 2)),
         ("memory_bound_time", {"gpu": "RTX 4090"}, ()),
         ("collective_time", {"nbytes": [[1024.0], [2.0**20]], "ranks": [2, 4, 8, 64]}, (2, 4)),
-        ("grouped_gemm_time", {"tokens": [[64], [8192]], "ep": np.array([1, 8, 32])}, (2, 3)),
         (
             "mla_time",
             {
@@ -141,14 +132,6 @@ def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval
         ("collective_time", {"ranks": 16, "library": "vllm"}, "only all_reduce within a node"),
         ("collective_time", {"library": "pytorch"}, "Of pytorch no collectives was measured"),
         ("collective_time", {"gpu": "RTX 4090", "library": "trtllm"}, "there is none"),
-        ("grouped_gemm_time", {"dtype": "int8"}, "bf16, fp16, fp8, fp8_block"),
-        ("grouped_gemm_time", {"gpu": "L40S", "dtype": "fp8", "library": "sglang"}, "there are trtllm, vllm"),
-        ("grouped_gemm_time", {"gpu": "A100", "dtype": "fp8"}, "no units"),
-        ("grouped_gemm_time", {"gpu": "MI300X"}, "only NVIDIA"),
-        ("grouped_gemm_time", {"balance": "uneven"}, "power_law_1.01"),
-        ("grouped_gemm_time", {"ep": 3}, "divide evenly"),
-        ("grouped_gemm_time", {"gpu": "RTX PRO 6000", "dtype": "fp8", "library": "vllm"}, "fp8_block or trtllm"),
-        ("grouped_gemm_time", {"tokens": 0}, "tokens"),
         ("mla_time", {"gpu": "MI300X"}, "only on A100 SXM, B200 SXM"),
         ("mla_time", {"gpu": "V100"}, "no units for 'bf16'"),
         ("mla_time", {"library": "cublas"}, "there are trtllm, sglang, vllm"),

@@ -79,10 +79,6 @@ class CpuPrices:
         """Raises UserError."""
         raise UserError("Latent attention was not measured on this CPU.")
 
-    def grouped_gemm(self, *sizes: Any) -> Explained:
-        """Raises UserError."""
-        raise UserError("Grouped products of experts were not measured on this CPU.")
-
     def memory_bound(self, nbytes: Bytes) -> Explained:
         """A pass as norms and activation functions make them: on one core they are no faster than their arithmetic."""
         return self._at("pass", (1.0, nbytes))
