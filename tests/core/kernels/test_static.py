@@ -36,6 +36,58 @@ def metrics_of(specialisation: Specialisation, target: str) -> StaticMetrics:
     return of_cuda(specialisation.name, specialisation, gemm_sm80.sources(), target)
 
 
+def installed(package: str, version: str) -> Path:
+    """Where a version of a wheel lies that only tests use, installed once; or a skip. Workers may ask at once."""
+    kept = Path(__file__).parents[3] / "build" / "tests"
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = kept / f"{package}-{version}-{sys.version_info.major}.{sys.version_info.minor}"
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            install = [sys.executable, "-m", "pip", "install", "--target", new, "--no-deps", f"{package}=={version}"]
+            done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+            if done.returncode != 0:
+                pytest.skip(f"pip cannot install {package} {version}: {(done.stderr.strip() or 'no reason')[-200:]}")
+            new.rename(folder)
+    return folder
+
+
+def loads_by(specialisation: Specialisation) -> int:
+    """LDG of a kernel that copies by cp.async: partial sums, four at a time, and the flag in a loop of two tests."""
+    return specialisation.m * specialisation.n // specialisation.threads // 4 + 2
+
+
+def test_constants_of_a_tile_are_folded_by_the_nvrtc_that_is_here():
+    specialisation = specialise(64, 64, 64)
+    assert metrics_of(specialisation, "sm_80").instructions["LDG"] == loads_by(specialisation)
+
+
+# From 13.2 on NVRTC loads members of class template arguments (findings/class_template_arguments_are_loaded.sh).
+PINNED_NVRTC = re.findall(r"nvidia-cuda-nvrtc==([\d.]+)", (Path(__file__).parents[3] / "constraints.txt").read_text())[
+    0
+]
+LATER_NVRTC = "13.5.37"
+
+
+@pytest.mark.slow
+def test_a_later_nvrtc_makes_of_the_ampere_kernels_the_code_of_the_pinned_one(monkeypatch, request):
+    request.addfinalizer(nvrtc.library.cache_clear)
+    counts = {}
+    for version in (PINNED_NVRTC, LATER_NVRTC):
+        folder = installed("nvidia-cuda-nvrtc", version)
+        monkeypatch.setenv("PYPERF_LIBNVRTC", str(folder / "nvidia" / "cu13" / "lib" / "libnvrtc.so.13"))
+        nvrtc.library.cache_clear()
+        assert version.startswith("{}.{}.".format(*nvrtc.version()))
+        counts[version] = {one.name: metrics_of(one, "sm_80").instructions for one in default_set()}
+    for name, pinned in counts[PINNED_NVRTC].items():
+        later = counts[LATER_NVRTC][name]
+        assert later["all"] <= 1.05 * pinned["all"], name
+        for loads in ("LDG", "LDS", "LDGSTS", "LDSM"):
+            assert later[loads] == pinned[loads], (name, loads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
@@ -45,6 +97,7 @@ def test_default_ampere_kernels_multiply_on_tensor_cores_and_keep_to_their_regis
     assert metrics.instructions["HMMA"] == k_tile_products  # one k-tile's loop body, and no second copy of it
     assert metrics.instructions["LDGSTS"] > 0
     assert metrics.instructions["LDSM"] > 0
+    assert metrics.instructions["LDG"] == loads_by(specialisation)
     assert metrics.local_memory_instructions == 0
     assert metrics.stack_bytes == 0
     assert metrics.registers <= specialisation.register_bound
@@ -115,29 +168,11 @@ def test_triton_kernels_multiply_on_tensor_cores_of_three_generations_and_do_not
 OTHER_TRITON = "3.6.0"
 
 
-def triton_folder(version: str) -> Path:
-    """Where a Triton of the tests' own lies, installed once; or a skip. Workers may ask at once: one installs."""
-    kept = Path(__file__).parents[3] / "build" / "tests"
-    kept.mkdir(parents=True, exist_ok=True)
-    folder = kept / f"triton-{version}-{sys.version_info.major}.{sys.version_info.minor}"
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            new = folder.with_name(f"{folder.name}.new")
-            shutil.rmtree(new, ignore_errors=True)
-            install = [sys.executable, "-m", "pip", "install", "--target", new, "--no-deps", f"triton=={version}"]
-            done = subprocess.run(install, capture_output=True, text=True, timeout=300)
-            if done.returncode != 0:
-                pytest.skip(f"pip cannot install Triton {version}: {(done.stderr.strip() or 'no reason')[-200:]}")
-            new.rename(folder)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["", OTHER_TRITON], ids=["here", OTHER_TRITON])
 def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel(version, triton_cache):
     pytest.importorskip("triton")
-    paths = [str(triton_folder(version)) if version else "", os.environ.get("PYTHONPATH", "")]
+    paths = [str(installed("triton", version)) if version else "", os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment.pop("TRITON_INTERPRET", None)
     script = Path(__file__).with_name("compiled_defaults.py")
