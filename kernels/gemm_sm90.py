@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
-from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
 FAMILY = "sm90"  # as gpus.toml names it
@@ -267,10 +267,9 @@ class Specialisation:
         self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
     ) -> list[bytes]:
         """The kernel's parameters in order, packed: the maps of A, B and C as encoded, the schedule, two addresses."""
-        counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers)
         return [
             *maps,
-            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, schedule.group),
+            schedule.packed(),
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]
