@@ -377,6 +377,11 @@ def default_tile(m: int, n: int, workers: int) -> tuple[int, int, int, int]:
     return (128, 256, 64, 2) if 2 * pairs >= workers else (128, 128, 64, 1)
 
 
+def tile_of_columns(n: int) -> str:
+    """A tile of 128 rows and n columns as a probe writes it, a pair where two CTAs can load B together."""
+    return f"128x{n}x{K_STEP}{':c2' if n % 16 == 0 else ''}"
+
+
 def for_product(
     sizes: tuple[int, int, int, int | None],
     cluster: tuple[int, int],

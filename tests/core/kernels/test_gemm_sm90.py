@@ -28,6 +28,7 @@ COMPILED = [
     # Other types, any width of a wgmma, and pairs of e4m3 and of odd N-major widths.
     *(specialise(128, 256, cluster_m=2, in_type=in_type) for in_type in ("fp16", "e4m3")),
     *(specialise(64, n, stages=2) for n in (16, 136, 248)),
+    *(specialise(128, n, cluster_m=2 - n // 8 % 2) for n in range(136, 256, 8)),
     specialise(128, 256, in_type="e4m3", cluster_n=2),
     *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 200) for pair in PAIRS),
 ]
