@@ -144,8 +144,8 @@ struct Schedule {
     // The next segment of the unit, or false when it has none left.
     template <bool shared = true>
     PYPERF_HOST_DEVICE bool next(Cursor& cursor, Segment& segment) const {
-        if (cursor.tile < cursor.tile_end) {
-            place(cursor.tile, segment);
+        Count tile = cursor.tile;
+        if (tile < cursor.tile_end) {
             segment.k_begin = shared ? cursor.k_begin : 0;
             segment.k_end = shared ? cursor.k_end : k_tiles;
             cursor.tile += stride;
@@ -153,15 +153,16 @@ struct Schedule {
             // From the back: the tile a unit begins for its successor comes first and the tile it must finish for
             // its predecessor comes last, so that the predecessor's part has long been written and nobody waits.
             const Count last = cursor.stream_end - 1;
-            const Count tile = quotient(last, k_tiles, by_k_tiles);
-            const Count first = tile * k_tiles;
-            place(tiles() - streamed + tile, segment);
+            const Count in_stream = quotient(last, k_tiles, by_k_tiles);
+            const Count first = in_stream * k_tiles;
+            tile = cursor.tile_end + in_stream;
             segment.k_begin = cursor.stream_begin > first ? static_cast<int>(cursor.stream_begin - first) : 0;
             segment.k_end = static_cast<int>(last - first) + 1;
             cursor.stream_end = first + segment.k_begin;
         } else {
             return false;
         }
+        place(tile, segment);
         segment.owner = segment.k_end == k_tiles;
         return true;
     }

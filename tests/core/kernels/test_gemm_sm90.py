@@ -102,7 +102,7 @@ def reached(places: set[int], steps: Mapping[int, set[int]]) -> set[int]:
 
 
 # A division by a variable is 30 instructions; the schedule has ten, and its reciprocals come with the launch.
-MOST_BEFORE_LOAD = {False: 150, True: 240}
+MOST_BEFORE_LOAD = {False: 150, True: 220}
 
 
 @pytest.mark.slow
