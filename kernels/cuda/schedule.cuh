@@ -16,7 +16,7 @@ namespace pyperf {
 // subroutine of a hundred instructions, whose registers spill out of a producer's few, so kernels count in 32 bits:
 // whoever launches one checks that they suffice. It divides 32-bit integers in 30, one after the other before the first
 // load, so whoever launches a kernel gives it the reciprocal of every divisor.
-#if defined(__CUDACC__) || defined(PYPERF_EMULATED)
+#if defined(__CUDACC__) || defined(PYPERF_EMULATED_GPU)
 using Count = int;
 
 // Of d: shift = ⌈log2 d⌉ and factor = ⌈2^(31 + shift) / d⌉, which gives the quotient of all n below 2^31 (Granlund and

@@ -94,33 +94,18 @@ def accept(
     profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
     plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
-    expect = _expectation(results, known) if where.kind == "cpu" else None
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
-    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
+    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), before)
     judged = ExitCode.VERDICT if not is_whole or any(each.needs_attention for each in checks) else ExitCode.FINE
     code = exit_code(records) or judged
-    replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
+    replace_probe(replace(PROBE, analyse=partial(analyse, before=before)))
     if as_json:
         extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(everything), folder, records, everything)
     raise SystemExit(code)
-
-
-def _expectation(results: Path, known: Any) -> Any:
-    """By this machine's calibration; None, after saying how to have one, for the CPU's peak."""
-    from pyperf_suite.extensions import service
-
-    offered = service("expected_times")
-    try:
-        if offered is None:
-            raise UserError("the planner, which has the laws, is not installed.")
-        return offered({**known.fields, "kind": known.kind, "slug": known.slug}, results)
-    except UserError as reason:
-        click.echo(f"judged by the CPU's peak, a wide interval: {reason}", err=True)
-        return None
 
 
 def _measure(

@@ -65,7 +65,7 @@ def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedul
 
 
 # The header as a GPU compiles it: 32-bit counts, reciprocals.
-ON_GPU = """#define PYPERF_EMULATED
+ON_GPU = """#define PYPERF_EMULATED_GPU
 #include "schedule.cuh"
 template <bool shared> int walk(const pyperf::Schedule& schedule, int* out) {
     int count = 0;
