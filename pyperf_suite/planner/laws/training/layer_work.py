@@ -159,14 +159,6 @@ def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
     return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
 
 
-def work_of(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
-) -> tuple[StepWork, StepWork]:
-    """One layer's passes over one micro-batch, and the ends': logits, their loss, and what TP sums up there."""
-    of = (model, plan, prices, constants.network)
-    return layer_work(price_layer(*of), plan, constants), ends_work(price_ends(*of), plan, constants)
-
-
 def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """What a framework with these constants takes for a layer of those prices."""
     c, attended = constants, 1 + plan.attention_recompute_fraction
