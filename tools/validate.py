@@ -22,12 +22,11 @@ from pyperf_suite.errors import UserError, printable
 from pyperf_suite.findings.data import Findings, Quantity, Remark, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.attention import attention_time
+from pyperf_suite.planner.laws.attention import attention_time, mla_time
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
 from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
 
@@ -96,10 +95,10 @@ def _latent(requested: TableSlice) -> Explained:
     requested.check_cache()
     if requested.dtype != "bf16":
         raise UserError(f"Latent attention was measured in bf16, not {requested.dtype}.")
+    if requested.kind["scope"] != "kernel":
+        raise UserError("Latent attention is priced without its projections: rows of the scope module are left out.")
     batch, seq, heads = requested.sizes("batch_size", "isl", "num_heads")
-    gemm = requested.kind["gemm_type"]
-    how = (requested.kind["scope"], DTYPES.get(gemm, gemm) or "bf16", requested.library)
-    return mla_time(requested.laws, batch, seq, seq, heads, *how)
+    return mla_time(requested.laws, batch, seq, seq, heads, requested.library)
 
 
 def _collective(requested: TableSlice) -> Explained:
@@ -121,10 +120,10 @@ def _collective(requested: TableSlice) -> Explained:
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
-LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
+LATENT = ("scope", "num_heads", "batch_size")
 # A table is of the first format whose columns it has.
 FORMATS = (
-    TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
+    TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope",)),
     TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")
     ),

@@ -17,7 +17,7 @@ _HOME = {
     "collective_time": "collectives",
     "gemm_time": "gemm",
     "memory_bound_time": "roofline",
-    "mla_time": "latent_attention",
+    "mla_time": "attention",
 }
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.traffic import OPERATIONS
-from pyperf_suite.planner.laws.attention import PLAIN, attention_time
+from pyperf_suite.planner.laws.attention import PLAIN, attention_time, mla_time
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
     Calibration,
@@ -33,7 +33,6 @@ from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.internode import Network
-from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 
 # Dtypes of products that nothing is computed wider than.

@@ -7,71 +7,24 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import PLAIN
-from pyperf_suite.planner.laws.attention_kernels import BEYOND_WIDTHS, OTHER_WINDOW, SOFTMAX_COLUMNS, unpack_attention
-from pyperf_suite.planner.laws.calibration import Band, ResidualGrid, shipped_calibration
-from pyperf_suite.planner.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
-from tools.fit.attention import block_of, fit_grid, fit_law, left_out, read_tables, steadied
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, shipped_calibration
+from pyperf_suite.planner.laws.table import TableLaw, pack_tables, unpack_tables
+from tools.fit.attention import fit_block, fit_grid, held_band, read_tables
 
-NAME = f"{PLAIN}.trtllm"
+rng = np.random.default_rng(0)
+SIZES = (2 ** rng.uniform(0, 7, 3000), 2 ** rng.uniform(0, 4, 3000))
 
 
 @pytest.mark.slow
 def test_the_tables_give_what_is_shipped_again(measured_tables):
-    gpu = find_gpu("A100 SXM")
-    shipped = shipped_calibration(gpu.name).block(NAME)
-    fitted = block_of(fit_law(read_tables(measured_tables, gpu.slug)[NAME], gpu), gpu.slug, NAME)
+    gpu, name = find_gpu("A100 SXM"), f"{PLAIN}.trtllm"
+    shipped = shipped_calibration(gpu.name).block(name)
+    rows, origin = read_tables(measured_tables, gpu.slug)[name]
+    fitted = fit_block(rows, gpu, origin)
     assert fitted.held_out == pytest.approx(shipped.held_out)
-    assert fitted.fitted_range == shipped.fitted_range
-    for name, array in shipped.arrays.items():
-        np.testing.assert_allclose(fitted.arrays[name], array, rtol=1e-3, atol=1.1 if name == "grid" else 1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", ["trtllm", "sglang"])
-def test_heads_of_256_left_out_on_a_b200_err_little_more_than_others(measured_tables, library):
-    gpu = find_gpu("B200")
-    law = fit_law(read_tables(measured_tables, gpu.slug)[f"{PLAIN}.{library}"], gpu)
-    off, wide = np.abs(np.expm1(-law.log_residual)), law.table.head_dim == 256
-    assert wide.sum() > 3000
-    assert off[wide].mean() < 1.3 * off[~wide].mean()
-    low, high = Band.fit(steadied(law), law.unseen).around(1.0, law.unseen[wide])
-    scale = next(each.error_scale for each in law.kernels if each.head_dim == 256)
-    inside = np.abs(law.log_residual[wide] / scale - np.log(low * high) / 2) <= np.log(high / low) / 2
-    assert 0.85 < inside.mean() < 0.95
-
-
-@pytest.mark.slow
-def test_what_was_left_out_whole_errs_by_as_much_as_is_stated(measured_tables):
-    by_sort = {}
-    for sort, gpu, name, missed in left_out(measured_tables):
-        by_sort.setdefault((sort.split(",")[0], gpu, name), []).append((sort, missed))
-    within = {}
-    for (sort, gpu, name), found in by_sort.items():
-        for how, missed in found:
-            hopper = {gpu, how.removeprefix("GPU, read off ")} == {"H100 SXM", "H200 SXM"}
-            key = "twin" if hopper else sort
-            within.setdefault(key, []).append(missed)
-        if (gpu, name) == ("B200 SXM", NAME) and sort == "GPU":
-            # Of another generation of data-centre GPUs, as B300 is of B200.
-            assert np.quantile(np.abs(found[0][1]), 0.9) == pytest.approx(SAME_KIND, abs=0.05)
-    nine_of_ten = {key: np.quantile(np.abs(np.concatenate(missed)), 0.9) for key, missed in within.items()}
-    assert 0.6 * TWIN < nine_of_ten["twin"] < TWIN
-    assert 0.5 * OTHER_KIND < nine_of_ten["GPU"] < OTHER_KIND
-    assert nine_of_ten["width beyond"] == pytest.approx(BEYOND_WIDTHS, abs=0.05)
-    assert 0.6 * OTHER_WINDOW < nine_of_ten["window"] < OTHER_WINDOW
-
-
-def test_the_softmax_costs_the_columns_that_the_rates_of_an_h200_say():
-    gpu = find_gpu("H200")
-    kernels = unpack_attention(shipped_calibration(gpu.name).block(NAME), "trtllm", gpu)
-    widths = [64, 128, 192, 256]
-    pairs = [kernels.of_width(width)[0].costs.pair_s / kernels.of_width(width)[0].resident for width in widths]
-    slope, start = np.polyfit(widths, pairs, 1)
-    assert start / slope == pytest.approx(SOFTMAX_COLUMNS, abs=5)
-
-
-rng = np.random.default_rng(0)
-SIZES = (2 ** rng.uniform(0, 7, 3000), 2 ** rng.uniform(0, 4, 3000))
+    assert (fitted.fitted_range, fitted.origin) == (shipped.fitted_range, shipped.origin)
+    for array, values in shipped.arrays.items():
+        np.testing.assert_allclose(fitted.arrays[array], values, rtol=1e-3, atol=1.1 if array == "grid" else 1e-3)
 
 
 def test_what_no_row_tells_of_follows_its_neighbours():
@@ -89,3 +42,23 @@ def test_a_function_straight_over_octaves_is_read_back_and_hardly_moved_by_a_few
     assert np.abs(ResidualGrid.octaves(grid)(*SIZES) - truth).max() < 0.1
     with pytest.raises(ValueError, match="no rows"):
         fit_grid(np.zeros(0), (np.zeros(0),), (4,), 1.0)
+
+
+def test_the_band_covers_nine_of_ten_rows_of_sites_that_it_did_not_see():
+    sites, scatter = np.arange(3000) % 50, rng.normal(0, 0.05, 3000) + rng.normal(0, 0.05, 50)[np.arange(3000) % 50]
+    band, inside = held_band(scatter, SIZES[0], sites)
+    assert 0.87 < inside.mean() < 0.93
+    low, high = np.log(band.around(1.0, SIZES[0]))
+    assert 0.9 <= ((low < scatter) & (scatter < high)).mean() < 0.95
+
+
+def test_packed_laws_come_back_within_a_step():
+    grids = rng.normal(0, 0.3, (2, 3, 3, 3))
+    bands = [Band(*(np.linspace(1.0, 2.0, knots) * sign for sign in (1, -1, 1))) for knots in (1, 3)]
+    laws = {(64, i): TableLaw(np.array([1.0, i]), ResidualGrid.octaves(grids[i]), bands[i]) for i in range(2)}
+    back = unpack_tables(CalibrationBlock(pack_tables(laws), {}))
+    assert back.keys() == laws.keys()
+    for kind, law in laws.items():
+        np.testing.assert_allclose(back[kind].grid.values, law.grid.values, atol=0.006)
+        np.testing.assert_allclose(back[kind].band.around(1.0, [1.0, 1.7]), law.band.around(1.0, [1.0, 1.7]))
+        assert back[kind].costs.tolist() == law.costs.tolist()

@@ -41,14 +41,7 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"backward": True}, {
         ("collective_time", {"nbytes": [[1024.0], [2.0**20]], "ranks": [2, 4, 8, 64]}, (2, 4)),
         (
             "mla_time",
-            {
-                "gpu": "B200",
-                "batch": [[1], [8], [300]],
-                "seq_q": 1000,
-                "seq_k": [1000, 4096],
-                "scope": "module",
-                "gemm_dtype": "nvfp4",
-            },
+            {"gpu": "B200", "batch": [[1], [8], [300]], "seq_q": 1000, "seq_k": [1000, 4096]},
             (3, 2),
         ),
         ("attention_time", {**BATCHES, "gpu": "V100", "dtype": "fp16"}, (4,)),
@@ -136,10 +129,6 @@ def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval
         ("mla_time", {"gpu": "V100"}, "no units for 'bf16'"),
         ("mla_time", {"library": "cublas"}, "there are trtllm, sglang, vllm"),
         ("mla_time", {"batch": 0}, "No latent attention has batch = 0: give a size of 1"),
-        ("mla_time", {"scope": "module", "gemm_dtype": "nvfp4"}, "but trtllm: kernel, bf16 cache"),
-        ("mla_time", {"scope": "module", "library": "sglang"}, "Of sglang"),
-        ("mla_time", {"scope": "model"}, "has the scopes"),
-        ("mla_time", {"gemm_dtype": "int8"}, "in bf16, fp8_block, nvfp4, not int8"),
         ("mla_time", {"seq_k": 32}, "at most as many queries as keys"),
     ],
 )

@@ -14,6 +14,7 @@ from pyperf_suite.planner.laws.attention import (
     PLAIN,
     PUBLISHED,
     attention_time,
+    mla_time,
 )
 from pyperf_suite.planner.laws.calibration import (
     Calibration,
@@ -83,8 +84,9 @@ def test_a_gpu_without_tables_is_read_off_one_whose_kernels_it_runs_with_the_int
 ):
     explained = attention_time(gpu, 1, 4096, 4096, 32, 8, 128)
     assert f"read off {read_off}" in explained.origin
-    assert explained.high / explained.seconds == pytest.approx(np.exp(half_width))
-    assert explained.seconds / explained.low == pytest.approx(np.exp(half_width))
+    # Next to the kernel's own.
+    assert np.exp(half_width) < explained.high / explained.seconds < np.exp(half_width + 0.02)
+    assert np.exp(half_width) < explained.seconds / explained.low < np.exp(half_width + 0.02)
     assert explained.extrapolated
 
 
@@ -102,19 +104,6 @@ def test_flash_attention_2_as_published_lies_within_the_interval_of_gpus_of_its_
     assert explained.low < measured < explained.high
     assert is_desktop(find_gpu(gpu))
     assert not is_desktop(find_gpu("B200"))
-
-
-def test_a_kernel_that_nothing_supports_makes_an_interval_in_which_no_gain_is_certain():
-    # SGLang's heads of 192 run on Triton on a B200, its neighbours on TensorRT-LLM's kernels.
-    narrow, doubtful, wide = (
-        attention_time("B200", 1, 8192, 8192, 32, 8, width, library="sglang") for width in (128, 192, 256)
-    )
-    assert doubtful.extrapolated
-    assert not wide.extrapolated
-    assert doubtful.seconds > 2 * wide.seconds
-    assert doubtful.low < wide.high
-    # Another library's heads of 192 are read off kernels that are trusted.
-    assert narrow.seconds < attention_time("B200", 1, 8192, 8192, 32, 8, 192).seconds < doubtful.low * 2
 
 
 @pytest.mark.parametrize("gpu", [*CALIBRATED, "B300", "RTX 4090"])
@@ -173,3 +162,22 @@ def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured():
             attention_time("H200", 1, seq, seq, 64, 8, 128, causal=which).seconds for which in (False, True)
         )
         assert full / causal == pytest.approx(forward["no_mask", seq] / forward["top_left", seq], rel=0.06)
+
+
+def test_a_gpu_without_tables_of_latent_attention_is_read_off_one_with_the_same_kernels_or_stated_wide():
+    def width(gpu):
+        found = mla_time(gpu, 4, 4096, 4096, 32)
+        return float(np.log(found.high / found.low)), found
+
+    own, twin, similar, other = (width(gpu)[0] for gpu in ("B200", "GH200", "B300", "RTX PRO 6000"))
+    assert own < twin < similar < other
+    assert width("B300")[1].origin.startswith("read off B200 SXM")
+    # Those three were found to take 1 / 0.63 to 1 / 0.56 of the time that B200's law says.
+    for gpu in ("B300", "GB200", "GB300"):
+        assert width(gpu)[1].high / width(gpu)[1].seconds > 1 / 0.56
+        assert width(gpu)[1].extrapolated
+    # Compute capability 12.0 has not the kernels of 10.0.
+    assert width("RTX PRO 6000")[1].origin.startswith("read off L40S")
+    assert mla_time("H100", [8, 8, 5000], [4096, 10**6, 4096], [4096, 10**6, 4096], 32).extrapolated.tolist() == [
+        False, True, True,
+    ]  # fmt: skip
