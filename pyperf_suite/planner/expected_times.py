@@ -6,7 +6,6 @@ The node package asks for it through the entry point `expected_times`, for the t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
@@ -21,9 +20,8 @@ from pyperf_suite.workloads import find_workload
 USUAL_PERCENT = 20.0
 
 
-def expected_times(identity: Mapping[str, Any], results: Path | None) -> Expect:
+def expected_times(identity: Mapping[str, Any]) -> Expect:
     """What a case should take on the machine of that identity. Raises UserError for a CPU."""
-    del results  # a GPU is judged by the laws alone
     if identity.get("kind") == "cpu":
         raise UserError("No law says what a CPU's kernels take.")
     gpu = str(identity.get("model"))

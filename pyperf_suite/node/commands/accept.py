@@ -25,7 +25,7 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
     "earlier",
     metavar="RUN",
     help="Compare with this earlier run of the machine, a folder, a name or latest. Default: with the laws, or a CPU's "
-    "calibration. Example: --baseline latest.",
+    "peak. Example: --baseline latest.",
 )
 @path_option(
     "--fleet",
@@ -56,9 +56,9 @@ def accept(
     """Measure every part of this node, and report for each whether it is as fast as it should be.
 
     Measured are products in a burst and under sustained load, copies, PCIe, all_reduce, each pair of GPUs, clocks,
-    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its own
-    calibration, or else with its peak. All GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all
-    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input, 3 if a part could not be measured.
+    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its peak. All
+    GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all is ok, 1 if a check is a caution, failed
+    or was left out, 2 for bad input, 3 if a part could not be measured.
 
     \b
     Examples:

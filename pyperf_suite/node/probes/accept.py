@@ -121,7 +121,7 @@ class _Node:
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
         offered = service("expected_times") if self.on_gpu else None
-        self.law: Expect | None = offered(self.identity, None) if offered else None
+        self.law: Expect | None = offered(self.identity) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
         self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
 
