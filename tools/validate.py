@@ -104,8 +104,8 @@ def _latent(requested: TableSlice) -> Explained:
 def _collective(requested: TableSlice) -> Explained:
     nbytes, ranks = requested.sizes("bytes", "num_gpus")
     kernel, rate = str(requested.kind.get("kernel_source", "")), requested.kind.get("network_gb_per_s")
-    if kernel.endswith("_eager"):
-        raise UserError("An all_reduce launched eagerly waits for the host: only those of a CUDA graph are predicted.")
+    if kernel.upper() not in ("", "NCCL"):
+        raise UserError(f"A collective by {kernel} is a library's own kernel: only NCCL's are predicted.")
     return collective_time(
         requested.laws,
         requested.kind["op_name"],
@@ -113,8 +113,6 @@ def _collective(requested: TableSlice) -> Explained:
         ranks,
         requested.kind.get("ranks_per_node"),
         None if rate is None else rate * 1e9,
-        # Tables of one library hold some kernels of another.
-        "trtllm" if kernel == "TRTLLM" else requested.library,
     )
 
 
