@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
-from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.schedule import Schedule
 
 FAMILY = "sm80"  # as gpus.toml names it
 ENTRY = "pyperf_gemm"
@@ -258,12 +258,11 @@ class Specialisation:
                     f"{name} at address {address:#x} with leading dimension {leading} can be accessed by {widest} "
                     f"bytes, not by the {access} of {self.name}: `specialise` chooses by address and leading dimension."
                 )
-        counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers)
         return [
             *(struct.pack("<Q", address) for address in (a, b, c)),
             *(struct.pack("<q", leading) for leading in leading_dimensions),
             *(struct.pack("<i", size) for size in sizes),
-            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, schedule.group),
+            schedule.packed(),
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture
-from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
 FAMILY = "sm90"  # as gpus.toml names it
@@ -267,10 +267,9 @@ class Specialisation:
         self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
     ) -> list[bytes]:
         """The kernel's parameters in order, packed: the maps of A, B and C as encoded, the schedule, two addresses."""
-        counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers)
         return [
             *maps,
-            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, schedule.group),
+            schedule.packed(),
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]
@@ -376,6 +375,11 @@ def default_tile(m: int, n: int, workers: int) -> tuple[int, int, int, int]:
     """M, N, K and CTAs along M: a pair of the largest tiles, which reads the least, if each two workers get one."""
     pairs = math.ceil(m / 256) * math.ceil(n / 256)
     return (128, 256, 64, 2) if 2 * pairs >= workers else (128, 128, 64, 1)
+
+
+def tile_of_columns(n: int) -> str:
+    """A tile of 128 rows and n columns as a probe writes it, a pair where two CTAs can load B together."""
+    return f"128x{n}x{K_STEP}{':c2' if n % 16 == 0 else ''}"
 
 
 def for_product(

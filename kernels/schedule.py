@@ -6,6 +6,7 @@ Python against the C++ form, so the two cannot diverge unseen.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
@@ -42,7 +43,7 @@ class Schedule:
                 f"{self.k_tiles}."
             )
         slices, streamed = self.splits * self.k_tiles, self.streamed_tiles * self.k_tiles
-        largest = max(self.units, self.tiles, slices, streamed, self.workers**2)
+        largest = max(self.units, self.tiles + self.stride, slices, streamed, self.workers**2)
         if largest >= 1 << 31:
             raise ValueError(f"This schedule counts up to {largest}, but a device counts in 32 bits.")
 
@@ -59,6 +60,11 @@ class Schedule:
         return self.tiles * self.splits if self.policy == "split_k" else self.workers
 
     @property
+    def stride(self) -> int:
+        """From a unit's tile to its next one: beyond the last where it has a single one."""
+        return self.workers if self.policy in ("persistent", "stream_k") else self.tiles
+
+    @property
     def streamed_tiles(self) -> int:
         """Tiles at the end of the order whose k-tiles stream_k shares out evenly among the workers.
 
@@ -73,6 +79,23 @@ class Schedule:
     def shared_tiles(self) -> int:
         """Tiles, at the end of the order, whose sum more than one program may form."""
         return self.tiles if self.policy == "split_k" and self.splits > 1 else self.streamed_tiles
+
+    def packed(self) -> bytes:
+        """The struct Schedule of `kernels/cuda/schedule.cuh` as a GPU takes it, with the reciprocal of each divisor."""
+        group = min(self.group, self.tiles_m)
+        share, rest = divmod(self.streamed_tiles * self.k_tiles, self.workers)
+        numbers = [POLICIES.index(self.policy), self.tiles_m, self.tiles_n, self.k_tiles, self.splits, self.workers]
+        numbers += [group, self.stride, self.streamed_tiles, share, rest]
+        parts = self.splits if self.policy == "split_k" else self.workers
+        for divisor in (parts, self.k_tiles, group * self.tiles_n, group, self.tiles_m % group or group):
+            numbers += reciprocal(divisor)
+        return struct.pack("<11i" + 5 * "Ii", *numbers)
+
+
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """Factor and shift: n // divisor is (2·n · factor >> 32) >> shift for all n from 0 to 2^31 − 1."""
+    shift = (divisor - 1).bit_length()
+    return -(-(1 << 31 + shift) // divisor), shift
 
 
 # The functions below call no other and leave a string unannotated, because in their text Triton knows its own names

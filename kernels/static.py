@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pyperf_suite.hardware.catalogue import architectures, capability
 from pyperf_suite.kernels import attention, attention_backward, attention_defaults, matmul, nvrtc
 from pyperf_suite.kernels.disassembly import Disassembly, disassemble
-from pyperf_suite.kernels.occupancy import Occupancy, occupancy
+from pyperf_suite.kernels.occupancy import RESERVED_SHARED_BYTES, Occupancy, occupancy
 
 # The instructions that tell how a kernel works, by what they do. SASS names: CUDA Binary Utilities, "Instruction Set
 # Reference". What is in none of these classes is address arithmetic and control flow.
@@ -211,6 +211,9 @@ def _metrics(
         for name, opcodes in INSTRUCTION_CLASSES.items()
     }
     every = sum(code.instructions.values())
+    # From 9.0 on cuobjdump counts what the system reserves of each block as static memory; `occupancy` adds it itself.
+    reserved = RESERVED_SHARED_BYTES if capability(target) >= (9, 0) else 0
+    shared_bytes = max(code.static_shared_bytes - reserved, 0) + dynamic_shared_bytes
     return StaticMetrics(
         kernel=name,
         target=target,
@@ -224,7 +227,7 @@ def _metrics(
         dynamic_shared_bytes=dynamic_shared_bytes,
         code_bytes=code.code_bytes,
         instructions={**classes, "other": every - sum(classes.values()), "all": every},
-        occupancy=occupancy(target, threads, code.registers, code.static_shared_bytes + dynamic_shared_bytes),
+        occupancy=occupancy(target, threads, code.registers, shared_bytes),
     )
 
 

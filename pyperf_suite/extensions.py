@@ -29,7 +29,7 @@ class ExpectedTime(NamedTuple):
 
 
 Expect = Callable[[Any], ExpectedTime | None]
-"""The service `expected_times(identity, results)` returns one: of a Case its time, None where nothing is known."""
+"""The service `expected_times(identity)` returns one: of a Case its time, None where nothing is known."""
 
 
 class OtherRecord(Protocol):

@@ -26,7 +26,6 @@ DEVICES = {
     "cuda": [Gpu(0, "NVIDIA H200", "GPU-0", (9, 0), 132, 141 * 10**9)],
     "cuda of 2020": [Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-0", (8, 0), 108, 80 * 2**30)],
 }
-CPU_ONLY = ("step_calibration",)
 NAMES = probe_names()
 TIMED = [name for name in NAMES if name != "topology"]  # whose records are what one machine said of itself
 PROCESSES = 3
@@ -54,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def kinds_of(name: str) -> list[str]:
-    return ["cpu"] if name in CPU_ONLY else list(DEVICES)
+    return list(DEVICES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +141,7 @@ def test_values_that_cannot_be_together_are_refused_with_what_can(name, changed,
 
 def test_probes_that_a_run_of_all_leaves_out():
     assert {each.name for each in all_probes() if not each.is_timed} == {
-        *("accept", "static_kernels", "memory", "topology", "step_calibration", "study")
+        *("accept", "static_kernels", "memory", "topology", "study")
     }
 
 

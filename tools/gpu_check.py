@@ -104,13 +104,19 @@ def axes(*values: str) -> tuple[str, ...]:
     return tuple(word for value in values for word in ("-a", value))
 
 
+# Starts a command so often at once, its last word the folder of each, and ends with the worst exit code.
+ALL_AT_ONCE = (
+    "import subprocess, sys; count, *command, folder = sys.argv[1:]; "
+    "running = [subprocess.Popen([*command, f'{folder}/{n}']) for n in range(int(count))]; "
+    "sys.exit(max(each.wait() for each in running))"
+)
+
+
 def at_once(count: int, step: Step) -> Step:
-    """So many of the step's commands next to each other; it fails if one does."""
-    words = (*step.command[:-1], "{runs}/$n")
-    line = " ".join(f"'{word}'" if word != "{runs}/$n" else word for word in words)
-    each = f'{line} & pids="$pids $!"'
-    script = f"for n in $(seq {count}); do {each}; done; for pid in $pids; do wait $pid || exit 3; done"
-    return replace(step, command=("sh", "-c", script))
+    """So many of the step's commands next to each other."""
+    return replace(
+        step, command=("{python}", "-c", ALL_AT_ONCE.replace("{", "{{").replace("}", "}}"), str(count), *step.command)
+    )
 
 
 PARTS: dict[str, tuple[Step, ...]] = {

@@ -27,7 +27,6 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
 from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
 
@@ -102,30 +101,11 @@ def _latent(requested: TableSlice) -> Explained:
     return mla_time(requested.laws, batch, seq, seq, heads, requested.library)
 
 
-def _grouped(requested: TableSlice) -> Explained:
-    tokens, hidden, width, top_k, experts, tp, ep = requested.sizes(*EXPERTS)
-    balance, gated = requested.kind["distribution"], bool(requested.kind.get("gated", True))
-    return grouped_gemm_time(
-        requested.laws,
-        tokens,
-        hidden,
-        width,
-        experts,
-        top_k,
-        requested.dtype,
-        ep,
-        tp,
-        balance,
-        gated,
-        library=requested.library,
-    )
-
-
 def _collective(requested: TableSlice) -> Explained:
     nbytes, ranks = requested.sizes("bytes", "num_gpus")
     kernel, rate = str(requested.kind.get("kernel_source", "")), requested.kind.get("network_gb_per_s")
-    if kernel.endswith("_eager"):
-        raise UserError("An all_reduce launched eagerly waits for the host: only those of a CUDA graph are predicted.")
+    if kernel.upper() not in ("", "NCCL"):
+        raise UserError(f"A collective by {kernel} is a library's own kernel: only NCCL's are predicted.")
     return collective_time(
         requested.laws,
         requested.kind["op_name"],
@@ -133,18 +113,14 @@ def _collective(requested: TableSlice) -> Explained:
         ranks,
         requested.kind.get("ranks_per_node"),
         None if rate is None else rate * 1e9,
-        # Tables of one library hold some kernels of another.
-        "trtllm" if kernel == "TRTLLM" else requested.library,
     )
 
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
-EXPERTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
 LATENT = ("scope", "num_heads", "batch_size")
 # A table is of the first format whose columns it has.
 FORMATS = (
-    TableFormat("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
     TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope",)),
     TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")

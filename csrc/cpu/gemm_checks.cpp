@@ -57,13 +57,16 @@ Schedule make_schedule(std::int64_t m, std::int64_t n, std::int64_t k, const Til
     CHECK_INPUT(static_cast<double>(tiles_m) * static_cast<double>(tiles_n) * static_cast<double>(k_tiles) < 4e18,
                 "The product ", m, "x", n, "x", k, " has too many tiles of ", tile.m, "x", tile.n, "x", tile.k,
                 " to count: ask for a larger tile.");
-    return {kind,
-            static_cast<int>(tiles_m),
-            static_cast<int>(tiles_n),
-            static_cast<int>(k_tiles),
-            static_cast<int>(splits),
-            static_cast<int>(workers),
-            static_cast<int>(std::min(group, tiles_m))};
+    Schedule schedule{};
+    schedule.kind = kind;
+    schedule.tiles_m = static_cast<int>(tiles_m);
+    schedule.tiles_n = static_cast<int>(tiles_n);
+    schedule.k_tiles = static_cast<int>(k_tiles);
+    schedule.splits = static_cast<int>(splits);
+    schedule.workers = static_cast<int>(workers);
+    schedule.group = static_cast<int>(std::min(group, tiles_m));
+    schedule.complete();
+    return schedule;
 }
 
 }  // namespace pyperf::cpu

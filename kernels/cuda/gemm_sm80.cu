@@ -102,11 +102,8 @@ struct Problem {
     int k;
 };
 
-// One thread follows the schedule for all: while they multiply, its state would cost each of them 20 registers. The
-// schedule itself lies here too: what the next segment needs of it would be computed once and kept, and on compute
-// capability 10.0 and 12.0 spill.
+// One thread follows the schedule for all: while they multiply, its state would cost each of them 20 registers.
 struct Work {
-    Schedule schedule;
     Cursor cursor;
     Segment segment;
     long long slot;  // of the segment's tile among those that segments share; read only where they do
@@ -310,14 +307,11 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), RESIDENT_BL
     auto& work = *reinterpret_cast<Work*>(shared_memory);
     char* pipeline = shared_memory + work_bytes;
     const Problem problem{a, b, c, lda, ldb, ldc, m, n, k};
-    if (ptx::mov_tid_x() == 0) {
-        work.schedule = schedule;
-        work.cursor = schedule.begin(blockIdx.x);
-    }
+    if (ptx::mov_tid_x() == 0) work.cursor = schedule.begin(blockIdx.x);
     while (true) {
         if (ptx::mov_tid_x() == 0) {
-            work.found = work.schedule.next(work.cursor, work.segment);
-            work.slot = work.segment.tile - (work.schedule.tiles() - work.schedule.shared_tiles());
+            work.found = schedule.next(work.cursor, work.segment);
+            work.slot = work.segment.tile - (schedule.tiles() - schedule.shared_tiles());
         }
         __syncthreads();
         if (!work.found) return;

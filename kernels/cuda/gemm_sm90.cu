@@ -37,6 +37,7 @@ static_assert(spec.shared_bytes() == SHARED_BYTES, "the launch gives another amo
 static_assert(spec.consumers == 1 || spec.consumers * spec.consumer_registers() + spec.producer_registers() <=
                                          (spec.consumers + 1) * spec.launch_registers(),
               "setmaxnreg would wait for registers that nobody gives back");
+static_assert(CLUSTER_M == 1 || CLUSTER_N == 1, "a cluster is a row or a column of CTAs");
 static_assert(STAGES >= 2 && STORE_BUFFERS >= 1, "loading and multiplying overlap from two stages on");
 
 // A place in the ring of stages. The parity of a barrier's phase changes each time round, and the place is carried over
@@ -53,11 +54,11 @@ struct RingPlace {
     }
 };
 
-// This CTA's place in its cluster.
+// This CTA's place in its cluster, of which one side has a single CTA.
 struct ClusterPlace {
     int rank;
-    __device__ __forceinline__ int m() const { return rank / CLUSTER_N; }
-    __device__ __forceinline__ int n() const { return rank % CLUSTER_N; }
+    __device__ __forceinline__ int m() const { return CLUSTER_M == 1 ? 0 : rank; }
+    __device__ __forceinline__ int n() const { return CLUSTER_M == 1 ? rank : 0; }
 };
 
 // First row and column of C that this CTA computes of a segment.
@@ -94,9 +95,9 @@ __device__ __forceinline__ void produce(const ptx::TensorMap& map_a, const ptx::
     const unsigned short a_ctas = ((1u << CLUSTER_N) - 1) << place.m() * CLUSTER_N;
     const unsigned short b_ctas = (CLUSTER_M == 1 ? 1u : 1u | 1u << CLUSTER_N) << place.n();
     RingPlace ring;
-    Cursor cursor = schedule.begin(unit);
+    Cursor cursor = schedule.begin<SHARED_TILES>(unit);
     Segment segment;
-    while (schedule.next(cursor, segment)) {
+    while (schedule.next<SHARED_TILES>(cursor, segment)) {
         const int row = first_row(segment, place), column = first_column(segment, place);
         for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
             const ptx::SharedAddress full = shared + spec.full_offset(ring.stage);
@@ -259,14 +260,14 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
     const int warp = __shfl_sync(~0u, threadIdx.x / warp_threads, 0), lane = threadIdx.x % warp_threads;
     const ptx::SharedAddress buffers = shared + spec.store_offset(0) + warp * STORE_BUFFERS * spec.store_bytes();
     RingPlace ring;
-    Cursor cursor = schedule.begin(unit);
+    Cursor cursor = schedule.begin<SHARED_TILES>(unit);
     Segment segment, following;
     Sums sums;
-    for (bool more = schedule.next(cursor, segment); more; segment = following) {
+    for (bool more = schedule.next<SHARED_TILES>(cursor, segment); more; segment = following) {
         const int last = multiply(sums, segment, ring, shared, warp / warpgroup_warps, lane);
-        // The divisions by which the schedule finds the next segment hide behind the last wgmmas of this one. Where
-        // tiles are shared, registers to keep it in are missing.
-        if constexpr (!SHARED_TILES) more = schedule.next(cursor, following);
+        // How the schedule finds the next segment hides behind the last wgmmas of this one. Where tiles are shared,
+        // registers to keep it in are missing.
+        if constexpr (!SHARED_TILES) more = schedule.next<SHARED_TILES>(cursor, following);
         finish(sums, shared, last, lane);
         const bool owner = segment.k_end == schedule.k_tiles;
         if (SHARED_TILES && (segment.k_begin != 0 || !owner)) {
@@ -281,7 +282,7 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
         }
         if (!SHARED_TILES || owner)
             store(sums, map_c, buffers, first_row(segment, place), first_column(segment, place), warp, lane);
-        if constexpr (SHARED_TILES) more = schedule.next(cursor, following);
+        if constexpr (SHARED_TILES) more = schedule.next<SHARED_TILES>(cursor, following);
     }
     if (lane == 0) ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its readers
 }

@@ -44,8 +44,11 @@ struct OperandTile {
 };
 
 // Copies one k-tile after another into shared memory; what lies beyond the matrix becomes zeros.
-template <OperandTile tile>
+// From NVRTC 13.2 on, members of a template argument of class type are loaded at run time, those of a copy folded
+// (findings/class_template_arguments_are_loaded.sh).
+template <OperandTile argument>
 class TileCopy {
+    static constexpr OperandTile tile = argument;
     static constexpr bool by_element = tile.access_bytes == element_bytes;
     // What one thread fills at a time. Single elements are gathered into a chunk, for one store instead of eight.
     static constexpr int piece_bytes = by_element ? chunk_bytes : tile.access_bytes;
@@ -128,8 +131,10 @@ enum class Order : int {
 };
 
 // Reads a warp's share of the tile, `warp_lanes` × depth, as fragments for mma.
-template <OperandTile tile, int warp_lanes, Order order>
+template <OperandTile argument, int warp_lanes, Order order>
 class FragmentReader {
+    static constexpr OperandTile tile = argument;
+
 public:
     static constexpr int count = warp_lanes / fragment_extent;
 

@@ -1,4 +1,4 @@
-"""What the laws expect of a machine's parts: of a GPU those shipped, of a CPU its own calibration.
+"""What the laws expect of a GPU's parts; they know no CPU.
 
 The node package asks for it through the entry point `expected_times`, for the two parts do not import each other.
 """
@@ -6,16 +6,13 @@ The node package asks for it through the entry point `expected_times`, for the t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.extensions import Expect, ExpectedTime
-from pyperf_suite.planner.calibrate import expected_of_cpu
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
-from pyperf_suite.planner.study.planning import find_calibration
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 
@@ -23,15 +20,10 @@ from pyperf_suite.workloads import find_workload
 USUAL_PERCENT = 20.0
 
 
-def expected_times(identity: Mapping[str, Any], results: Path | None) -> Expect:
-    """What a case should take on the machine of that identity, whose calibration may lie in `results`.
-
-    Raises UserError if nothing is known of such a machine.
-    """
+def expected_times(identity: Mapping[str, Any]) -> Expect:
+    """What a case should take on the machine of that identity. Raises UserError for a CPU."""
     if identity.get("kind") == "cpu":
-        if results is None:
-            raise UserError("A CPU is judged by its own calibration, which lies in a results folder.")
-        return expected_of_cpu(find_calibration(results, str(identity.get("slug"))))
+        raise UserError("No law says what a CPU's kernels take.")
     gpu = str(identity.get("model"))
 
     def expect(case: Case) -> ExpectedTime | None:

@@ -18,7 +18,6 @@ from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
-from pyperf_suite.planner.sizing.step import margins_of
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
 LARGEST = 1 << 26
@@ -262,7 +261,7 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
         tried[name] = np.concatenate([[present], around.astype(np.int64)])
         price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
         seconds = np.asarray(price.seconds)
-        below, above = (np.broadcast_to(side, seconds.shape) for side in margins_of(price))
+        below, above = (np.broadcast_to(side, seconds.shape) for side in price.margins)
         rate = tried[name] / seconds
         # A size is worth no more than it surely has: the upper end of its time counts.
         surely = rate * np.exp(-above)

@@ -22,6 +22,9 @@ from pyperf_suite.findings.axes import AxisTable, all_cores, by
 from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
+from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.kernels import attention_defaults
 from pyperf_suite.laws.tiled_attention import (
     BUCKETS,
     EXPONENTIAL_COLUMNS,
@@ -45,8 +48,8 @@ PHASES = ("forward", "backward", "decode")
 # All query heads share a single key head (multi-query attention).
 ALL = "all"
 
-# Blocks that our kernel chooses for the case.
-CHOSEN = "chosen"
+# Blocks that our kernel chooses for the case, and all that may be faster in a forward pass of its head_dim.
+CHOSEN, RIVALS = "chosen", "rivals"
 
 # What users run first; FlashAttention-3 only where it is installed.
 SDPA = ("sdpa_default", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
@@ -62,6 +65,18 @@ HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)
 Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
 
 
+def tried_blocks(device: Device) -> tuple[str, ...]:
+    """The blocks that are tried on a GPU: rivals where its generation has some."""
+    generation = architecture(gpus()[device.index].compute_capability).generation
+    return (CHOSEN, RIVALS) if generation in attention_defaults.RIVALS else (CHOSEN,)
+
+
+def rivals(head_dim: int) -> Iterator[Blocks]:
+    """Blocks that may be faster than the chosen ones at a head_dim (`kernels/attention_defaults.py`)."""
+    for by_head_dim in attention_defaults.RIVALS.values():
+        yield from (Blocks(*blocks) for blocks in by_head_dim.get(head_dim, ()))
+
+
 @dataclass(frozen=True)
 class AttentionHeadsAxes(AxisTable):
     """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket.
@@ -69,7 +84,8 @@ class AttentionHeadsAxes(AxisTable):
     Each `heads` splits each `hidden`; each `head_dim` is measured with each number of `heads_of_head_dim`. Forward and
     backward passes of every implementation are crossed with all of these at the first kv_ratio, mask, seq and batch.
     The other values of those four, one at a time, decoding, and the implementations `extra` take the first
-    `varied_splits` splits only. `kv_ratio` is how many query heads share a key head, or "all".
+    `varied_splits` splits only; the `blocks` "rivals" are Triton's, in forward passes at the first of the four.
+    `kv_ratio` is how many query heads share a key head, or "all".
     """
 
     workers: Sizes = by(all_cores, cuda=(1,))
@@ -99,7 +115,7 @@ class AttentionHeadsAxes(AxisTable):
     dtype: tuple[str, ...] = by(
         ("float32",), full=("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16"))
     )
-    blocks: tuple[str, ...] = (CHOSEN,)
+    blocks: tuple[str, ...] = by((CHOSEN,), cuda=by((CHOSEN,), tried_blocks))
     varied_splits: Annotated[tuple[int, ...], Within(0)] = by((1,), full=(2,), cuda=by((1,), standard=(2,)))
     mode: tuple[str, ...] = ("burst",)
 
@@ -124,10 +140,15 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
         for implementation, phase, dtype, workers, blocks, mode in everything:
             parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
             # A library chooses its blocks itself; our kernel for CPUs computes no gradients.
-            if blocks != CHOSEN and implementation in OWN:
-                parameters = replace(parameters, blocks=Blocks.parse(blocks))
+            if blocks == RIVALS:
+                tried = [replace(parameters, blocks=each) for each in rivals(parameters.head_dim)]
+                tried = tried if implementation == "triton" and phase == "forward" and other is base else []
+            elif blocks != CHOSEN and implementation in OWN:
+                tried = [replace(parameters, blocks=Blocks.parse(blocks))]
+            else:
+                tried = [parameters]
             if not (implementation in NATIVE and phase == "backward"):
-                yield Case("attention", parameters, implementation, mode=mode)
+                yield from (Case("attention", each, implementation, mode=mode) for each in tried)
 
 
 def _parameters(

@@ -28,6 +28,7 @@ from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.estimates import Ratio
@@ -173,7 +174,8 @@ def measured_tiles(device: Device) -> tuple[str, ...]:
 class BaselineAxes(ProductAxes):
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU.
 
-    The tile `chosen` lets our kernel choose; of several tiles the fastest counts.
+    The tile `chosen` lets our kernel choose; of several tiles the fastest counts. Each `tile_n` is a tile of so many
+    columns more, of the kernels that take any multiple of 8.
     """
 
     workers: Workers = by(one_and_all_cores, cuda=multiprocessors)
@@ -183,6 +185,7 @@ class BaselineAxes(ProductAxes):
     shape: tuple[Shape, ...] = by(QUICK_SHAPES, QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], GPU_SHAPES))
     layout: tuple[str, ...] = by(("NN",), standard=("NN", "TN"), cuda=by(("TN",), full=("TN", "NN", "NT")))
     tile: tuple[str, ...] = by((CHOSEN,), cuda=measured_tiles)
+    tile_n: Annotated[tuple[int, ...], OneOf(gemm_sm90.TILE_N)] = ()
     schedule: tuple[str, ...] = by(
         ("data_parallel",), cuda=by(("persistent",), standard=("data_parallel", "persistent", "stream_k"))
     )
@@ -195,10 +198,12 @@ def sweep(axes: BaselineAxes) -> Iterator[Case]:
         library = MatmulParameters(shape.m, shape.n, shape.k, Schedule("library", workers), dtype=dtype, layout=layout)
         for implementation in axes.library:
             yield Case("matmul", library, implementation, mode=mode)
-        for tile_name, schedule, implementation in itertools.product(axes.tile, axes.schedule, axes.implementation):
+        wide = tuple(map(gemm_sm90.tile_of_columns, axes.tile_n))
+        tried = itertools.product((*axes.tile, *wide), axes.schedule, axes.implementation)
+        for tile_name, schedule, implementation in tried:
             tile = None if tile_name == CHOSEN else Tile.parse(tile_name)
-            # A tile for a cluster says nothing to a kernel that launches none.
-            if tile is None or tile.ctas == 1 or implementation in CLUSTERED:
+            # A tile for a cluster says nothing to a kernel that launches none, and most widths are refused by others.
+            if tile is None or (tile.ctas == 1 and tile_name not in wide) or implementation in CLUSTERED:
                 ours = replace(library, tile=tile, schedule=Schedule.parse(f"{schedule}@{workers}"))
                 yield Case("matmul", ours, implementation, mode=mode)
 

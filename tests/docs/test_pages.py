@@ -146,3 +146,14 @@ def test_intervals_cover_nine_of_ten_rows_that_were_left_out():
     large = [(gpu, name, held_out) for gpu, name, held_out in blocks if held_out.get("rows", 0) >= 200]
     assert large
     assert [(gpu, name) for gpu, name, held_out in large if not 87 <= held_out["coverage"] <= 93] == []
+
+
+def test_every_option_of_the_planners_commands_stands_on_a_page():
+    pages = "\n".join(path.read_text() for path in DOCUMENTS)
+    with click.Context(main) as context:
+        for name in ("layout", "size", "explain", "study", "calibrate", "accept"):
+            command = main.get_command(context, name)
+            options = [each for parameter in command.params for each in parameter.opts if each.startswith("--")]
+            assert len(options) >= 4
+            unknown = [each for each in options if not re.search(rf"{each}\b", pages)]
+            assert not unknown, (name, unknown)

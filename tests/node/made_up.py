@@ -82,7 +82,7 @@ def gpu_node(
 ) -> list[Record]:
     """Eight H200 at `factor` times what the laws say; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
     random, made = np.random.default_rng(seed), []
-    law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), None, {})
+    law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), {})
     details = h200(**links) | {"allowed_cpus": "0-255"}
     for gpu in details["gpus"]:
         gpu["settings"] = {"maximum_sm_clock_mhz": 1980, "power_limit_w": 700.0}

@@ -41,10 +41,6 @@ class MadeUpPrices:
     def latent_attention(self, backward, batch, seq, heads):
         return self.attention(True, backward, batch, seq, heads, heads, 160)
 
-    def grouped_gemm(self, tokens, hidden, expert_ffn, experts, top_k, ep, tp, gated, backward):
-        flop = 2.0 * tokens * top_k // ep * hidden * expert_ffn // tp * (3 if gated else 2) * (2 if backward else 1)
-        return self._explained({"ideal": flop / 1e14, "launch": np.full(np.shape(flop), 1e-6)})
-
     def memory_bound(self, nbytes):
         return self._explained({"bandwidth": nbytes / 1e12})
 

@@ -20,7 +20,6 @@ from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
 from tools.fit.gemm import fit_gemm
-from tools.fit.grouped_gemm import fit_grouped_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
 from tools.validate import Validated, findings_of, validate
@@ -39,7 +38,6 @@ Fit = Callable[[Path, Mapping[str, calibration.Calibration]], Blocks]
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
-    "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
     "memory": lambda folder, _: fit_memory(folder),
     "collectives": lambda folder, _: fit_collectives(folder),
     "step": lambda folder, fitted: {

@@ -18,17 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import collectives, internode
-from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import BLOCK
 from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
-from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
 from pyperf_suite.planner.laws.transfers import Interval
-from tools.fit.fitting import in_words, limits_of
-from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers
+from tools.fit.fitting import in_words
+from tools.fit.published import SAMPLE, read_columns, rows_of
 
 Floats = NDArray[np.float64]
 
@@ -36,13 +35,7 @@ TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
 # NCCL's own kernels, in one dtype: reductions of int8 run up to 8 % slower at the same bytes.
 FILE, DTYPE = "nccl_perf", "half"
-# Of serving libraries their own kernels.
-OWN_FILE = "custom_allreduce_perf"
-# A time that no neighbouring size supports: 1 KiB among 8 H100 at eleven times both of its neighbours'.
-OUTLIER = 1.5
 OPERATION_OF = {"alltoall": "all_to_all"}
-# A library's own curves among 2 and 4 ranks off those among 8; above, as NCCL's beyond its ranks: none was over PCIe.
-OTHER_RANKS: Interval = (-0.72, 0.55, 11.8)
 OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 RANKS = (2, 4, 8)
 # Variance of log seconds that curves share if they agree in all that is named; "trend" is over log ranks. Orders of
@@ -63,13 +56,8 @@ OWN_VARIANCE = 0.01
 # From about this size on bytes on the bus decide, not launches; they are taken out before curves are compared.
 BUS_BYTES = 1e5
 LEFT_OUT = "each curve of an operation among a number of ranks left out whole, one after the other"
-EVERY_SECOND = "every second size left out, so that the nearest lie four times apart"
 # What all curves have in common is not shrunk towards anything.
 COMMON_VARIANCE = 1e3
-
-
-# Seconds by bytes of a library's own kernel, by version, operation and ranks.
-OwnCurves = dict[tuple[str, str, int], dict[float, float]]
 
 
 class Curve(NamedTuple):
@@ -89,14 +77,9 @@ def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock
     """The blocks of every GPU in the folder's table of collectives, by the GPU's name in the catalogue and their own.
 
     "collectives" has NCCL's: every operation of `OPERATIONS` at every number of `RANKS`; its stated error is of this
-    GPU's curves left out whole. Those of libraries have their own all_reduce as measured. Raises UserError where the
-    folder has no such table.
+    GPU's curves left out whole. Raises UserError where the folder has no such table.
     """
-    blocks = {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
-    for (gpu, library), curves in _read_own(tables_folder).items():
-        law = collectives.unpack_laws(blocks[gpu][BLOCK]).curves["all_reduce"]
-        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves, law, find_gpu(gpu))
-    return blocks
+    return {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
 
 
 def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
@@ -199,80 +182,6 @@ def _covered(missed: Floats, others: list[Floats]) -> NDArray[np.bool_]:
     """Which of a curve's errors lie in the interval of the other curves'."""
     low, high, _ = _interval(np.concatenate(others))
     return np.asarray((missed >= low) & (missed <= high))
-
-
-def _read_own(tables_folder: Path) -> dict[tuple[str, str], OwnCurves]:
-    """Seconds by bytes of each library's own all_reduce, by GPU and library, then version and ranks.
-
-    Those of a CUDA graph, as they serve; eager ones wait for the host. What another library's name stands in is its.
-    """
-    found: dict[tuple[str, str], OwnCurves] = defaultdict(lambda: defaultdict(dict))
-    for row in rows_of(read_columns(tables_folder, TABLE)):
-        if row["file"] != OWN_FILE:
-            continue
-        library, kernel = row["lib"], row["kernel_source"]
-        if library not in LIBRARIES or kernel.endswith("_eager"):
-            continue
-        if (kernel == "TRTLLM") == (library == "trtllm"):
-            key = (find_gpu(row["gpu"]).name, library)
-            found[key][row["lib_version"], "all_reduce", row["num_gpus"]][float(row["bytes"])] = (
-                row["latency_us"] * 1e-6
-            )
-    return found
-
-
-def _own_block(library: str, curves: OwnCurves, nccl: AlphaBetaOverRanks, gpu: GpuSpec) -> CalibrationBlock:
-    """The newest version's times; every second size left out and the older versions say how far they hold."""
-    newest = max((version for version, _, _ in curves), key=version_numbers)
-    kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
-    missed = []
-    for size, seconds in kept.values():
-        halves = PiecewiseAlphaBeta.through(size[::2], seconds[::2])
-        missed.append(np.log(seconds[1::2] / halves.seconds(size[1::2])))
-    errors = np.concatenate(missed)
-    older = [
-        np.log(times[size] / curves[newest, operation, ranks][size])
-        for (version, operation, ranks), times in curves.items()
-        for size in times
-        if version != newest
-    ]
-    low, high, _ = _interval(np.concatenate([errors, older]))
-    interval = (low, high, _percent(errors, np.median))
-    sizes = np.concatenate([size for size, _ in kept.values()])
-    fitted = {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()}
-    known = {ranks: curve for (_, ranks), curve in fitted.items()}
-    beyond = (min(OTHER_RANKS[0], low), max(OTHER_RANKS[1], high), OTHER_RANKS[2])
-    missing = {
-        ("all_reduce", n): among_others(known[max(known)], nccl, max(known), n, np.unique(sizes), gpu)
-        for n in RANKS
-        if n not in known
-    }
-    intervals = dict.fromkeys(fitted, interval) | dict.fromkeys(missing, beyond)
-    packed = collectives.pack_curves(fitted | missing, frozenset(missing), intervals)
-    origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-    return CalibrationBlock(packed, _held_out(errors, EVERY_SECOND), limits_of({"nbytes": sizes}), origin)
-
-
-def among_others(
-    own: PiecewiseAlphaBeta, nccl: AlphaBetaOverRanks, ranks: int, others: int, size: Floats, gpu: GpuSpec
-) -> PiecewiseAlphaBeta:
-    """A library's own all_reduce among another number of ranks than its curve is of.
-
-    A launch takes as long; what the bytes take goes as NCCL's do, whose ring or tree uses the same links.
-    """
-    here, there = (np.maximum(nccl.seconds(size, n) - nccl.seconds(0, n), 1e-12) for n in (ranks, others))
-    seconds = own.seconds(0) + np.maximum(own.seconds(size) - own.seconds(0), 0.0) * there / here
-    least = bus_factor(nccl.operation, others) * size / collectives.link_bytes_per_s(gpu, others)
-    return PiecewiseAlphaBeta.through(size, np.maximum(seconds, least))
-
-
-def _without_outliers(times: dict[float, float]) -> tuple[Floats, Floats]:
-    """Ascending sizes and their seconds; one far above both of its neighbours is drawn between them."""
-    size, seconds = np.array(sorted(times.items())).T
-    neighbours = np.maximum(seconds[:-2], seconds[2:])
-    outlier = seconds[1:-1] > OUTLIER * neighbours
-    seconds[1:-1] = np.where(outlier, np.sqrt(seconds[:-2] * seconds[2:]), seconds[1:-1])
-    return size, seconds
 
 
 def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,6 @@ from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
-from pyperf_suite.planner.laws.grouped_gemm import ExpertCosts
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Blocks = dict[str, dict[str, CalibrationBlock]]
-Constants = TypeVar("Constants", MenuCoefficients, ExpertCosts)
 
 SEED = 0
 # Errors in log seconds beyond this count linearly.
@@ -71,8 +69,12 @@ def in_words(missed: Floats) -> str:
 
 
 def fit_constants(
-    start: Constants, missed: Callable[[Constants], Floats], hold: float, evaluations: int, shares: Collection[str] = ()
-) -> Constants:
+    start: MenuCoefficients,
+    missed: Callable[[MenuCoefficients], Floats],
+    hold: float,
+    evaluations: int,
+    shares: Collection[str] = (),
+) -> MenuCoefficients:
     """The constants with the least errors in log seconds, far rows counting less.
 
     `hold` is how firmly they stay near where they start, in log seconds per factor of e: what the rows cannot separate
@@ -91,14 +93,14 @@ def fit_constants(
     return _from_vector(found.x, start)
 
 
-def _to_vector(constants: Constants) -> Floats:
+def _to_vector(constants: MenuCoefficients) -> Floats:
     """Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1."""
     odds = constants.wave_smoothing / (1 - constants.wave_smoothing)
     free = replace(constants, wave_smoothing=odds, overlap=constants.overlap - 1)
     return np.log(np.concatenate([np.ravel(array) for array in free.as_arrays().values()]))
 
 
-def _from_vector(vector: Floats, like: Constants) -> Constants:
+def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:
     arrays = like.as_arrays()
     parts = np.split(np.exp(vector), np.cumsum([array.size for array in arrays.values()])[:-1])
     shaped = [part.reshape(array.shape) for part, array in zip(parts, arrays.values(), strict=True)]

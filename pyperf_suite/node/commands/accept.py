@@ -25,7 +25,7 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
     "earlier",
     metavar="RUN",
     help="Compare with this earlier run of the machine, a folder, a name or latest. Default: with the laws, or a CPU's "
-    "calibration. Example: --baseline latest.",
+    "peak. Example: --baseline latest.",
 )
 @path_option(
     "--fleet",
@@ -56,9 +56,9 @@ def accept(
     """Measure every part of this node, and report for each whether it is as fast as it should be.
 
     Measured are products in a burst and under sustained load, copies, PCIe, all_reduce, each pair of GPUs, clocks,
-    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its own
-    calibration, or else with its peak. All GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all
-    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input, 3 if a part could not be measured.
+    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its peak. All
+    GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all is ok, 1 if a check is a caution, failed
+    or was left out, 2 for bad input, 3 if a part could not be measured.
 
     \b
     Examples:
@@ -94,33 +94,18 @@ def accept(
     profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
     plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
-    expect = _expectation(results, known) if where.kind == "cpu" else None
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
-    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
+    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), before)
     judged = ExitCode.VERDICT if not is_whole or any(each.needs_attention for each in checks) else ExitCode.FINE
     code = exit_code(records) or judged
-    replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
+    replace_probe(replace(PROBE, analyse=partial(analyse, before=before)))
     if as_json:
         extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(everything), folder, records, everything)
     raise SystemExit(code)
-
-
-def _expectation(results: Path, known: Any) -> Any:
-    """By this machine's calibration; None, after saying how to have one, for the CPU's peak."""
-    from pyperf_suite.extensions import service
-
-    offered = service("expected_times")
-    try:
-        if offered is None:
-            raise UserError("the planner, which has the laws, is not installed.")
-        return offered({**known.fields, "kind": known.kind, "slug": known.slug}, results)
-    except UserError as reason:
-        click.echo(f"judged by the CPU's peak, a wide interval: {reason}", err=True)
-        return None
 
 
 def _measure(

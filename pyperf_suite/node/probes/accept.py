@@ -1,7 +1,6 @@
 """Is this node as fast as its parts should be? Every device in turn, one check a line: `pyperf-suite accept`.
 
-Expected is what the planner's laws predict for a GPU, its own calibration for a CPU where the command has one; without
-them the peak of a CPU or of a slot, with a wide interval.
+Expected is what the planner's laws predict for a GPU, without them the peak of a CPU or of a slot, in a wide interval.
 """
 
 from __future__ import annotations
@@ -105,11 +104,9 @@ def sweep(axes: AcceptAxes) -> Iterator[Case]:
 RateKey = tuple[str, str]
 
 
-def checks_of(
-    rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None
-) -> list[Check]:
-    """Every check of a run. `expect` goes before laws, and before it `before`: earlier rates by part and check."""
-    node = _Node(rows, expect, before or {})
+def checks_of(rows: Rows, before: Mapping[RateKey, Quantity] | None = None) -> list[Check]:
+    """Every check of a run. `before`, earlier rates by part and check, goes before laws."""
+    node = _Node(rows, before or {})
     states = [*node.states(), *node.links()]
     return [*node.rates(states), *states, *node.missing()] if rows.records else []
 
@@ -117,14 +114,14 @@ def checks_of(
 class _Node:
     """The records of one run."""
 
-    def __init__(self, rows: Rows, expect: Expect | None, before: Mapping[RateKey, Quantity]) -> None:
-        self.rows, self.before, self.expect = rows, before, expect
+    def __init__(self, rows: Rows, before: Mapping[RateKey, Quantity]) -> None:
+        self.rows, self.before = rows, before
         self.timed = [each for each in rows.records if each.kind == "timing"]
         self.measured = [each for each in self.timed if each.outcome == "ok"]
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
         offered = service("expected_times") if self.on_gpu else None
-        self.law: Expect | None = offered(self.identity, None) if offered else None
+        self.law: Expect | None = offered(self.identity) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
         self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
 
@@ -258,9 +255,8 @@ class _Node:
             yield Check("node", "all_reduce and pairs", verdict=UNKNOWN, why="there is one GPU")
 
     def expected(self, case: Case) -> ExpectedTime | None:
-        """By a law, a calibration or else a peak, with an interval that every healthy part keeps within."""
-        expect = self.expect or self.law
-        known = expect(case) if expect else None
+        """By a law or else a peak, with an interval that every healthy part keeps within."""
+        known = self.law(case) if self.law else None
         if known is None:
             return self._by_peak(case)
         less, more = ((end / known.seconds) ** WIDER for end in (known.low, known.high))
@@ -329,9 +325,9 @@ def _name(case: Case) -> str:
     return names.get(case.operator, lambda: case.operator)()
 
 
-def analyse(rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
+def analyse(rows: Rows, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
     """How many checks are ok, a sentence for each that is not, and a line for each."""
-    checks = checks_of(rows, expect, before)
+    checks = checks_of(rows, before)
     good, unsure = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNKNOWN))
     bad, message = len(checks) - good - unsure, "{ok} of {checks} checks are ok, {bad} not, {unknown} unknown"
     counts = remark(message, kind="caution" if bad else "", ok=good, checks=len(checks), bad=bad, unknown=unsure)

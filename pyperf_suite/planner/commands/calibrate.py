@@ -38,12 +38,9 @@ def calibrate(
 ) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
-    On a CPU, prices of a training step are fitted to RUN of `run step_calibration`.
-
     \b
     Examples:
       pyperf-suite run calibration && pyperf-suite calibrate
-      pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
       pyperf-suite calibrate --runs training.csv --gpu H100
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
@@ -61,15 +58,11 @@ def calibrate(
     if run is not None:
         folder = open_run(run)
     else:
-        machine = identity(resolve(device))
-        probe = "step_calibration" if machine.kind == "cpu" else "calibration"
-        folder = newest_run(results, machine.slug, probe)
-    on_cpu = gpu is None and "cores" in folder.manifest.get("identity", {})
-    calibration, lines = _of_cpu(folder) if on_cpu else _of_gpu(folder, gpu)
+        folder = newest_run(results, identity(resolve(device)).slug)
+    calibration, lines = _of_gpu(folder, gpu)
     path = _saved(calibration, output or folder.path.parent / FILE)
-    use = "a study with `pyperf-suite study" if on_cpu else "sizes with `pyperf-suite size"
     console = Console(emoji=False)
-    for line in (*lines, f"Written to {path}: take it for {use} --calibration {path}`."):
+    for line in (*lines, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`."):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -105,15 +98,6 @@ def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]
     spec = _gpu_of(folder, gpu)
     found = corrections(spec, folder.records(), origin_of(folder))
     return calibrated(spec, found), [_sentence(each) for each in found]
-
-
-def _of_cpu(folder: RunFolder) -> tuple[Calibration, list[str]]:
-    from pyperf_suite.planner.calibrate import calibrated_cpu, described, origin_of
-
-    identity = folder.manifest["identity"]
-    calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
-    lines = [f"{name}: held-out error {described(block.held_out)}" for name, block in calibration.blocks.items()]
-    return calibration, lines
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, options, path_option, run_options
+from pyperf_suite.cli.options import Finite, options, run_options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import Gibibytes, count_options, value_options
 
@@ -100,10 +100,6 @@ study_options = options(
         metavar="GiB",
         help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
-    path_option(
-        "--calibration",
-        help="File of laws to predict by. Default: those fitted to this machine. Example: --calibration laws.npz.",
-    ),
     run_options,
 )
 
@@ -143,5 +139,5 @@ def study(
     if list_them:
         click.echo(listed(requested, device))
     else:
-        more = ("only", "tell", "calibration", "resume", "as_json", "everything")
+        more = ("only", "tell", "resume", "as_json", "everything")
         run_study(requested, device, results, deadline_s, **{name: named[name] for name in more})

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from rich.console import Console
 from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.findings.axes import read_axes
-from pyperf_suite.findings.discovery import replace_probe
 from pyperf_suite.findings.summary import exit_code
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.planner.laws.calibration import load_calibration
-from pyperf_suite.planner.study import PROBE, analyse
+from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import (
     AXES,
     MOST_CONFIGURATIONS,
@@ -36,12 +33,9 @@ from pyperf_suite.planner.study.grid import (
 from pyperf_suite.planner.study.planning import (
     RunSettings,
     StudyFile,
-    find_calibration,
-    predictor,
     read_study,
     refusals,
 )
-from pyperf_suite.planner.study.results import Predictor
 from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
@@ -144,7 +138,6 @@ def run_study(
     deadline_s: float,
     only: str | None,
     tell: bool,
-    calibration: Path | None,
     resume: str | None,
     as_json: bool,
     everything: bool,
@@ -164,19 +157,12 @@ def run_study(
         profile = replace(profile, name=f"search, {profile.name}")
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
-    predictor, is_known = None, calibration is not None or requested.search
-    if is_known:
-        predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
     if tell:
         folder: RunFolder | None = folder_of(plan, results, resume or "latest")
     else:
-        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s, predictor)
+        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s)
     if folder is None:
         return
-    # This process reports once and ends.
-    predictor = predictor if is_known else _predictor(where, results, calibration)
-
-    replace_probe(replace(PROBE, analyse=partial(analyse, predictor=predictor)))
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
@@ -187,20 +173,6 @@ def run_study(
     raise SystemExit(exit_code(records))
 
 
-def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:
-    """By a file's laws or by what was measured here; None, after saying why, where there is neither.
-
-    Raises UserError for a file that holds no laws.
-    """
-    if calibration is not None:
-        return predictor(load_calibration(calibration), device.kind)
-    try:
-        return predictor(find_calibration(results, identity(device).slug), device.kind)
-    except UserError as reason:
-        click.echo(f"no predictions: {reason}", err=True)
-        return None
-
-
 def _measure(
     requested: StudyRequest,
     plan: Plan,
@@ -209,7 +181,6 @@ def _measure(
     resume: str | None,
     may_begin: bool,
     deadline_s: float,
-    laws: Predictor | None,
 ) -> RunFolder | None:
     """Measure what is wanted in every experiment; None in ranks of a launcher other than the first."""
     workers: Any = None
@@ -220,7 +191,7 @@ def _measure(
             return None
     try:
         here = of_this_world(wanted) if launched else wanted
-        refused = refusals([each.case for each in plan.cases], plan.device, requested.limit_bytes)
+        refused = refusals([each.case for each in plan.cases], plan.device)
         runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
         if not runnable:
             raise UserError(next(iter(refused.values())))
@@ -242,7 +213,7 @@ def _measure(
     names = {case.case_id for case in here}
     chosen_here = [each for each in plan.cases if each.case.case_id in names]
     if requested.search:
-        _search(session, chosen_here, noting, laws)
+        _search(session, chosen_here, noting)
     else:
         _measure_all(session, chosen_here, launched)
     if session.cut_short:
@@ -320,16 +291,9 @@ class StudyWorkers(Workers):
         self._workers.close()
 
 
-def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorkers, laws: Predictor | None) -> None:
+def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorkers) -> None:
     """The grid searched: a line for each experiment on standard error, the path in the records."""
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
-    predicted: dict[str, float | None] = {}
-
-    def seconds(case: Case) -> float | None:
-        if case.case_id not in predicted:
-            found = laws(case) if laws else None
-            predicted[case.case_id] = found.seconds if found else None
-        return predicted[case.case_id]
 
     def measure(case: Case, experiment: int, note: Note) -> Record | None:
         for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
@@ -343,7 +307,7 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorke
         return None
 
     pairs = session.plan.profile.processes
-    search = StudySearch([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
+    search = StudySearch([each.case for each in wanted], measure, pairs, workers.limit_bytes)
     with kept_when_interrupted(session):
         session.open()
         search.run()

@@ -16,7 +16,6 @@ _HOME = {
     "attention_time": "attention",
     "collective_time": "collectives",
     "gemm_time": "gemm",
-    "grouped_gemm_time": "grouped_gemm",
     "memory_bound_time": "roofline",
     "mla_time": "attention",
 }
@@ -32,4 +31,4 @@ def _law(name: str) -> Callable[..., Any]:
     return law
 
 
-attention_time, collective_time, gemm_time, grouped_gemm_time, memory_bound_time, mla_time = map(_law, sorted(_HOME))
+attention_time, collective_time, gemm_time, memory_bound_time, mla_time = map(_law, sorted(_HOME))

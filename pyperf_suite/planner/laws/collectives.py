@@ -20,7 +20,7 @@ from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 from pyperf_suite.planner.laws import internode, transfers
-from pyperf_suite.planner.laws.calibration import Band, Calibration, CalibrationBlock, Gpu, shipped_calibration, spec_of
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
 from pyperf_suite.planner.laws.internode import Network, Point
 from pyperf_suite.planner.laws.traffic import AlphaBetaOverRanks
@@ -88,7 +88,6 @@ def collective_time(
     ranks: ArrayLike,
     ranks_per_node: ArrayLike | None = None,
     network: float | str | Iterable[Point] | None = None,
-    library: str | None = None,
 ) -> Explained:
     """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
 
@@ -105,14 +104,13 @@ def collective_time(
             broadcasts too.
         network: what each GPU can send out of its node in bytes/s, one direction, or measured bus bandwidths that the
             time between nodes then passes through, as in "1GB:180GB/s"; by default the peak of the maker's servers.
-        library: "nccl" by default; "trtllm", "sglang" or "vllm" for its own all_reduce within a node, in a CUDA graph.
 
     Raises:
-        UserError: an unknown GPU, operation or library, negative bytes, less than one rank, or a network that carries
+        UserError: an unknown GPU or operation, negative bytes, less than one rank, or a network that carries
             nothing.
     """
     spec = spec_of(gpu)
-    laws = _laws_of(gpu, spec, library)
+    laws = _laws_of(gpu, spec)
     operation = _operation(op)
     usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
     per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
@@ -120,8 +118,6 @@ def collective_time(
     reached = internode.checked_network(usual_network_bytes_per_s(spec) if network is None else network)
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node)} ranks were requested: give 1 or more.")
-    if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
-        raise UserError(f"Of {library} only all_reduce within a node was measured: take nccl for anything else.")
     inside = np.minimum(count, per_node)
     # As many bytes on each rank's bus as the whole operation puts there, among the ranks of one node.
     factor, inner_factor = bus_factor(operation, count), bus_factor(operation, inside)
@@ -161,7 +157,7 @@ def collective_time(
         laws.origin,
         seconds * low,
         seconds * high,
-        library or NCCL,
+        NCCL,
     )
 
 
@@ -280,11 +276,7 @@ def _over_pcie(law: AlphaBetaOverRanks, ranks: int, spec: GpuSpec) -> PiecewiseA
     return PiecewiseAlphaBeta(transfers.PCIE_LAUNCH * float(law.seconds(0, ranks)), (), (beta,))
 
 
-def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
-    if library not in (None, NCCL):
-        calibration = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
-        there = calibration or Calibration(spec.name)
-        return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
+def _laws_of(gpu: Gpu, spec: GpuSpec) -> CollectiveLaws:
     # A short run of one's own corrects products and attention alone.
     calibration, is_own = transfers.find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, link_kind)
     laws = unpack_laws(calibration.block(BLOCK))

@@ -163,14 +163,6 @@ def transfer_width(spec: GpuSpec, source: GpuSpec, widths: tuple[float, ...], as
     return widths[2] if is_desktop(spec) else widths[3]
 
 
-# Experts: of a twin half the width next to the law's own error, as libraries tune them for each GPU by name; of others
-# of the same kernels, of which the tables have no pair, as of attention; of other kernels the ends, over A100, B200 and
-# L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
-EXPERTS_OF_TWIN = {"trtllm": 0.08, "sglang": 0.12, "vllm": 0.3}
-EXPERTS_OF_OTHER_KERNELS = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
-# Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
-EXPERTS_NOT_TRANSFERRED = {("vllm", "fp8")}
-
 # Collectives: GPUs left out whole (left_out_gpu_errors in tools/fit/collectives.py): H100 off H200 and back, 0.16, and
 # what other machines of B200, H100 and H200 lie off the law on top (0.13); A100, B200 and Hopper off one another.
 SAME_LINK: Interval = (-0.21, 0.21, 5.0)

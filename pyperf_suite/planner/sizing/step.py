@@ -35,12 +35,6 @@ IN_STEP = "slower within a step"
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
 LARGEST_SETTING = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}
 MOST_TOKENS = 1 << 26
-# A law that was compared with no measurement is trusted this far, in %: the error on a GPU that was left out whole.
-UNTESTED_ERROR_PERCENT = 15.0
-# The standard deviation of a normal error over its mean absolute value.
-DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
-# Nine in ten: the interval given with each gain.
-NORMAL_QUANTILE = 1.645
 
 
 def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +244,7 @@ class PricedPart:
 
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        below, above = (self._of_calls(side) for side in margins_of(self.explained))
+        below, above = (self._of_calls(side) for side in self.explained.margins)
         return below, above
 
     @property
@@ -260,24 +254,6 @@ class PricedPart:
 
     def _of_calls(self, values: Any) -> NDArray[np.float64]:
         return np.broadcast_to(values, np.shape(self.explained.seconds))[self.back]
-
-
-def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times.
-
-    Without what is common to all sizes of the law.
-    """
-    if explained.low is not None and explained.high is not None:
-        seconds = np.asarray(explained.seconds)
-        below, above = (
-            # Where a law is biased its time can lie outside of its own interval.
-            np.sqrt(np.maximum(np.maximum(np.log(ratio), 0.0) ** 2 - np.square(explained.common), 0.0))
-            for ratio in (seconds / explained.low, explained.high / seconds)
-        )
-        return below, above
-    error = explained.error_percent
-    usual = NORMAL_QUANTILE * DEVIATION_OVER_MEAN * (UNTESTED_ERROR_PERCENT if error is None else error) / 100
-    return np.asarray(usual), np.asarray(usual)
 
 
 def price(parts: Sequence[KernelCall], prices: KernelPrices) -> list[PricedPart]:

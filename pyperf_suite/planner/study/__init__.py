@@ -23,18 +23,15 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Rows, grouped, mean_speedup, misses, table
+from pyperf_suite.findings.rows import Column, Rows, grouped, mean_speedup, table
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
 from pyperf_suite.planner.study.results import (
     PARTS,
-    Memory,
-    Predictor,
     SearchStep,
     StudyResult,
     held,
-    rank_correlation,
     results_of,
     search_steps,
 )
@@ -53,7 +50,6 @@ CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SE
 
 KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
 LONGEST_REASON, LONGEST_NOTE = 160, 90
-ALL = "all parts"
 
 Change = Callable[[ParallelStepParameters], ParallelStepParameters | None]
 
@@ -106,12 +102,8 @@ COLUMNS = (
     Column("median", lambda each: each.median[0], "samples/s"),
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
-    Column("predicted", "predicted_rate", "samples/s", predicted=True),
-    Column("time off", "time_error", "+%"),
     *map(_bytes_of, PARTS),
     Column("memory", _sum_of_parts, "MB"),
-    Column("predicted memory", lambda each: held(each.predicted_memory) or None, "MB", priority=0, predicted=True),
-    Column("memory off", "memory_error", "+%"),
 )
 LOST = (
     Column("configuration", "name", priority=2),
@@ -122,9 +114,9 @@ LOST = (
 )
 
 
-def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
-    """What the configurations of each model and batch say; predictions next to them where somebody makes them."""
-    steps, results = search_steps(rows.records), results_of(rows.records, predictor)
+def analyse(rows: Rows) -> Findings:
+    """Say what the configurations of each model and batch are worth, and where a search went."""
+    steps, results = search_steps(rows.records), results_of(rows.records)
     if kept := [each.case for each in steps if each.is_kept]:
         # Pairs decide better than means over experiments of other times.
         results.sort(key=lambda each: each.case != kept[-1])
@@ -141,7 +133,6 @@ PATH = (
     Column("verdict", lambda each: each.verdict or "the run ended", priority=2),
     Column("pairs", lambda each: each.speed and each.speed.processes),
     Column("speed", "speed", "x", priority=2),
-    Column("predicted", "predicted", "x", predicted=True, priority=0),
     Column("runs", "runs", priority=0),
 )
 
@@ -189,7 +180,6 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
         yield _least_memory(timed)
         yield from _headroom(timed)
         yield table(model, COLUMNS, timed)
-        yield from _agreement([each for each in timed if each.prediction])
         yield _figure(model, found, name)
     yield table("Experiments without a time", LOST, (each for each in found if each.lost))
 
@@ -313,43 +303,10 @@ def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
     )
 
 
-def _agreement(predicted: Sequence[StudyResult]) -> Iterator[Remark | Table]:
-    laws = [each.prediction for each in predicted if each.prediction]
-    if not laws:
-        return
-    errors = [abs(each.time_error or 0.0) for each in predicted]
-    yield remark(
-        "Predicted times of {count} configurations are off by {median} (median; worst {worst}); the rank correlation "
-        "of predicted with measured times is {order} (Spearman)",
-        kind="law",
-        **misses(errors),
-        order=rank_correlation([law.seconds for law in laws], [each.reading.seconds for each in predicted]),
-    )
-    both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
-    weighed = [list(zip(*pair, strict=True)) for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
-    if worst := memory_errors([rank for ranks in weighed for rank in ranks]):
-        sentence = "Predicted memory of every rank of {configurations} configurations is off by {error:%} at most"
-        yield remark(sentence, kind="law", configurations=len(weighed), error=worst[ALL])
-        columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
-        yield table("Predicted memory", columns, worst.items())
-
-
-def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
-    """Of (predicted, counted) bytes by part, the worst relative error of each part that is both; 0 is exact."""
-    worst: dict[str, float] = {}
-    for law, counted in ranks:
-        both = {name: (law[name], counted[name]) for name in PARTS if name in law and name in counted}
-        both[ALL] = (sum(each for each, _ in both.values()), sum(each for _, each in both.values()))
-        for name, (law_bytes, counted_bytes) in both.items():
-            off = abs(law_bytes - counted_bytes)
-            worst[name] = max(worst.get(name, 0.0), off / counted_bytes if counted_bytes else math.inf if off else 0.0)
-    return worst
-
-
 def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
-    label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
-    caption = "Samples per second over all steps of an experiment, the fastest on top, next to what laws predict."
-    bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
+    label = "measured (mean ± standard error over experiments)"
+    caption = "Samples per second over all steps of an experiment, the fastest on top."
+    bars = Bars("", "samples/s", tuple(map(_bar, found)), label, "", "samples/s")
     return Figure(name, model, caption, ((bars,),))
 
 
@@ -357,7 +314,7 @@ def _bar(result: StudyResult) -> Bar:
     if not result.timed:
         lost = result.lost[0]
         return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
-    return Bar(result.name, result.rate, result.error or math.nan, result.predicted_rate or math.nan)
+    return Bar(result.name, result.rate, result.error or math.nan)
 
 
 PROBE = Probe(

@@ -1,15 +1,13 @@
-"""What was measured of each configuration of a study: its experiments, rates, memory by rank, and what laws predict."""
+"""What was measured of each configuration of a study: its experiments, rates and memory by rank."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from pyperf_suite.findings.data import Quantity
 from pyperf_suite.findings.rows import Reading, readings
@@ -29,8 +27,6 @@ PARTS = {
     "peak": ("peak_bytes",),
 }
 CONFIDENCE = 0.95
-# How a refusal for lack of memory begins, before anything is started.
-NO_ROOM = "A rank needs"
 # What a search says of a configuration that it tried.
 FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
@@ -39,27 +35,14 @@ Memory = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class StudyPrediction:
-    """What laws say of a configuration: seconds a step, and what each rank holds."""
-
-    seconds: float
-    rank_memory: tuple[Memory, ...] = ()
-
-
-Predictor = Callable[[Case], StudyPrediction | None]
-"""Predicts a configuration where it can."""
-
-
-@dataclass(frozen=True)
 class StudyResult:
-    """One configuration: the record of each of its experiments, and what laws say of it.
+    """One configuration: the record of each of its experiments.
 
     The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Rates are those
     of experiments that are `timed`; without one there are none.
     """
 
     trials: tuple[Record, ...]
-    prediction: StudyPrediction | None = None
 
     @cached_property
     def case(self) -> Case:
@@ -153,10 +136,6 @@ class StudyResult:
         return max(self.rank_memory, key=held, default={})
 
     @property
-    def predicted_memory(self) -> Memory:
-        return max(self.prediction.rank_memory, key=held, default={}) if self.prediction else {}
-
-    @property
     def flop_per_s(self) -> float:
         """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
         return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
@@ -168,28 +147,13 @@ class StudyResult:
         peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
 
-    @property
-    def predicted_rate(self) -> float | None:
-        return self.parameters.global_batch / self.prediction.seconds if self.prediction else None
-
-    @property
-    def time_error(self) -> float | None:
-        return self.prediction.seconds / self.reading.seconds - 1 if self.prediction else None
-
-    @property
-    def memory_error(self) -> float | None:
-        """Predicted over counted bytes of the fullest rank, less 1, of the parts that are both; None without any."""
-        both = [(law, self.memory[name]) for name, law in self.predicted_memory.items() if name in self.memory]
-        counted_bytes = sum(counted for _, counted in both)
-        return sum(law for law, _ in both) / counted_bytes - 1 if counted_bytes else None
-
 
 @dataclass(frozen=True)
 class SearchStep:
     """One step of a search: what was tried in place of the best so far, as its records note it.
 
     `change` names the axis with both values, and `verdict` is empty where the run ended first. `speed` is relative to
-    the best so far, by live pairs; `predicted` is the same by the laws.
+    the best so far, by live pairs.
     """
 
     number: int
@@ -199,7 +163,6 @@ class SearchStep:
     runs: int
     of: int
     speed: Quantity | None = None
-    predicted: float | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -231,7 +194,6 @@ def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Cas
         sum(record.outcome != "unsupported" for record in records),
         last["of"],
         Quantity(value, "x", low, high, last["pairs"]) if value else None,
-        last.get("predicted"),
     )
 
 
@@ -245,7 +207,7 @@ def held(memory: Memory) -> float:
     return memory["peak"] if "peak" in memory else sum(memory.values())
 
 
-def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[StudyResult]:
+def results_of(records: Iterable[Record]) -> list[StudyResult]:
     """One result a configuration: the fastest first, then those that gave no time, in the order they were tried."""
     latest: dict[str, dict[int, Record]] = {}
     for record in records:
@@ -253,19 +215,4 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
             # A later trial of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
     found = [StudyResult(tuple(trials.values())) for trials in latest.values()]
-    if predictor is not None:
-        found = [replace(each, prediction=predictor(each.case)) for each in found]
     return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)
-
-
-# Of fewer configurations an order says nothing.
-FEWEST_IN_ORDER = 3
-
-
-def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | None:
-    """Spearman's; None of fewer than three values, and where all on one side are equal."""
-    if len(some) < FEWEST_IN_ORDER or 1 in (len(set(some)), len(set(others))):
-        return None
-    # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
-    places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
-    return float(np.corrcoef(*places)[0, 1])

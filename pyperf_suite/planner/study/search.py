@@ -2,7 +2,7 @@
 
 First the smallest TP and PP with which a single replica fits, then the largest micro-batch, then data parallelism, the
 stage of ZeRO and checkpointing. Each step is kept only if live pairs say that it is faster, and rounds go on until one
-keeps nothing. Laws order the candidates; what they call far slower is passed over.
+keeps nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from functools import partial
 from typing import Any
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
-from pyperf_suite.planner.study.results import DOES_NOT_FIT, FASTER, FITS, NO_ROOM, NOT_FASTER, used_bytes
+from pyperf_suite.planner.study.results import DOES_NOT_FIT, FASTER, FITS, NOT_FASTER, used_bytes
 from pyperf_suite.regressions.verdict import ALPHA, SequentialRule
 from pyperf_suite.runner.record import Case, Record
 
 # What is varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
 VARIED = ("batch", "data", "zero_stage", "checkpointing", "offload", "attention", "engine")
-# What the laws predict to be slower by more than this share is not tried.
-PASSED_OVER = 0.5
 # A value that lost by more than this share is not tried again after others have changed.
 FAR = 0.1
 FEWEST_PAIRS = 2
@@ -50,14 +48,12 @@ def rule_of(pairs: int) -> SequentialRule:
 class StudySearch:
     """A search over the configurations of one model; `run` makes it.
 
-    `predicted` gives the seconds of a step by the laws, None where they say nothing; no rank may hold more than
-    `limit_bytes`. Raises UserError for configurations of several models.
+    No rank may hold more than `limit_bytes`. Raises UserError for configurations of several models.
     """
 
     cases: Sequence[Case]
     measure: Measure
     pairs: int
-    predicted: Callable[[Case], float | None] = lambda _: None
     limit_bytes: float = math.inf
     best: Case | None = None
     runs: int = 0
@@ -99,18 +95,9 @@ class StudySearch:
                 min(similar, key=lambda case: (case.parameters.batch, *(sign * each for each in _sparing(case))))
                 for similar in cuts.values()
             ]
-            # The guides take PP before TP; laws know better where they know.
-            yield from sorted(
-                starts,
-                key=lambda case: (
-                    case.parameters.tensor * case.parameters.pipeline,
-                    self._seconds(case),
-                    case.parameters.tensor,
-                ),
-            )
-
-    def _seconds(self, case: Case) -> float:
-        return self.predicted(case) or math.inf
+            # The guides take PP before TP.
+            ways = (lambda case: case.parameters.tensor * case.parameters.pipeline, lambda case: case.parameters.tensor)
+            yield from sorted(starts, key=lambda case: tuple(way(case) for way in ways))
 
     def _fits(self, case: Case) -> bool:
         if self.is_over_budget or case.case_id in self._settled:
@@ -135,21 +122,19 @@ class StudySearch:
             min(each, key=lambda case: (case.parameters.batch > most, -case.parameters.batch))
             for each in similar.values()
         ]
-        found = [each for each in found if each.case_id not in self._settled and not self._is_far(axis, each, best)]
+        found = [each for each in found if each.case_id not in self._settled and not self._is_far(axis, each)]
         if axis == "batch":
             # The largest that fits uses the memory that is there; whether it is faster is measured.
             return sorted(found, key=lambda each: -each.parameters.batch)
-        return sorted(found, key=self._seconds)
+        return found
 
-    def _is_far(self, axis: str, case: Case, best: Case) -> bool:
-        ratio = self._seconds(case) / self._seconds(best)
-        return ratio > 1 + PASSED_OVER or self._lost.get(_value(axis, case), 0.0) > math.log1p(FAR)
+    def _is_far(self, axis: str, case: Case) -> bool:
+        return self._lost.get(_value(axis, case), 0.0) > math.log1p(FAR)
 
     def _is_faster(self, axis: str, candidate: Case, best: Case) -> bool:
         """By live pairs, each two experiments in turn; it ends as soon as no further pair could make it faster."""
         self._step += 1
-        laws = self.predicted(candidate), self.predicted(best)
-        common = {"against": best.case_id, "predicted": laws[1] / laws[0] if laws[0] and laws[1] else None}
+        common = {"against": best.case_id}
         log_ratios: list[float] = []
         while self._can_win(log_ratios) and len(log_ratios) < self.pairs:
             self._experiment += 1
@@ -213,8 +198,7 @@ class StudySearch:
     def _seen(self, answer: Answer) -> tuple[float | None, str]:
         """Seconds of a step, None without, and then why."""
         if answer["outcome"] != "ok":
-            is_memory = any(words in answer["reason"] for words in (NO_ROOM, OUT_OF_MEMORY))
-            return None, DOES_NOT_FIT if is_memory else answer["outcome"]
+            return None, DOES_NOT_FIT if OUT_OF_MEMORY in answer["reason"] else answer["outcome"]
         details = answer["kernel"]["details"]
         if used_bytes(details) > self.limit_bytes:
             return None, DOES_NOT_FIT

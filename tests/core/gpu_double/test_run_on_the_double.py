@@ -227,7 +227,7 @@ WRONG = {
         SHARED + "one.arguments = lambda self, *given: exchanged(packed(self, *given), 4, 5)", (LOST, ASTRAY)
     ),
     "schedule before the map of C": (
-        "one.arguments = lambda self, *given: exchanged(packed(self, *given), 2, 3)", "has 28 bytes and its parameter"
+        "one.arguments = lambda self, *given: exchanged(packed(self, *given), 2, 3)", "has 84 bytes and its parameter"
     ),
     "A and C in the wrong order": (
         'name = "cuda_sm80"\nother.arguments = lambda self, *given: exchanged(other_packed(self, *given), 0, 2)',

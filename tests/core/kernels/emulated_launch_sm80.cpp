@@ -1,7 +1,7 @@
 // Runs gemm_sm80.cu on the host.
 //
-// Usage: launch A_BYTES B_BYTES C_BYTES A_OFFSET B_OFFSET C_OFFSET LDA LDB LDC M N K KIND TILES_M TILES_N K_TILES SPLITS
-// WORKERS GROUP SHARED_BYTES ORDER LATE; the operands come from standard input, and C followed by the flags goes to
+// Usage: launch A_BYTES B_BYTES C_BYTES A_OFFSET B_OFFSET C_OFFSET LDA LDB LDC M N K SCHEDULE SHARED_BYTES ORDER LATE;
+// SCHEDULE its numbers as a GPU takes them. The operands come from standard input, and C followed by the flags goes to
 // standard output. An offset is that of the first element from a 128-byte boundary.
 #include "gemm_sm80.cu"
 
@@ -26,9 +26,10 @@ int main(int, char** arguments) {
     }
     const long long lda = next(), ldb = next(), ldc = next();
     const int m = next(), n = next(), k = next();
-    const auto kind = static_cast<pyperf::ScheduleKind>(next());
-    const int tiles_m = next(), tiles_n = next(), k_tiles = next(), splits = next(), workers = next(), group = next();
-    const pyperf::Schedule schedule{kind, tiles_m, tiles_n, k_tiles, splits, workers, group};
+    pyperf::Schedule schedule;
+    int numbers[sizeof schedule / sizeof(int)];
+    for (int& number : numbers) number = static_cast<int>(next());
+    std::memcpy(&schedule, numbers, sizeof schedule);
     emulation::shared_bytes = next();
     const int order = next();
     emulation::copies_arrive_late = next() != 0;

@@ -2,7 +2,7 @@
 //
 // Usage: launch SIZES MAPS SCHEDULE SHARED_BYTES RESIDENT LAUNCHES SEED. SIZES are the bytes of A, B and C; MAPS, for
 // each of them, element bytes, columns, rows, stride in bytes, columns and rows of the box, swizzle in bytes; SCHEDULE
-// its seven numbers. A, B, C come from standard input; C as each launch leaves it and the flags go to standard output.
+// its numbers as a GPU takes them. A, B, C come from standard input; C as each launch leaves it and the flags go to standard output.
 #include "gemm_sm90.cu"
 
 #include "emulated_grid_sm90.h"
@@ -21,10 +21,10 @@ int main(int, char** arguments) {
                                                    stride_bytes,     box_columns,   box_rows, static_cast<int>(next()),
                                                    EMULATED_MAP};
     }
-    int numbers[7];
+    pyperf::Schedule schedule;
+    int numbers[sizeof schedule / sizeof(int)];
     for (int& number : numbers) number = static_cast<int>(next());
-    const pyperf::Schedule schedule{static_cast<pyperf::ScheduleKind>(numbers[0]), numbers[1], numbers[2], numbers[3],
-                                    numbers[4], numbers[5], numbers[6]};
+    std::memcpy(&schedule, numbers, sizeof schedule);
     emulation::shared_bytes = static_cast<std::size_t>(next());
     const int resident = static_cast<int>(next()), launches = static_cast<int>(next());
     emulation::generator.seed(static_cast<unsigned>(next()));

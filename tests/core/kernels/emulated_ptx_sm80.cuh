@@ -13,6 +13,7 @@
 #include <functional>
 #include <vector>
 
+#define PYPERF_EMULATED_GPU  // the schedule is that of a GPU
 #define PYPERF_DEVICE inline
 #define __global__
 #define __shared__

@@ -18,6 +18,7 @@
 #include <map>
 #include <vector>
 
+#define PYPERF_EMULATED_GPU  // the schedule is that of a GPU
 #define __device__
 #define __forceinline__ inline
 #define __global__

@@ -66,10 +66,9 @@ def test_arguments_are_packed_in_the_order_of_the_kernels_parameters():
     arguments = instance.arguments(
         0x1000, 0x2000, 0x3000, (304, 312, 200), (100, 200, 300), schedule, workspace=0x4000, flags=0x5000
     )
-    assert struct.unpack("<QQQqqqiii7iQQ", b"".join(arguments)) == (
+    assert struct.unpack("<QQQqqqiii84sQQ", b"".join(arguments)) == (
         *(0x1000, 0x2000, 0x3000, 304, 312, 200, 100, 200, 300),
-        *(3, 2, 4, 10, 1, 3, 2),
-        *(0x4000, 0x5000),
+        *(schedule.packed(), 0x4000, 0x5000),
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.kernels import gemm_sm80
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
-from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.workloads.operands import round_to, widen
 
 pytestmark = pytest.mark.slow
@@ -100,10 +100,9 @@ def run(
     c_type = np.dtype(np.uint32 if specialisation.out_type == "fp32" else np.uint16)
     poison = np.array([0xA5A5A5A5], np.uint32).view(c_type)[0]
     c = np.full((m - 1) * ldc + n, poison, c_type)
-    shape = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers, schedule.group)
     arguments = [
         *(a.nbytes, b.nbytes, c.nbytes, *operands.offsets, lda, ldb, ldc, m, n, k),
-        *(POLICIES.index(schedule.policy), *shape),
+        *np.frombuffer(schedule.packed(), np.int32),
         *(specialisation.smem_bytes, ORDERS[order], int(copies_arrive_late)),
     ]
     done = subprocess.run(

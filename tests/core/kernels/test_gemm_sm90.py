@@ -1,4 +1,9 @@
+import re
 import struct
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -6,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.kernels import gemm_sm90, nvrtc
-from pyperf_suite.kernels.disassembly import disassemble
+from pyperf_suite.kernels.disassembly import INSTRUCTION_BYTES, disassemble, disassembler
 from pyperf_suite.kernels.gemm_sm90 import default_set, in_layout, specialise
 from pyperf_suite.kernels.static import of_cuda
 
@@ -23,6 +28,7 @@ COMPILED = [
     # Other types, any width of a wgmma, and pairs of e4m3 and of odd N-major widths.
     *(specialise(128, 256, cluster_m=2, in_type=in_type) for in_type in ("fp16", "e4m3")),
     *(specialise(64, n, stages=2) for n in (16, 136, 248)),
+    *(specialise(128, n, cluster_m=2 - n // 8 % 2) for n in range(136, 256, 8)),
     specialise(128, 256, in_type="e4m3", cluster_n=2),
     *(specialise(64, n, stages=2, b_transposed=False, **pair) for n in (24, 200) for pair in PAIRS),
 ]
@@ -56,6 +62,58 @@ def test_the_compiler_neither_ignores_setmaxnreg_nor_serialises_wgmma():
         assert "spill" in compiled.log  # the compiler does report
         assert "Potential Performance Loss" not in compiled.log  # C7508 to C7511
         assert disassemble(compiled.cubin, gemm_sm90.ENTRY).instructions["USETMAXREG"] == 2
+        assert instructions_before_load(compiled.cubin) <= MOST_BEFORE_LOAD[False]
+
+
+# "/*0050*/ @!P0 BRA 0x1d0 ;": where it stands, its predicate, the instruction and its operands.
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?([A-Z][A-Z0-9_.]*) *(.*?)\s*;", re.MULTILINE)
+
+
+def instructions_before_load(cubin: bytes) -> int:
+    """Instructions from which the first TMA load is still ahead, on any branch; a loop's count once."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        sass = subprocess.run([disassembler(), "--dump-sass", file.name], capture_output=True, text=True, check=True)
+    after, before, loads = {}, defaultdict(set), set()
+    for address, predicate, name, operands in INSTRUCTION.findall(sass.stdout):
+        at = int(address, 16)
+        goes_on = bool(predicate) or name not in ("EXIT", "BRA") or operands.startswith(("P", "UP", "!"))
+        after[at] = {at + INSTRUCTION_BYTES} if goes_on else set()
+        if name.startswith("BRA"):
+            after[at].add(int(operands.rsplit("0x", 1)[1], 16))
+        if name.startswith("UTMALDG"):
+            after[at] = set()
+            loads.add(at)
+    for at, following in after.items():
+        for each in following:
+            before[each].add(at)
+    return len(reached({0}, after) & reached(loads, before) - loads)
+
+
+def reached(places: set[int], steps: Mapping[int, set[int]]) -> set[int]:
+    """These places, and all to which steps lead from them."""
+    found, waiting = set(places), list(places)
+    while waiting:
+        new = steps.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+# A division by a variable is 30 instructions; the schedule has ten, and its reciprocals come with the launch.
+MOST_BEFORE_LOAD = {False: 150, True: 220}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("shared_tiles", MOST_BEFORE_LOAD)
+@pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
+def test_few_instructions_stand_before_the_first_load(specialisation, shared_tiles):
+    one = replace(specialisation, shared_tiles=shared_tiles)
+    compiled = nvrtc.compile_cubin(gemm_sm90.SOURCE, *gemm_sm90.sources(), gemm_sm90.ARCHITECTURE, one.options())
+    assert instructions_before_load(compiled.cubin) <= MOST_BEFORE_LOAD[shared_tiles]
+    assert "I2F" not in disassemble(compiled.cubin, gemm_sm90.ENTRY).instructions  # an integer division begins with it
 
 
 @given(
@@ -135,7 +193,8 @@ def test_arguments_are_three_maps_the_schedule_and_two_addresses():
     encoded = (b"a" * 128, b"b" * 128, b"c" * 128)
     arguments = one.arguments(encoded, schedule, 0x1000, 0x2000)
     assert arguments[:3] == list(encoded)
-    assert struct.unpack("<7i", arguments[3]) == (3, 16, 32, 64, 1, 60, 8)
+    assert arguments[3] == schedule.packed()
+    assert struct.unpack("<7i", arguments[3][:28]) == (3, 16, 32, 64, 1, 60, 8)
     assert [struct.unpack("<Q", argument)[0] for argument in arguments[4:]] == [0x1000, 0x2000]
     assert one.grid(schedule) == 120
     assert one.workspace_bytes(schedule) == schedule.shared_tiles * 2 * 128 * 128 * 4

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import Specialisation, specialise
-from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.schedule import Schedule
 from pyperf_suite.workloads.operands import round_to
 
 pytestmark = pytest.mark.slow
@@ -109,8 +109,7 @@ def check_product(
     arguments = [buffer.nbytes for buffer in buffers]
     for word, a_map in zip(words, maps, strict=True):
         arguments += [word.itemsize, *a_map.shape, a_map.stride_bytes, *a_map.box, a_map.swizzle_bytes]
-    counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers, schedule.group)
-    arguments += [POLICIES.index(schedule.policy), *counts, specialisation.smem_bytes, resident, 2, seed]
+    arguments += [*np.frombuffer(schedule.packed(), np.int32), specialisation.smem_bytes, resident, 2, seed]
     buffers[2].view(np.uint8)[:] = 0xFF
     done = subprocess.run(
         [launch, *map(str, arguments)],

@@ -11,8 +11,9 @@ import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.summary import summary_of
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
+from pyperf_suite.probes import attention_heads
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import read_journal
@@ -128,6 +129,33 @@ def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first
     varied = {(p.heads, p.key_heads, p.causal, p.seq_q) for p in (case.parameters for case in swept)}
     base = {(8, 8, False, 256), (4, 4, False, 256)}
     assert varied == base | {(8, 2, False, 256), (8, 1, False, 256), (8, 8, True, 256), (8, 8, False, 512)}
+
+
+def test_rival_blocks_are_tried_in_forward_passes_of_the_head_dims_that_have_some() -> None:
+    swept = cases(
+        implementation=("triton", "sdpa_default"),
+        hidden=(4096,),
+        heads=(64, 32, 16),
+        seq=(4096, 1024),
+        blocks=("chosen", "rivals"),
+    )
+    tried = [case.parameters for case in swept if case.parameters.blocks]
+    assert {case.implementation for case in swept if case.parameters.blocks} == {"triton"}
+    assert {(p.seq_q, p.backward) for p in tried} == {(4096, False)}
+    assert [str(p.blocks) for p in tried if p.head_dim == 64] == [
+        *("128x64:s3:w4", "128x64:s3:w8", "128x128:s2:w4", "64x128:s2:w4")
+    ]
+    assert [str(p.blocks) for p in tried if p.head_dim == 128] == ["128x128:s3:w8", "64x64:s2:w4", "128x32:s3:w4"]
+    assert not [p for p in tried if p.head_dim == 256]
+    assert len({case for case in swept if not case.parameters.blocks}) == len(swept) - len(tried)
+
+
+def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, blocks in (((8, 0), ("chosen",)), ((9, 0), ("chosen", "rivals")), ((10, 0), ("chosen",))):
+        gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
+        monkeypatch.setattr(attention_heads, "gpus", lambda gpu=gpu: [gpu])
+        assert PROBE.axes("standard", Device("cuda")).blocks == blocks
+    assert PROBE.axes("quick", Device("cuda")).blocks == ("chosen",)
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:

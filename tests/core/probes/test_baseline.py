@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.axes import Shape
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import Shape, replace_axes
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import MEASURED_TILES as HOPPER_TILES
 from pyperf_suite.probes.baseline import PROBE
 from pyperf_suite.runner.record import Case, Record
@@ -46,6 +48,19 @@ def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
         True,
     )
     assert {round(row[-1].value, 9) for row in found.tables[0].rows} == {0.5, round(1 / 3, 9)}
+
+
+def test_widths_in_steps_of_8_are_asked_of_the_kernel_that_takes_them() -> None:
+    axes = replace_axes(AXES, {"tile_n": "136,144", "tile": "128x128x64", "implementation": "cuda_sm90,triton"})
+    tried = {case.implementation: set() for case in PROBE.sweep(axes)}
+    for case in PROBE.sweep(axes):
+        tried[case.implementation].add(str(case.parameters.tile))
+        if case.implementation == "cuda_sm90":
+            gemm_sm90.specialise(*(getattr(case.parameters.tile, side) for side in "mnk"))
+    assert tried["triton"] == {"128x128x64"}
+    assert tried["cuda_sm90"] == {"128x128x64", "128x136x64", "128x144x64:c2"}
+    with pytest.raises(UserError, match="tile_n=140"):
+        replace_axes(AXES, {"tile_n": "140"})
 
 
 def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:

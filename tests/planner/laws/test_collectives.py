@@ -254,19 +254,6 @@ class TestMeasuredPointsOfANetwork:
             network_of(text)
 
 
-class TestTheOwnAllReduceOfServingLibraries:
-    """Within a node, for as many ranks as were measured."""
-
-    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
-    @pytest.mark.parametrize("gpu", CALIBRATED)
-    def test_a_small_one_is_faster_than_nccls(self, gpu: str, library: str) -> None:
-        own, nccl = (collective_time(gpu, "all_reduce", 8192, 8, library=name) for name in (library, None))
-        assert own.library == library
-        assert nccl.library == "nccl"
-        factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
-        assert own.seconds < factor * nccl.seconds
-
-
 class TestBetweenPublishedNodes:
     """Rows of other people's clusters (tests/data/published), by constants that were fitted to InfiniBand and RoCE."""
 
@@ -359,14 +346,6 @@ class TestLinksAsTheyAre:
         given = replace(find_gpu("A100 PCIe"), link_bytes_per_s=450e9)
         assert link_peers(given) is None
         assert link_bytes_per_s(given, 8) == 450e9
-
-    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
-    def test_a_librarys_own_kernel_among_few_is_not_the_one_among_eight(self, library: str) -> None:
-        few, all_eight = (collective_time("L40S", "all_reduce", 2**27, ranks, library=library) for ranks in (2, 8))
-        assert 5 * few.seconds < all_eight.seconds
-        assert few.high / few.low > max(3.0, 0.999 * all_eight.high / all_eight.low)
-        assert few.extrapolated
-        assert not all_eight.extrapolated
 
 
 def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:

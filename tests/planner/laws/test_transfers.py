@@ -68,9 +68,6 @@ def test_no_kernel_is_faster_than_the_peak_and_what_was_read_off_says_so(gpu):
         "attention_bf16": lambda library: laws.attention_time(
             gpu, batch, seq, seq, heads, heads, width, dtype="fp16", library=library, explain=True
         ),
-        "grouped_gemm_bf16": lambda library: laws.grouped_gemm_time(
-            gpu, seq, 4096, 2048, 16, 2, library=library, explain=True
-        ),
         "mla_prefill": lambda library: laws.mla_time(gpu, batch, seq, seq, heads, library=library, explain=True),
         "gemm_bf16": lambda library: laws.gemm_time(
             gpu, seq, 4096, 4096, dtype="fp16", library=library, explain=True

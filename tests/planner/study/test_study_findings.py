@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-import scipy  # whose parts are imported at first use: stats takes two seconds
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.findings.data import Bars, Findings, Remark
 from pyperf_suite.planner import study as message
-from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors
+from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import OPERATOR
-from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, rank_correlation, results_of
+from pyperf_suite.planner.study.results import StudyResult, results_of
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.training import Checkpointing
@@ -29,8 +24,8 @@ Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]
 
 
-def found(records: Sequence[Record], predictor: Any = None) -> Findings:
-    return replace(PROBE, analyse=partial(analyse, predictor=predictor)).findings(records)
+def found(records: Sequence[Record]) -> Findings:
+    return PROBE.findings(records)
 
 
 def remark_with(findings: Findings, *names: str) -> Remark:
@@ -185,75 +180,6 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert math.isnan(bars_of(findings).bars[0].error)
 
 
-def predictor(factor: float, records: Sequence[Record]) -> Any:
-    """Predicts each configuration at that multiple of its usual step."""
-    times: dict[str, list[float]] = {}
-    for record in records:
-        if record.outcome == "ok":
-            times.setdefault(record.case_id, []).append(record.seconds)
-
-    def predict(case: Case) -> StudyPrediction | None:
-        if case.case_id not in times:
-            return None
-        memory = ({"weights": 1e6},) * case.parameters.ranks
-        return StudyPrediction(factor * statistics.median(times[case.case_id]), memory)
-
-    return predict
-
-
-def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
-    findings = found(studied, predictor(1.1, studied))
-    law = remark_with(findings, "order")
-    assert (law.kind, law.values["count"]) == ("law", 4)
-    assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
-    row = rows(findings.tables[0])[0]
-    assert row["predicted"].value == pytest.approx(8 / 0.121)
-    assert row["predicted"].predicted
-    assert row["predicted memory"].predicted
-    assert (row["time off"].value, row["predicted memory"].value) == pytest.approx((0.1, 1e6))
-    assert row["memory off"].value == pytest.approx(-0.75)
-    assert [math.isfinite(bar.mark) for bar in bars_of(findings).bars] == [True, True, True, True, False]
-    assert rows(found(studied).tables[0])[0]["predicted"] is None
-
-
-def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, visits: Visits) -> None:
-    known = {layout().case_id: StudyPrediction(0.1), layout(pipeline=2).case_id: StudyPrediction(0.1)}
-    records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
-    law = remark_with(found(records, lambda case: known.get(case.case_id)), "order")
-    assert (law.values["count"], value(law, "worst")) == (1, 0.5)
-    assert law.values["order"] is None
-    nothing = found(records, lambda _: None)
-    assert all(each.kind != "law" for each in nothing.remarks if isinstance(each, Remark))
-
-
-COUNTED = {"weights": 100.0, "gradients": 100.0, "optimizer": 200.0, "activations": 50.0}
-LESS = {name: held / 2 for name, held in COUNTED.items()} | {"activations": 40.0}
-
-
-def test_the_worst_rank_of_each_part_counts() -> None:
-    worst = memory_errors([({**COUNTED, "activations": 52.0}, COUNTED), ({**LESS, "activations": 30.0}, LESS)])
-    assert worst == pytest.approx({"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.25, ALL: 10 / 240})
-
-
-def test_bytes_predicted_where_none_are_have_no_bound() -> None:
-    worst = memory_errors([({"weights": 4.0, "gradients": 4.0}, {"weights": 4.0, "gradients": 0.0})])
-    assert math.isinf(worst["gradients"])
-    assert memory_errors([]) == {}
-
-
-def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> None:
-    counted = ranks(parameter_bytes=[100.0, 50.0], optimizer_bytes=[192.0, 96.0], counter_bytes=[8.0, 4.0])
-    law = StudyPrediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
-    findings = found(visits(layout(data=2), [0.1], counted), lambda _: law)
-    (table,) = [each for each in findings.tables if each.title == "Predicted memory"]
-    assert [(name, error.value) for name, error in table.rows] == [
-        ("weights", 0.0),
-        ("optimizer", pytest.approx(0.05)),
-        (ALL, pytest.approx(10 / 300)),
-    ]
-    assert value(remark_with(findings, "error"), "error") == pytest.approx(10 / 300)
-
-
 @pytest.mark.parametrize("other", [{"micro_batches": 8}, {"vocab": 1024}])
 def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
     other: dict[str, Any], layout: Layout, visits: Visits
@@ -314,16 +240,6 @@ def test_an_experiment_that_took_no_time_is_lost(steps: list[float]) -> None:
     result = result_of(8, [steps, [0.5]])
     assert ([each.process for each in result.timed], [each.process for each in result.lost]) == ([1], [0])
     assert result.rate == 16
-
-
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))
-def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
-    predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
-    order = rank_correlation(predicted, measured)
-    if len(set(predicted)) > 1 and len(set(measured)) > 1:
-        assert order == pytest.approx(scipy.stats.spearmanr(predicted, measured).statistic, abs=1e-12)
-    else:
-        assert order is None
 
 
 MIB = 2**20

@@ -124,14 +124,6 @@ def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() ->
     ]  # fmt: skip
 
 
-def test_laws_order_candidates_and_leave_out_what_is_far_slower() -> None:
-    machine = Machine(lambda p: 1.0 + p.zero_stage)
-    axes = replace(AXES, data=(2,), tensor=(1,), pipeline=(1,), batch=(1,), checkpointing=AXES.checkpointing[:1])
-    laws = {0: 1.0, 1: 1.4, 2: 1.2, 3: 9.0}
-    StudySearch(cases_of(axes), machine, pairs=2, predicted=lambda case: laws[case.parameters.zero_stage]).run()
-    assert [each.case.parameters.zero_stage for each in search_steps(machine.records)] == [0, 2, 1]
-
-
 def test_a_budget_ends_it_and_what_was_tried_stays() -> None:
     machine = Machine(scaling(0.01, 0.1, 4))
     machine.budget = 4

@@ -147,14 +147,6 @@ def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...])
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
 
 
-def work_of(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
-) -> tuple[StepWork, StepWork]:
-    """One layer's passes over one micro-batch, and the ends': logits, their loss, and the sums of TP; no host."""
-    of = (model, plan, prices, constants.network)
-    return replace(layer_work(price_layer(*of), plan, constants), host=0.0), ends_work(price_ends(*of), plan, constants)
-
-
 def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """What a framework with these constants takes for a layer of those prices."""
     attended = 1 + plan.attention_recompute_fraction
