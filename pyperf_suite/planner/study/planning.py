@@ -10,10 +10,12 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import Flag, read_axes
+from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.on_ranks import DTYPES
 
 # A study is a few numbers; a longer file is another one.
 LARGEST_BYTES = 1 << 20
@@ -124,11 +126,19 @@ def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
 
 
 def _why_refused(case: Case, device: Device) -> str:
-    launched, ranks = rank_environment(), case.parameters.ranks
+    launched, ranks, p = rank_environment(), case.parameters.ranks, case.parameters
     try:
         case.validate()
+        held_bytes = 2 * DTYPES[p.dtype] * p.dimensions.parameters * (1 if p.is_sharded else p.data)
     except UserError as reason:
         return str(reason)
     if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
         return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
+    # A GPU refuses what it has no room for, which is an outcome; Linux ends processes for it.
+    free_bytes = memory.available_bytes()
+    if device.kind == "cpu" and not launched.launched and held_bytes > free_bytes:
+        return (
+            f"Weights and gradients take {held_bytes / 1e9:.1f} GB, but {free_bytes / 1e9:.1f} GB of memory are free: "
+            "ask for a smaller model."
+        )
     return ""
