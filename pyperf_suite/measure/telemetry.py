@@ -338,7 +338,7 @@ class AroundGpu:
         self.report: dict[str, Any] = {}
 
     def slices(self) -> GpuSlices:
-        """What is around each slice of a measurement on this GPU."""
+        """Witness of what is around each slice of a measurement on this GPU."""
         return GpuSlices(self._manager, self._uuid)
 
     def why_discard(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What the laws expect of a GPU's parts; they know no CPU.
+"""Seconds that the laws expect of a GPU's parts; they know no CPU.
 
 The node package asks for it through the entry point `expected_times`, for the two parts do not import each other.
 """
@@ -21,7 +21,7 @@ USUAL_PERCENT = 20.0
 
 
 def expected_times(identity: Mapping[str, Any]) -> Expect:
-    """What a case should take on the machine of that identity. Raises UserError for a CPU."""
+    """Seconds that a case should take on the machine of that identity. Raises UserError for a CPU."""
     if identity.get("kind") == "cpu":
         raise UserError("No law says what a CPU's kernels take.")
     gpu = str(identity.get("model"))

@@ -267,7 +267,7 @@ class Outlook:
 
     @property
     def closing_s(self) -> float:
-        """What follows the last trial: the sentinel, on a CPU in a process of its own, and the findings."""
+        """Seconds of what follows the last trial: the sentinel, on a CPU in a process of its own, and the findings."""
         has_process = self._plan.device.kind == "cpu" and not all(planned.is_exact for planned in self._plan.cases)
         return (REPORT_S + has_process * START_S["cpu"]) * slowed()
 

@@ -181,7 +181,7 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
 
 
 def cores_of(case: Case) -> int:
-    """How many cores a case uses at the same time: those of its ranks or workers, 1 if its parameters do not say."""
+    """Number of cores that a case uses at once: those of its ranks or workers, 1 if its parameters do not say."""
     return find_workload(case.operator).ranks(case.parameters) or workers_of(case.parameters) or 1
 
 

@@ -303,7 +303,7 @@ def leave_nothing_behind(device: Device) -> None:
 
 
 def workers_of(parameters: Any) -> int | None:
-    """How many cores a case uses; None where its parameters do not say."""
+    """Number of cores that a case uses; None where its parameters do not say."""
     schedule = getattr(parameters, "schedule", None)
     workers: int | None = getattr(schedule, "workers", getattr(parameters, "workers", None))
     return workers

@@ -228,5 +228,5 @@ def held_band(missed: Floats, predicted: Floats, sites: NDArray[np.intp]) -> tup
 
 
 def _widening(off: Floats) -> float:
-    """How many half widths of a band cover as many rows as they should; not less than one."""
+    """Number of half widths by which a band covers as many rows as they should; not less than one."""
     return max(1.0, float(np.quantile(off, COVERED)))

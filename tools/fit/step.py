@@ -409,7 +409,7 @@ class Remembered:
 
 
 def stated_constants() -> Iterator[str]:
-    """What each constant means, its range and its value, as a table in Markdown: `docs/layout.md` has it."""
+    """Meaning, range and value of each constant, as a table in Markdown: `docs/layout.md` has it."""
     pooled = shipped_calibration(POOLED)
     arrays = {} if pooled is None else pooled.block(BLOCK).arrays
     yield "| constant | meaning | range | value |"

@@ -41,7 +41,7 @@ SUBJECT = "attention is"
 WIDTHS = (64, 96, 128, 192, 256, 512)
 # DeepSeek-V3's latent attention: keys of 128 and 64 rotated, values of 128, so as many FLOP as heads of 160.
 LATENT_WIDTH = 160
-# What the softmax of a pair costs, in columns of the head: a line through heads of 64 to 256 on H200 (TensorRT-LLM).
+# Cost of the softmax of a pair, in columns of the head: a line through heads of 64 to 256 on H200 (TensorRT-LLM).
 SOFTMAX_COLUMNS = 25.0
 # Queries and keys of a tile, and how many tiles a multiprocessor holds.
 BLOCK, RESIDENT = 64, 2
@@ -68,8 +68,8 @@ FEW_ROWS = 64
 # Watts per TFLOP/s of the peak that GPUs with mma.sync kernels need to hold their clock. L40S has 0.97: so its
 # attention reaches 49 % of the peak where an RTX 5090 at 400 W, 1.9 W, reaches 89 to 91 % (gau-nernst's learn-cuda).
 WATT_PER_TFLOP = 1.42
-# How the time of a kernel's bytes follows the memory's bandwidth from GPU to GPU: kernels that wait for memory only now
-# and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
+# Exponent, 0 to 1, by which a kernel's bytes follow the memory's bandwidth from GPU to GPU: kernels that wait for it
+# only now and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
 MEMORY_EXPONENT = 0.3
 
 
@@ -91,13 +91,13 @@ class AttentionShape:
     causal: bool = True
 
     def where(self, chosen: NDArray[np.bool_]) -> AttentionShape:
-        """Those of the sizes that are chosen."""
+        """The chosen sizes."""
         sizes = {name: size[chosen] for name, size in vars(self).items() if name != "causal"}
         return replace(self, **sizes)
 
     @property
     def sizes(self) -> tuple[Array, ...]:
-        """What the grids are over: batch · heads, length, heads that share keys."""
+        """Axes of the grids: batch · heads, length, heads that share keys."""
         return self.batch * self.heads, np.sqrt(self.seq_q * self.seq_k), self.heads / self.kv_heads
 
     @property
@@ -108,7 +108,7 @@ class AttentionShape:
         return self.batch * self.heads * _stairs(self.seq_q, self.seq_k - self.seq_q, self.window)
 
     def work(self, sms: int, flop_per_s: float, bytes_per_s: float) -> Array:
-        """What the costs are of, [..., 5]: launch; seconds of all tiles; of the busiest slot; of bytes; rounds."""
+        """Counted work [..., 5]: launch; seconds of all tiles; of the busiest slot; of bytes; rounds."""
         query_blocks, key_blocks = np.ceil(self.seq_q / BLOCK), np.ceil(self.seq_k / BLOCK)
         instances, slots = self.batch * self.heads, RESIDENT * sms
         longest = np.minimum(key_blocks, np.ceil((self.window - 1) / BLOCK) + 1) if self.causal else key_blocks

@@ -65,7 +65,7 @@ class Explained:
 
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How far below and above the law's time nine of ten measurements lie, as logarithms; broadcast to the times.
+        """Logarithms below and above the law's time within which nine of ten measurements lie; broadcast to the times.
 
         Without what is common to all sizes of the law.
         """

@@ -1,4 +1,4 @@
-"""What was measured of each configuration of a study: its experiments, rates and memory by rank."""
+"""Measurements of each configuration of a study: its experiments, rates and memory by rank."""
 
 from __future__ import annotations
 

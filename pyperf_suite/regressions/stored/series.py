@@ -170,7 +170,7 @@ MOST_NAMED = 4
 
 
 def sentence_of_doubt(measured: Iterable[Measured]) -> str:
-    """Which times were converted to the reference clock with an unknown elasticity, and what that means; "" if none."""
+    """Sentence of the times that an unknown elasticity converted to the reference clock; "" if none."""
     doubts: dict[str, float] = {}
     for one in measured:
         if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):

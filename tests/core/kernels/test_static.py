@@ -38,7 +38,7 @@ def metrics_of(specialisation: Specialisation, target: str) -> StaticMetrics:
 
 
 def installed(package: str, version: str) -> Path:
-    """Where a version of a wheel lies that only tests use, installed once; or a skip. Workers may ask at once."""
+    """Folder of a version of a wheel that only tests use, installed once; or a skip. Workers may ask at once."""
     kept = Path(__file__).parents[3] / "build" / "tests"
     kept.mkdir(parents=True, exist_ok=True)
     folder = kept / f"{package}-{version}-{sys.version_info.major}.{sys.version_info.minor}"
