@@ -319,7 +319,7 @@ def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> N
 @pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
     published = shipped_calibration(POOLED).block("step")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full(4, 5.0)}
+    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((6, 4), 5.0)}
     block = replace(published, arrays=published.arrays | doubled)
     path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
     usual, own = (

@@ -28,6 +28,7 @@ from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
     CONSTANTS,
+    FRAMEWORKS,
     KINDS,
     NAMES,
     StepConstants,
@@ -325,19 +326,25 @@ FEWEST_ERRORS, WIDER, LEAST_END = 12, 1.3, 0.05
 def ends_of(
     runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
 ) -> tuple[float, float, float]:
-    """Between what nine of ten errors lie of runs of a kind, each source counting the same, and their mean in %.
+    """The ends of nine of ten errors of runs of a framework and kind, each source counting the same; their mean in %.
 
     The next run is of a source of its own: errors scatter by their sources, and within them (Student's t of as many
-    degrees of freedom as sources). Of too few runs they are those of all, wider; `without` leaves out those that have
-    it in common.
+    degrees of freedom as sources). Of too few runs they are those of the kind, or of all, wider; `without` leaves out
+    those that have it in common.
     """
     from scipy.stats import t
 
     known = [place for place, run in enumerate(runs) if without is None or without(run) != without(like)]
-    places = [place for place in known if runs[place].kind == like.kind]
-    wider = 1.0
-    if len(places) < FEWEST_ERRORS or len({runs[place].source for place in places}) < 2:
-        places, wider = known, WIDER
+    of_kind = [place for place in known if runs[place].kind == like.kind]
+    of_framework = [place for place in of_kind if runs[place].framework == like.framework]
+    places, wider = next(
+        (
+            (places, 1.0)
+            for places in (of_framework, of_kind)
+            if len(places) >= FEWEST_ERRORS and len({runs[place].source for place in places}) > 1
+        ),
+        (known, WIDER),
+    )
     count = Counter(runs[place].source for place in places)
     weights = np.array([1 / count[runs[place].source] for place in places])
     scatter = float(np.sqrt(np.average(errors[places] ** 2, weights=weights)))
@@ -348,9 +355,9 @@ def ends_of(
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
     """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
     group = LEFT_OUT.get(how, LEFT_OUT["source"])
-    alike = {(run.kind, group(run)): run for run in runs}
+    alike = {(run.framework, run.kind, group(run)): run for run in runs}
     ends = {key: ends_of(runs, errors, run, group)[1] for key, run in alike.items()}
-    return np.abs(errors) <= [ends[run.kind, group(run)] for run in runs]
+    return np.abs(errors) <= [ends[run.framework, run.kind, group(run)] for run in runs]
 
 
 def judged_steps(tables_folder: Path) -> Iterator[str]:
@@ -430,12 +437,14 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
     constants, deviations = fit_constants(runs)
     more: dict[str, NDArray[np.generic]] = {f"{name}_deviation": np.array(each) for name, each in deviations.items()}
     more["seen"] = np.array(sorted({f"{run.framework} {run.run.gpu.name}" for run in runs}))
-    kinds = [SimpleNamespace(kind=kind) for kind in KINDS]
-    ends = [ends_of(runs, errors["source"], kind) for kind in kinds]
+    alike = [[SimpleNamespace(framework=framework, kind=kind) for kind in KINDS] for framework in FRAMEWORKS]
+    ends = np.array([[ends_of(runs, errors["source"], like) for like in row] for row in alike])
     # Of an engine or a generation of GPUs that no run was seen of.
-    unseen = [WIDER * max(ends_of(runs, errors[how], kind)[1] for how in LEFT_OUT) for kind in kinds]
-    more |= {name: np.array(ends)[:, number] for number, name in enumerate(("low", "high", "errors_percent"))}
-    more |= {"unseen_low": -np.array(unseen), "unseen_high": np.array(unseen)}
+    unseen = WIDER * np.array(
+        [[max(ends_of(runs, errors[how], like)[1] for how in LEFT_OUT) for like in row] for row in alike]
+    )
+    more |= dict(zip(("low", "high", "errors_percent"), np.moveaxis(ends, -1, 0), strict=True))
+    more |= {"unseen_low": -unseen, "unseen_high": unseen}
     off = np.abs(np.expm1(-errors["source"]))
     held_out: dict[str, float | int | str] = {
         "mape": _percent(errors["source"]),

@@ -96,9 +96,9 @@ def test_a_step_that_offloads_has_adam_on_the_cpu_and_a_part_for_what_it_waits_f
     assert float(away.seconds) == pytest.approx(sum(map(float, away.parts.values())))
     same = [name for name in usual.parts if name != "optimizer"]
     assert {name: float(away.parts[name]) for name in same} == {name: float(usual.parts[name]) for name in same}
-    # What is assumed of the host makes the interval wider than the law's own.
-    assert away.high / away.seconds > usual.high / usual.seconds
-    assert away.low / away.seconds < usual.low / usual.seconds
+    # What is assumed of the host is no surer than the law.
+    assert away.high / away.seconds >= max(usual.high / usual.seconds, 1.5) * (1 - 1e-9)
+    assert away.low / away.seconds <= min(usual.low / usual.seconds, 1 / 1.5) * (1 + 1e-9)
     faster = replace(PLAN, offload="optimizer", host=Host(40e9, 400e9))
     assert step_time("A100", LLAMA, faster).parts["optimizer"] < away.parts["optimizer"]
 

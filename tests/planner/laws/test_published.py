@@ -40,7 +40,7 @@ def percent(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
-def test_products_are_predicted_within_the_stated_error_and_interval(products, gpu, dtype, library):
+def test_products_are_predicted_within_nine_percent_on_several_nodes_and_interval(products, gpu, dtype, library):
     if (gpu.slug, dtype, library) not in products:
         pytest.skip("no such table")
     table = products[gpu.slug, dtype, library]
@@ -78,7 +78,7 @@ def test_a_second_of_products_is_as_much_slower_as_was_measured_on_an_h200():
         assert np.median(sustained_slowdown(gpu, share[band])) == pytest.approx(measured, abs=0.04)
 
 
-def test_attention_of_each_library_is_predicted_within_the_stated_error_and_interval(gpu):
+def test_attention_of_each_library_is_predicted_within_nine_percent_on_several_nodes_and_interval(gpu):
     tables = read_tables(SAMPLE, gpu.slug)
     assert {name.rpartition(".")[2] for name in tables} == {"trtllm", "sglang", "vllm"}
     for name, (table, _) in tables.items():
@@ -128,9 +128,9 @@ def test_shipped_curves_of_collectives_lie_on_what_was_measured():
 
 
 @pytest.mark.slow
-def test_iterations_of_training_are_predicted_within_the_stated_error():
+def test_iterations_of_training_are_predicted_within_nine_percent_on_several_nodes():
     found, prices = found_constants("A100 SXM"), Remembered(Prices("A100 SXM"))
-    for table, every, worst in ((MULTI_NODE, 1, found.error_percent), (SINGLE_NODE, 10, 14.0)):
+    for table, every, worst in ((MULTI_NODE, 1, 9.0), (SINGLE_NODE, 10, 14.0)):
         iterations = read_iterations(SAMPLE, table)[::every]
         seconds = [
             float(step_time("A100 SXM", each.model, each.plan, found.constants, prices).seconds) for each in iterations

@@ -191,8 +191,8 @@ def pack_constants(
     """Constants as the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs.
 
     `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `low`, `high` and
-    `errors_percent` by KINDS, the ends as `unseen_low` and `unseen_high` for others, and for each constant its
-    `NAME_deviation`, the standard deviation of its logarithm.
+    `errors_percent` by FRAMEWORKS and KINDS, the ends as `unseen_low` and `unseen_high` for others, and for each
+    constant its `NAME_deviation`, the standard deviation of its logarithm.
     """
     arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
     return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
@@ -201,15 +201,17 @@ def pack_constants(
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
     """The constants in a block, for a GPU."""
     arrays = block.arrays
-    if missing := [name for name in NAMES if name not in arrays or np.ndim(arrays[name])]:
-        raise UserError(f"The calibration's step has no {missing[0]}, it is of another version: fit it anew.")
+    is_older = any(np.ndim(arrays[name]) < 2 for name in ("low", "high", "errors_percent") if name in arrays)
+    if is_older or any(name not in arrays or np.ndim(arrays[name]) for name in NAMES):
+        raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
     numbers = {name: float(arrays[name]) for name in NAMES}
     constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
     another = "seen" in arrays and f"{framework} {spec.name}" not in arrays["seen"].tolist()
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     unseen = "unseen_" if another else ""
+    row = FRAMEWORKS.index(framework)
     low, high, errors = (
-        tuple(arrays[name].astype(float).tolist()) if name in arrays else ()
+        tuple(arrays[name][row].astype(float).tolist()) if name in arrays else ()
         for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
     )
     return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)

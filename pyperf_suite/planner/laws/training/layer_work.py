@@ -196,7 +196,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     plain = c.of_products(plan.dtype)
     experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
-    summed = c.tensor_overlapped if plan.overlap_tensor else 1.0
+    summed = c.tensor_overlapped if plan.overlap_tensor else (forward + (not plan.hides_sums)) / (forward + 1)
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),

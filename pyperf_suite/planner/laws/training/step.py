@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -354,6 +354,8 @@ def step_time(
     Raises:
         UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
     """
+    if plan.framework is None:
+        plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
     found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
     constants = found.constants
     network = constants.network if network is None else network
@@ -366,7 +368,7 @@ def step_time(
     low, high = interval(found, model, plan.dtype)
     around = {}
     if low is not None and high is not None:
-        ends = {"low": (low, 1 / UNSURE), "high": (high, UNSURE)}
+        ends = {"low": (low, min(low, 1 / UNSURE)), "high": (high, max(high, UNSURE))}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
     error = None if found.is_transferred else error_percent_of(found, model, plan.dtype)
     return Explained(seconds, parts, found.is_transferred, error, found.origin, **around)
@@ -379,7 +381,7 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
     updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
     waited, adam = offloaded(
-        plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
+        plan.offload, str(plan.framework), host, updated, plan.zero_stage, plan.gradient_bytes,
         plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
     )  # fmt: skip
     return {"optimizer": adam + _gradient_passes_s(priced, constants), "offload": waited}
