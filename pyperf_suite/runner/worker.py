@@ -71,7 +71,8 @@ def _serve_as_a_rank(line: AnswerLine) -> None:
                     line.write(answer)
             let_go(group)
         except RanksMissing as missing:
-            line.write({"case": missing.case, **_lost(str(missing))})
+            if group.rank == 0:
+                line.write({"case": missing.case, **_lost(str(missing))})
             say(group.rank, str(missing))
             sys.exit(ExitCode.FAILED)
 

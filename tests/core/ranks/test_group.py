@@ -141,3 +141,28 @@ def test_ranks_at_different_steps_are_told_apart(start_ranks):
     (_, first), (_, second) = ranks.end()
     assert first.startswith("Rank 1 is at 'measure 16 B' while rank 0 is at 'measure 8 B'")
     assert second.startswith("Rank 0 is at 'measure 8 B' while rank 1 is at 'measure 16 B'")
+
+
+def test_rank_0_alone_answers_for_a_group_that_is_lost(start_ranks):
+    ranks = start_ranks(
+        """
+        import pyperf_suite.ranks.group
+        from pyperf_suite.runner import worker
+
+        def lost(*_):
+            raise RanksMissing("Rank 7 is gone.")
+
+        class Line:
+            requests = lambda self: [{}]
+            write = lambda self, answer: print("answer", answer["reason"])
+
+        pyperf_suite.ranks.group.Group = lambda: group
+        worker.lead = worker.follow = lost
+        worker._serve_as_a_rank(Line())
+        """,
+        2,
+    )
+    assert ranks.end() == [
+        (3, "answer Rank 7 is gone.\nrank 0: Rank 7 is gone.\n"),
+        (3, "rank 1: Rank 7 is gone.\n"),
+    ]
