@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import re
+import sys
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -93,6 +95,17 @@ def triton_without_gpu(error: BaseException) -> str:
     if "active drivers" not in str(error):
         return ""
     return "Triton finds no GPU: measure on one, or set TRITON_INTERPRET=1 to have its kernels interpreted on the CPU."
+
+
+def interpreted_bfloat16(dtypes: Iterable[str]) -> str:
+    """What to do where a wrong result is Triton's interpreter's, as of 3.7.1 and 3.9.0; empty without bfloat16."""
+    is_interpreted = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1"
+    if not is_interpreted or "bfloat16" not in dtypes:
+        return ""
+    return (
+        "Triton's interpreter takes the bits of bfloat16 for whole numbers, so that the result says nothing: use "
+        "float16 or float32 under TRITON_INTERPRET=1, or a GPU."
+    )
 
 
 # How such a reason begins, and how torch's allocators say it: the CPU's is a plain RuntimeError.

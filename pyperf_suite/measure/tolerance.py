@@ -102,6 +102,9 @@ TABLE: dict[str, Precision] = {
     "float16": Precision(2.0**-24, 2.0**-11, 2.0**-24, "exact products, sums in fp32, stored with 11 bits"),
     "float8_e4m3fn": Precision(2.0**-13, 2.0**-4, 2.0**-9, "sums in tensor cores keep about 14 bits"),
     "float8_e5m2": Precision(2.0**-13, 2.0**-3, 2.0**-16, "sums in tensor cores keep about 14 bits"),
+    "float8_e4m3fnuz": Precision(2.0**-13, 2.0**-4, 2.0**-10, "sums in tensor cores keep about 14 bits"),
+    "float8_e5m2fnuz": Precision(2.0**-13, 2.0**-3, 2.0**-17, "sums in tensor cores keep about 14 bits"),
+    "float8_e8m0fnu": Precision(2.0**-13, 2.0**-1, 2.0**-127, "a power of two"),
     "int8": Precision(0.0, 0.0, 0.5, "integers are multiplied and summed exactly"),
     "int32": Precision(0.0, 0.0, 0.5, "an integer less than half away from another is that integer"),
 }

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, triton_without_gpu
+from pyperf_suite.errors import Unsupported, interpreted_bfloat16, triton_without_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import Tolerance, compare, refused
+from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
 from pyperf_suite.processes import is_users
 from pyperf_suite.pytest_plugin import Call
 from pyperf_suite.runner.profiles import Effort
@@ -32,7 +32,16 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.api import Launch
-from pyperf_suite.user_kernels.arrays import Leaf, is_array, is_torch, poison, replaced, walk
+from pyperf_suite.user_kernels.arrays import (
+    Leaf,
+    is_array,
+    is_torch,
+    other_kind,
+    plain_values,
+    poison,
+    replaced,
+    walk,
+)
 from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operator import same_bits, sets_to_rotate
 from pyperf_suite.workloads.workload import Kernel, Prepared, Work
@@ -208,7 +217,8 @@ class FunctionLaunches(Prepared):
             self._clock.sets = self.sets  # type: ignore[attr-defined]
         self._expected: Any = None
         longest = max([1, *(size for _, leaf in self._arrays for size in leaf.shape)])
-        self._tolerance = Tolerance(launch.tolerance, terms=longest)
+        number = number_type(str(leaf.dtype).removeprefix("torch.") for role, leaf in self._arrays if role != "output")
+        self._tolerance = Tolerance(launch.tolerance, terms=longest, number=number)
         self.work = Work(launch.flop, launch.bytes)
         details = {"baseline": launch.baseline, "implementations": list(launch.functions)}
         self.kernel = Kernel(str(getattr(self._function, "__qualname__", name)), "python", details)
@@ -255,7 +265,11 @@ class FunctionLaunches(Prepared):
         expected = self._expected_tree()
         if expected is None:
             return Verification(True, "full", 0.0, 0.0, 0.0, (), UNJUDGED)
-        return compare(found, expected, lambda _, spec: spec["values"], self._tolerance)
+        verdict = compare(found, expected, lambda _, spec: spec["values"], self._tolerance)
+        words = interpreted_bfloat16(str(leaf.dtype).removeprefix("torch.") for _, leaf in self._arrays)
+        if words and not verdict.passed:
+            raise Unsupported(words)
+        return verdict
 
     def snapshot(self, index: int) -> Any:
         """What is there as data, which later launches do not change."""
@@ -307,8 +321,8 @@ class FunctionLaunches(Prepared):
         """How far rounding may move each element of what is right."""
         inputs = [leaf for role, leaf in self._arrays if role != "output"]
         sizes, found = sensitivity.measure(lambda change: self._judged(judge, self._copy(change)), result, inputs)
-        if sizes:
-            self._tolerance = replace(self._tolerance, terms=found["terms"], sizes=sizes)
+        if found:
+            self._tolerance = replace(self._tolerance, terms=found["terms"], sizes=sizes, edges=found["edges"])
 
     def _copy(self, change: Callable[[Any], Any] | None = None) -> Arguments:
         """The arguments with every array elsewhere in memory, or changed; one that is passed twice stays one."""
@@ -370,7 +384,7 @@ def _on_host(value: Any) -> np.ndarray[Any, Any]:
     if not is_torch(value):
         return np.asarray(value)
     torch = sys.modules["torch"]
-    host = value.detach().resolve_conj().cpu()
+    host = plain_values(value)[0].detach().resolve_conj().resolve_neg().cpu()
     narrow = host.dtype is torch.bfloat16 or str(host.dtype).startswith("torch.float8")
     found: np.ndarray[Any, Any] = (host.float() if narrow else host).numpy()
     return found
@@ -378,18 +392,23 @@ def _on_host(value: Any) -> np.ndarray[Any, Any]:
 
 def _tree(value: Any) -> dict[str, Any]:
     """A result as `compare` takes it. Raises TypeError for what cannot be compared."""
-    if is_array(value) or isinstance(value, np.generic):
-        values = _on_host(value).copy()
-        dtype = str(value.dtype)[6:] if is_torch(value) else values.dtype.name
+    if isinstance(value, np.generic) or type(value) is complex:
+        return {**_tree(np.asarray(value)), "number": type(value) is complex}
+    if words := other_kind(value):
+        raise TypeError(f"{words}, or give check=")
+    if is_array(value):
+        precision = plain_values(value)[1]
+        values = _on_host(value if is_torch(value) else plain_values(value)[0]).copy()
+        dtype = precision or (str(value.dtype)[6:] if is_torch(value) else values.dtype.name)
         return {"kind": "array", "dtype": dtype, "shape": list(values.shape), "values": values}
-    if isinstance(value, bool | int | float | str | complex | None):
+    if isinstance(value, bool | int | float | str | None):
         return {"kind": "plain", "value": value}
     if isinstance(value, list | tuple):
         if value and all(type(each) in (int, float, str, bool) for each in value):
             return {"kind": "plain", "value": list(value)}
         return {"kind": "tuple", "items": [_tree(each) for each in value]}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"kind": "dict", "items": {key: _tree(each) for key, each in value.items()}}
+    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
+        return {"kind": "dict", "items": {str(key): _tree(each) for key, each in dict.items(value)}}
     raise TypeError(
         f"a {type(value).__name__} was returned, which nothing can be compared with: return arrays, numbers, text, or "
         "tuples of them, or give check="

@@ -7,12 +7,14 @@ library is imported, and nothing newer than Python 3.9 is used; numpy and torch 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import importlib
 import json
 import random
 import sys
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,16 @@ STRIDED, UNALIGNED = LAYOUTS = ("strided", "unaligned")
 
 # The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
 POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
+
+# The same of types of one byte that numpy has not got and torch does not fill.
+POISON_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
+
+# Types of elements that are compared through float32 and complex64; others of fewer bits count as the coarsest of them.
+WIDENED = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32")
+COARSEST = "float8_e8m0fnu"
+
+# Longer whole numbers are compared by their digits.
+LONGEST_WHOLE_BITS = 1000
 
 # Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
@@ -142,7 +154,7 @@ def is_array(value: Any) -> bool:
     """Whether it is an array whose values can be carried: dense, of numbers, and of no class of its own."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray
+        return (value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray) or is_of_ml_dtypes(value)
     if not is_torch(value):
         return False
     torch = sys.modules["torch"]
@@ -162,7 +174,7 @@ def _array_spec(value: Any) -> dict[str, Any]:
         }
     return {
         "library": "numpy",
-        "dtype": value.dtype.name if value.dtype.kind in "biufc" else value.dtype.str,
+        "dtype": value.dtype.name if value.dtype.kind in "biufc" or is_of_ml_dtypes(value) else value.dtype.str,
         "shape": list(value.shape),
         "strides": [stride // max(1, value.itemsize) for stride in value.strides],
         "bytes": value.nbytes,
@@ -283,10 +295,15 @@ def poison(value: Any, every: int = 1) -> None:
             return
         with torch.no_grad():
             plain = distinct(value.detach())
+            # As it lies in memory.
+            plain = plain.conj() if plain.is_conj() else plain
+            plain = plain._neg_view() if plain.is_neg() else plain
             plain = plain[..., ::every] if plain.ndim else plain
             plain = torch.view_as_real(plain) if plain.is_complex() else plain
             bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
-            if bits is None:
+            if str(plain.dtype)[6:] in POISON_BYTES:
+                plain.view(torch.uint8).fill_(POISON_BYTES[str(plain.dtype)[6:]])
+            elif bits is None:
                 plain.fill_(float("nan") if plain.is_floating_point() else torch.iinfo(plain.dtype).min)
             else:
                 plain.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).fill_(bits)
@@ -297,6 +314,49 @@ def poison(value: Any, every: int = 1) -> None:
                 part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
             else:
                 part[...] = float("nan") if kind in "fc" else sys.modules["numpy"].iinfo(part.dtype).min
+
+
+def plain_values(value: Any) -> tuple[Any, str]:
+    """An array of a result in a type that can be compared, and the type whose precision it has, if that is another."""
+    name = str(value.dtype)[6:] if is_torch(value) else value.dtype.name
+    if is_torch(value):
+        torch = sys.modules["torch"]
+        if name not in WIDENED:
+            return value, ""
+        return value.detach().to(torch.complex64 if name == "complex32" else torch.float32), name
+    if not is_of_ml_dtypes(value):
+        return value, ""
+    is_known = name in WIDENED or name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    return value.astype("f4"), name if is_known else COARSEST
+
+
+def is_of_ml_dtypes(value: Any) -> bool:
+    """Whether it is an array of a type of ml_dtypes (jax, tensorflow): to numpy these are bytes."""
+    numpy = sys.modules.get("numpy")
+    return (
+        numpy is not None
+        and type(value) is numpy.ndarray
+        and value.dtype.type.__module__.partition(".")[0] == "ml_dtypes"
+    )
+
+
+def other_kind(value: Any) -> str:
+    """What a result is that cannot be compared, and what to return instead; empty where that is not known."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if isinstance(value, numpy.ma.MaskedArray):
+            return "a masked array: return its data and its mask"
+        if value.dtype.names:
+            return "a structured array: return its fields, each an array"
+        kinds = {"O": "an array of objects: return numbers, as astype(float) gives", "T": "strings: return astype('U')"}
+        return kinds.get(value.dtype.kind, "")
+    if type(value).__module__.startswith("scipy.sparse"):
+        return "a sparse array: return toarray(), or its data and indices"
+    if is_torch(value) and value.layout is not sys.modules["torch"].strided:
+        return "a sparse tensor: return to_dense(), or its values and indices"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "a dataclass: return its fields, as in a tuple"
+    return ""
 
 
 def _is_lazy(value: Any) -> bool:
@@ -343,31 +403,40 @@ def write_result(
     def encoded(value: Any) -> Any:
         nonlocal end
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in NUMPY_KINDS:
-            value = numpy.asarray(value)
         if not exact_types and is_torch(value):
             value = value.detach().as_subclass(sys.modules["torch"].Tensor)
+        number = type(value) is complex and numpy is not None
+        if numpy is not None and (number or isinstance(value, numpy.generic)):
+            value = numpy.asarray(value)
+        if isinstance(value, OrderedDict):  # as models of transformers return: what it holds, whatever it computes
+            value = dict(dict.items(value))
+        if words := other_kind(value):
+            raise UserCodeError(f"{named} returned {words}", where)
         if exact_types and _is_lazy(value):
             raise UserCodeError(
                 f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY
             )
         if is_array(value):
-            spec = {"kind": "array", **_array_spec(value), "offset": end}
+            value, precision = plain_values(value)
+            spec = {"kind": "array", **_array_spec(value), "offset": end, "number": number}
+            if precision:
+                spec["precision"] = precision
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
             arrays.append((spec["offset"], value))
             return spec
         if isinstance(value, PLAIN) and not isinstance(value, (bytes, complex)):
-            return {"kind": "plain", "value": value}
+            return {"kind": "plain", "value": _as_json(value)}
         if type(value) in (bytes, bytearray):
             return {"kind": "plain", "value": value.hex()}
         if isinstance(value, (list, tuple)):
             if value and all(type(each) in (int, float, str, bool) for each in value):
-                return {"kind": "plain", "value": list(value)}
+                return {"kind": "plain", "value": list(map(_as_json, value))}
             return {"kind": "tuple", "items": [encoded(each) for each in value]}
         if isinstance(value, (set, frozenset)) and is_plain(value):
             return {"kind": "plain", "value": sorted(value, key=repr)}
-        if type(value) is dict and all(type(key) is str for key in value):
-            return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
+        if type(value) is dict and all(type(key) in (str, int) for key in value):
+            whole = [str(key) for key in value if type(key) is int]
+            return {"kind": "dict", "items": {str(key): encoded(each) for key, each in value.items()}, "whole": whole}
         raise UserCodeError(
             f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where
         )
@@ -387,6 +456,10 @@ def write_result(
     return {"bytes": end}
 
 
+def _as_json(value: Any) -> Any:
+    return hex(value) if type(value) is int and value.bit_length() > LONGEST_WHOLE_BITS else value
+
+
 def read_result(tree: Mapping[str, Any], path: str, library: str) -> Any:
     """The inverse of `write_result`, for a user's check."""
     if tree["kind"] == "plain":
@@ -394,7 +467,8 @@ def read_result(tree: Mapping[str, Any], path: str, library: str) -> Any:
     if tree["kind"] == "tuple":
         return tuple(read_result(each, path, library) for each in tree["items"])
     if tree["kind"] == "dict":
-        return {key: read_result(each, path, library) for key, each in tree["items"].items()}
+        keys = {key: int(key) if key in tree["whole"] else key for key in tree["items"]}
+        return {keys[key]: read_result(each, path, library) for key, each in tree["items"].items()}
     with open(path, "rb") as file:
         file.seek(tree["offset"])
         content = bytearray(file.read(tree["bytes"]))

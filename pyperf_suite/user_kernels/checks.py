@@ -48,12 +48,19 @@ FEWEST_LAST_CHECKS, LAST_CHECKS, CHECKING_S = 2, 8, 0.25
 # Launches at the end that are compared with those: so many, at most so many a request, in so long.
 AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 250, 1.5
 
+# Launches of what is random that may all give the same.
+REPEATED = 8
+
 # What trying inputs of other kinds may take after one; and the reason of a verdict where the reference fails on them.
 OTHER_INPUTS_S, UNSUITED = 0.5, "unsuited"
 
 # Launches on fresh inputs that are compared with as many on seen ones: so many decide, in so long; more where they look
 # slower after so many.
 LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 12, 60, 3.0
+
+# A launch on fresh inputs takes no longer than so many times what is reported of one, and so many seconds; it was at
+# most 2.5 times of honest kernels.
+MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 3.5, 5e-6
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
@@ -73,7 +80,12 @@ CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
 MOST_QUEUED = 500
 
 # bfloat16 and float8 are bits to numpy.
-BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+BITS = {
+    "bfloat16": np.uint16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e5m2": np.uint8,
+    "complex32": np.uint32,
+}
 
 Array = NDArray[Any]
 
@@ -117,6 +129,7 @@ class PartChecks:
         self._fresh, self._is_long, self._batch = False, False, 1
         self._wall_s = self._launch_s = self._released_s = self._copied_per_s = 0.0
         self._tried: list[str] = []
+        self._reported_s: deque[float] = deque(maxlen=256)
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
@@ -128,6 +141,11 @@ class PartChecks:
         self._before = 2
         self._check_s = self.clock() - begin_s
         self._is_long = self._launch_s > LONG_S and not self._launches.is_paired
+        if self._launches.is_random and not self._launches.draws_anew(REPEATED):
+            message = (
+                f"{REPEATED} launches on the same inputs gave the same, where random=True says that results differ"
+            )
+            raise WrongLaunch(refused("stale result", f"{self._launches.where}: {message}"))
         self._try_other_inputs()
         self._launches.begin()
         self._begun_s = self.clock()
@@ -165,6 +183,11 @@ class PartChecks:
 
         Each long launch is a part of its own, on fresh inputs.
         """
+        seconds = self._block(first, samples, batch)
+        self._reported_s.extend(each / max(1, batch) for each in seconds)
+        return seconds
+
+    def _block(self, first: int, samples: int, batch: int) -> list[float]:
         self._batch = batch
         self._is_long = self._is_long and batch == 1 and self._launch_s > LONG_S / 2
         if self._is_long:
@@ -330,6 +353,10 @@ class PartChecks:
                 message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
         self._fresh_s, self._seen_s = fresh[known:], seen[known:]
+        fresh_s, reported_s = statistics.median(fresh), statistics.median(self._reported_s or [math.inf])
+        if fresh_s > MAX_FRESH_OVER_REPORTED * reported_s + FRESH_SPARE_S:
+            message = f"a launch on fresh inputs takes {fresh_s / reported_s:.1f} times as long as is reported of one"
+            raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
 
     def _require_that_it_rests(self) -> None:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
@@ -418,7 +445,7 @@ def float_bytes(dtype: str) -> int:
 
 def stored_type(dtype: str) -> np.dtype[Any]:
     """As numpy stores it. Raises ValueError for objects."""
-    found = np.dtype(BITS.get(dtype, dtype))
+    found = np.dtype(np.uint8 if dtype.startswith(("float8_", "float6_", "float4_")) else BITS.get(dtype, dtype))
     if found.hasobject:
         raise ValueError("objects")
     return found
@@ -467,16 +494,16 @@ def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
     return np.fromfile(path, np.uint8, size_bytes, offset=offset)
 
 
-def are_equal(slot: str, other: str) -> bool:
-    """Whether two slots hold the same inputs."""
-    files = (slot, other), (f"{slot}.plain", f"{other}.plain")
+def are_equal(slot: str, other: str, rest: str = ".plain") -> bool:
+    """Whether two slots hold the same inputs, or two files the same result: values, and all else in another file."""
+    files = (slot, other), (f"{slot}{rest}", f"{other}{rest}")
     return all(filecmp.cmp(*pair, shallow=False) for pair in files)
 
 
 def with_rounding(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Tolerance:
-    """With what sensitivity.py measured of a reference: K, and S of all elements together."""
+    """With what sensitivity.py measured of a reference: K, S of all elements together, and edges of whole numbers."""
     pools = {name: Pool(*each) for name, each in rounding["pools"].items()}
-    return replace(tolerance, terms=rounding["terms"], pools=pools)
+    return replace(tolerance, terms=rounding["terms"], pools=pools, edges=rounding.get("edges", {}))
 
 
 def read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch
+from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch, plain_values
 
 # Moves of all inputs: so many are enough for each element by itself. Of fewer, an element's own count with two moves
 # of all elements together: no S is taken for near zero by an unlucky sign.
@@ -43,38 +43,52 @@ def measure(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """S of each float array of a result by its name, as float32; and what of it goes into a line of JSON.
 
+    That is K, pools of S, and of each array of whole numbers how often a move of all inputs changes one by one.
+
     `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. The number of `terms` is
     that of other inputs of the same shapes, where it is known. All evaluations may take `budget_s`; one move and one
     look are always made. Empty where numpy is not there, or nothing can be moved.
     """
     numpy = sys.modules.get("numpy")
-    right = dict(float_parts(result)) if numpy is not None else {}
+    right = dict(parts(result)) if numpy is not None else {}
+    whole = dict(parts(result, whole=True)) if numpy is not None else {}
     share = max((_share(each) for each in inputs), default=0.0)
-    if numpy is None or not share or not sum(each.size for each in right.values()):
+    if numpy is None or not share or not sum(each.size for each in (*right.values(), *whole.values())):
         return {}, {}
     begin_s = time.perf_counter()
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):
-        sizes = _sizes(evaluate, right, share, draw, begin_s + budget_s / 2)
+        sizes, edges = _sizes(evaluate, right, whole, share, draw, begin_s + budget_s / 2)
+        if not right and not edges:
+            return {}, {}
         values = sum(map(_nonzeros, inputs))
         if terms is None:
-            terms = _terms(evaluate, right, inputs, values, draw, begin_s + budget_s)
+            terms = _terms(evaluate, right, inputs, values, draw, begin_s + budget_s) if right else 1.0
         terms = min(terms, max(1.0, float(values)))
         pools = {name: _pool(numpy, each, right[name]) for name, each in sizes.items()}
-    return sizes, {"terms": terms, "pools": pools}
+    return sizes, {"terms": terms, "pools": pools, "edges": edges}
 
 
 def _sizes(
-    evaluate: Callable[[Callable[[Any], Any]], Any], right: dict[str, Any], share: float, draw: Any, end_s: float
-) -> dict[str, Any]:
+    evaluate: Callable[[Callable[[Any], Any]], Any],
+    right: dict[str, Any],
+    whole: dict[str, Any],
+    share: float,
+    draw: Any,
+    end_s: float,
+) -> tuple[dict[str, Any], dict[str, float]]:
     numpy = sys.modules["numpy"]
     # In float64: squares of what float32 holds overflow it, and an infinite S would allow anything.
     squares = {name: numpy.zeros(each.shape, numpy.float64) for name, each in right.items()}
     overflowed = {name: numpy.zeros(each.shape, bool) for name, each in right.items()}
-    moves = 0
+    moves, crossed = 0, dict.fromkeys(whole, 0.0)
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
-        moved = dict(float_parts(evaluate(partial(_changed, partial(_either_way, draw, share)))))
+        made = evaluate(partial(_changed, partial(_either_way, draw, share)))
+        moved = dict(parts(made))
         moves += 1
+        for name, other in parts(made, whole=True):
+            if name in whole and whole[name].shape == other.shape and other.size:
+                crossed[name] += float(((other - whole[name] == 1) | (whole[name] - other == 1)).mean())
         for name, each in right.items():
             other = moved.get(name)
             if other is not None and other.shape == each.shape:
@@ -90,7 +104,8 @@ def _sizes(
         numpy.minimum(numpy.sqrt(each, out=each), largest, out=each)
         # What a move takes out of range says nothing of this element, and nothing of the others.
         each[overflowed[name]] = largest
-    return {name: each.astype("f4") for name, each in squares.items()}
+    sizes = {name: each.astype("f4") for name, each in squares.items()}
+    return sizes, {name: times / moves / share for name, times in crossed.items() if times}
 
 
 def _terms(
@@ -109,7 +124,7 @@ def _terms(
         chance = min(0.5, max(chance, 3 * ENOUGH_MOVED / elements))
 
     def look() -> tuple[float, int]:
-        changed = dict(float_parts(evaluate(partial(_changed, partial(_some, draw, chance)))))
+        changed = dict(parts(evaluate(partial(_changed, partial(_some, draw, chance)))))
         return max(_moved(each, changed.get(name)) for name, each in right.items())
 
     terms = 0.0
@@ -158,28 +173,36 @@ def _pool(numpy: Any, size: Any, right: Any) -> list[float]:
     return [mean, rms, max(1.0, spread) if math.isfinite(spread) else 1.0]
 
 
-def float_parts(result: Any, name: str = "out") -> Iterator[tuple[str, Any]]:
-    """Each array of floating-point values in a result, widened, and each number or list of them; by its name."""
+def parts(result: Any, name: str = "out", whole: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each array of floating-point values in a result, widened, and each number or list of them; by its name.
+
+    With `whole` each array of whole numbers.
+    """
     numpy = sys.modules["numpy"]
-    if is_torch(result):
-        if result.is_floating_point() or result.is_complex():
-            host = result.detach().resolve_conj().resolve_neg().cpu()
-            yield name, (host if host.is_complex() else host.double()).numpy()
+    if type(result) is complex and not whole:
+        yield name, numpy.asarray(result)
+    elif is_torch(result):
+        if whole != (result.is_floating_point() or result.is_complex()) and str(result.dtype) != "torch.bool":
+            host = plain_values(result.detach().resolve_conj().resolve_neg().cpu())[0]
+            yield name, (host if host.is_complex() or whole else host.double()).numpy()
     elif is_array(result) or isinstance(result, numpy.generic):
-        if result.dtype.kind in "fc":
+        result = plain_values(result)[0]
+        if whole and result.dtype.kind in "iu":
+            yield name, numpy.asarray(result)
+        elif not whole and result.dtype.kind in "fc":
             yield name, numpy.asarray(result, dtype="c16" if result.dtype.kind == "c" else "f8")
-    elif isinstance(result, float):
+    elif isinstance(result, float) and not whole:
         yield name, numpy.asarray(result)
     elif isinstance(result, (list, tuple)):
         if result and all(type(each) in (int, float, str, bool) for each in result):
-            if all(type(each) in (int, float) for each in result) and any(type(each) is float for each in result):
+            if not whole and {type(each) for each in result} in ({float}, {int, float}):
                 yield name, numpy.asarray(result, dtype="f8")
             return
         for at, each in enumerate(result):
-            yield from float_parts(each, f"{name}[{at!r}]")
+            yield from parts(each, f"{name}[{at!r}]", whole)
     elif isinstance(result, dict):
         for key, each in result.items():
-            yield from float_parts(each, f"{name}[{key!r}]")
+            yield from parts(each, f"{name}[{str(key)!r}]", whole)
 
 
 def _share(value: Any) -> float:

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.errors import triton_without_gpu
+from pyperf_suite.errors import interpreted_bfloat16, triton_without_gpu
 from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.arrays import (
     Leaf,
@@ -204,6 +204,7 @@ class UserFile:
             "reference_at": self._place_of(launch.reference or launch.check),
             "closes_over": _arrays_closed_over(self._function),
             "versions": _versions(),
+            "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self._leaves),
         }
 
     def _take_case(self, kernel: str, axes: dict[str, Any]) -> None:

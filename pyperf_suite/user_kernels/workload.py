@@ -29,7 +29,7 @@ from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import Tolerance, compare, refused
+from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.checks import (
@@ -230,7 +230,8 @@ class UserLaunches(Prepared):
         self._process.about(mine)
         self._require_same_inputs(mine)
         longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
-        self._tolerance = Tolerance(self._built["tolerance"], terms=longest)
+        number = number_type(leaf["dtype"] for leaf in self._arrays if leaf["role"] != "output")
+        self._tolerance = Tolerance(self._built["tolerance"], terms=longest, number=number)
         self.rounding = place.earlier.get("rounding")
         if self.rounding:
             self._tolerance = with_rounding(self._tolerance, self.rounding)
@@ -408,6 +409,17 @@ class UserLaunches(Prepared):
             self._slots[-2:] = slots[::-1]
         return equal, self.verify_last(first) if equal < launches else None
 
+    def draws_anew(self, launches: int) -> bool:
+        """Whether one of so many launches on the same inputs gives another result than the first."""
+        first, other = (str(self._files / name) for name in ("result", "other"))
+        for path in (first, *[other] * (launches - 1)):
+            self.fill(0)
+            self.launch(0)
+            self._process.ask("fetch", result=path, inputs="", limit_bytes=limit_bytes())
+            if path == other and not are_equal(first, other, ".json"):
+                return True
+        return False
+
     def fresh(self) -> bool:
         """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
         return not are_equal(self._slots[0], self._slots[-1])
@@ -458,6 +470,8 @@ class UserLaunches(Prepared):
                 )
         if not verdict.passed and verdict.reason != "inputs modified":
             verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
+        if not verdict.passed and self._built["interpreted"]:
+            raise Unsupported(f"{self.where}: {self._built['interpreted']}")
         kind = f"on {self._kind} inputs " if self._kind != USUAL else ""
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {kind}{verdict.message}")
 
@@ -474,7 +488,7 @@ class UserLaunches(Prepared):
             return answer, known
         found = with_rounding(replace(known, sizes=read_sizes(path, answer["sizes"])), answer)
         if is_usual:
-            self.rounding = {name: answer[name] for name in ("terms", "pools")}
+            self.rounding = {name: answer[name] for name in ("terms", "pools", "edges")}
             self._tolerance = replace(found, sizes={})
         elif self._kind == CONSTANT_ROWS:
             # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
@@ -489,12 +503,13 @@ class UserLaunches(Prepared):
         if found["kind"] != "array" or wanted["kind"] != "array":
             return None
         widths = [float_bytes(leaf["dtype"]) for leaf in self._arrays]
-        allowed = min([float_bytes(wanted["dtype"]), *(width for width in widths if width)])
-        if not widths or not 0 < float_bytes(found["dtype"]) < allowed:
+        returned, right = (each.get("precision", each["dtype"]) for each in (found, wanted))
+        allowed = min([float_bytes(right), *(width for width in widths if width)])
+        if not widths or not 0 < float_bytes(returned) < allowed:
             return None
         return refused(
             "wrong dtype",
-            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}; "
+            f"it returned {returned}, which is narrower than its inputs and the reference's {right}; "
             "if that is meant, have the reference return it as well",
         )
 

@@ -1,5 +1,6 @@
 """What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,17 @@ def into(out: Any, x: Any) -> None:
     np.multiply(x, 2, out=out)
 
 
+DRAWN = np.random.default_rng(1).random(99_999, np.float32)
+
+
+def total(x: Any) -> Any:
+    return x.sum().item(), complex(x.sum(), x.max())
+
+
+def keyed(x: Any) -> Any:
+    return OrderedDict(sums={0: x.sum(), 1: x.max()})
+
+
 @pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
 @pytest.mark.parametrize(
     "launch",
@@ -50,8 +62,10 @@ def into(out: Any, x: Any) -> None:
         lambda: api.launch(lambda x: [x, {"twice": 2 * x}], np.ones(3), reference=lambda x: [x, {"twice": 2 * x}]),
         lambda: api.launch(np.random.rand, 9, random=True, check=lambda result, n: result.shape == (n,)),
         lambda: api.launch(len, "abc"),
+        lambda: api.launch(total, DRAWN, reference=lambda x: total(x.astype("f8"))),
+        lambda: api.launch(keyed, DRAWN, reference=keyed),
     ],
-    ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "without-reference"],
+    ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "without-reference", "numbers", "keys"],
 )  # fmt: skip
 def test_an_honest_function_is_right(launch, effort, monkeypatch):
     monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported

@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pyperf_suite.measure import verify_result
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import Pool, Tolerance, compare
+from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, number_type
 
 RNG = np.random.default_rng(1)
 N = 4096
@@ -207,7 +208,8 @@ def test_results_of_any_kind_are_compared_item_by_item(found, expected, reason):
                 pytest.approx(2.0**-10 / (4 * (32 + math.sqrt(2)) * SINGLE), rel=1e-3),
                 (3,),
                 "out[1][3] is 1, where 0.999023 is right; "
-                "the relative norm of the error is 0.00049, where float32 allows 1e-06",
+                "the relative norm of the error is 0.00049, where float32 allows 1e-06; "
+                "if that is meant, tolerance= allows it, check= decides instead, and inputs= leaves out kinds of inputs",
                 "precision",
             ),
         ),
@@ -231,6 +233,42 @@ def test_on_unusual_inputs_what_is_beyond_the_type_is_not_compared(dtype, larges
     pair = array(largest, 2.0, dtype="float64") | {"dtype": dtype}, array(largest, 1.0, dtype="float64")
     norm = compare(*pair, lambda _, spec: spec["values"], Tolerance(unusual=True)).relative_norm
     assert norm == pytest.approx(1 / math.hypot(largest, 1.0)), "the largest counts"
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("float64", 1e-9), ("float32", 1e-7), ("bfloat16", 4e-3)])
+def test_a_number_of_python_is_as_exact_as_its_inputs(dtype, off):
+    tolerance = Tolerance(number=number_type([dtype, "int64", "float64"]))
+    for found, right in ((plain(1 + off), plain(1.0)), (plain([1 + off, 2]), plain([1.0, 2.0]))):
+        verdict = compare(found, right, None, tolerance)
+        assert verdict.passed is (dtype != "float64")
+        assert compare(right, right, None, tolerance).passed
+
+
+def test_the_coarsest_type_is_that_of_numbers():
+    assert number_type(["float16", "bfloat16", "float32"]) == "bfloat16"
+    assert number_type(["complex64"]) == "float32"
+    assert number_type(["int8", "bool", "<U5"]) == "float64"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "by", "edges", "relative", "passed"),
+    [
+        (1, 1, 0.0, None, False),  # nothing moves
+        (1, 1, 10.0, None, True),  # four times 10 · 16 units of float32 of 1000: one
+        (2, 1, 10.0, None, False),
+        (1, 2, 10.0, None, False),
+        (50, 1, 10.0, 0.05, True),
+        (1, 400, 0.0, 0.05, False),
+        (1, 1, 0.0, 0.0, False),
+    ],
+)
+def test_whole_numbers_near_an_edge_may_be_off_by_one(wrong, by, edges, relative, passed):
+    right = np.full(1000, 100, np.int32)
+    found = right.copy()
+    found[:wrong] += by
+    tolerance = Tolerance(relative, number="float32", edges={"out": edges})
+    assert judged(found, right, tolerance).passed is passed
+    assert judged(found[:10], right[:10], replace(tolerance, relative=None)).passed is False
 
 
 def test_a_relative_tolerance_of_nothing_allows_nothing():

@@ -143,7 +143,7 @@ class Entry:
     @property
     def needs(self) -> list[str]:
         """Modules and programs that it cannot do without."""
-        modules = [each for each in ("torch", "triton") if f"import {each}" in self.lines]
+        modules = [each for each in ("torch", "triton", "ml_dtypes") if f"import {each}" in self.lines]
         return modules + (["gcc"] if "compiled(" in self.lines else [])
 
     def text(self, function: str) -> str:
