@@ -262,7 +262,7 @@ def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path) -> 
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA_3).encode())
     read = read_model_config(path)
     assert read == read_model_config(tmp_path)
-    assert (read.family, read.longest_seq, read.notes) == ("llama", 8192, ())
+    assert (read.longest_seq, read.notes) == (8192, ())
     assert read.dimensions.kv_heads == 8
 
 
@@ -307,14 +307,12 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers.*has num_hidden_layers = 32"),
+        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers"),
         ({"model_type": "mamba2"}, "is a mamba2 model, with layers of Mamba, which are not priced"),
         ({"model_type": "nemotron_h"}, "is a nemotron_h model, with layers of Mamba, which are not priced"),
         ({"model_type": "qwen3_next"}, "with layers of Gated DeltaNet, which are not priced"),
-        (
-            {"model_type": "gemma2", "layer_types": "full_attention"},
-            "layer_types = 'full_attention', where a list of w",
-        ),
+        ({"model_type": "gemma2", "layer_types": "full_attention"}, "layer_types = 'full_attention', where a list"),
+        ({"model_type": "gemma2", "layer_types": [1]}, "layer_types = a list, where a list of words"),
         ({"model_type": None}, "does not say its model_type"),
         ({"model_type": ["llama"]}, "does not say its model_type"),
         ({"num_hidden_layers": None}, "a llama model, lacks the field num_hidden_layers"),
@@ -322,7 +320,7 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
         ({"hidden_size": 4096.5}, "has hidden_size = 4096.5, where a whole number"),
         ({"hidden_size": True}, "has hidden_size = True, where a whole number"),
         ({"hidden_size": {"a": [1] * 999}}, "has hidden_size = an object, where"),
-        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}…, where"),
+        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}, where"),
         ({"hidden_size": 10**400}, "hidden_size that is not within"),
         ({"num_hidden_layers": -1}, "num_hidden_layers that is not within"),
         ({"num_hidden_layers": 0}, "config.json: A model needs layers of at least 1"),
