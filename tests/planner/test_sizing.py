@@ -20,9 +20,9 @@ from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
 from pyperf_suite.planner.product_explained import TRAFFIC, TiledProduct, explain_product, findings_of_product
-from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, saved, sizing, spent_by
-from pyperf_suite.planner.sizing.search import Bounds, judged
-from pyperf_suite.planner.sizing.step import Setting, resized
+from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
+from pyperf_suite.planner.sizing.search import Bounds
+from pyperf_suite.planner.sizing.step import Setting
 from tests.records import printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
@@ -86,7 +86,7 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
 
 @pytest.mark.parametrize("model", [MIXTRAL, LATENT], ids=["mixtral", "latent"])
 def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expert(model, made_up):
-    (spent,) = spent_by([Setting(model, 2048)], made_up)
+    spent = spent_by(Setting(model, 2048), made_up)
     experts = [part for part in spent if part.part.startswith("expert ")]
     # Into the experts and out of them, forward and both gradients, with the rows of all of a rank's experts.
     assert [(part.law, part.calls) for part in experts] == 6 * [("gemm", model.sparse_layers)]
@@ -95,12 +95,12 @@ def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expe
 
 def test_a_window_is_priced_as_what_it_sees(made_up):
     whole = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True)
-    spent = {part.part: part.seconds for part in spent_by([Setting(WINDOWED, 8192)], made_up)[0]}
-    in_full = {part.part: part.seconds for part in spent_by([Setting(whole, 8192)], made_up)[0]}
+    spent = {part.part: part.seconds for part in spent_by(Setting(WINDOWED, 8192), made_up)}
+    in_full = {part.part: part.seconds for part in spent_by(Setting(whole, 8192), made_up)}
     assert spent["attention, forward"] == pytest.approx(in_full["attention, forward"] / 6)
     assert spent["windowed attention, forward"] < in_full["attention, forward"] / 6
     # As long as the sequence, it is none.
-    (short,) = spent_by([Setting(WINDOWED, 512)], made_up)
+    short = spent_by(Setting(WINDOWED, 512), made_up)
     assert {part.sizes[-1] for part in short if part.law == "attention"} == {0}
 
 
@@ -113,27 +113,16 @@ def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are
         assert other.windowed_layers == pytest.approx(model.windowed_layers * other.layers / model.layers, abs=1)
 
 
-def test_a_saving_has_its_cause(made_up):
-    here, padded = Setting(GPT, 2048), Setting(resized(GPT, vocab=50304), 2048)
-    present, other = spent_by([here, padded], made_up)
-    _, candidate = judged([here, padded], made_up)
-    cause, share = saved(present, other, candidate, here)
-    assert cause == "logits: alignment"
-    assert share == pytest.approx(1 - candidate.time_ratio, rel=0.02)
-
-
 def test_rules_are_checked_with_what_they_are_worth(made_up):
-    found = {check.rule: check for check in checks(Setting(GPT, 2048), made_up, memory_limit_bytes=1e15)}
+    found = {check.rule: check for check in checks(Setting(GPT, 2048), made_up)}
     kept = {rule.split()[0]: check.kept for rule, check in found.items()}
-    assert kept == {"vocab": False, "ffn": True, "hidden": True, "head_dim": False, "tokens": True, "the": False}
+    assert kept == {"vocab": False, "ffn": True, "hidden": True, "head_dim": False, "tokens": True}
     others = {rule.split()[0]: check.other for rule, check in found.items()}
     assert others["vocab"].setting.model.vocab == 50304
     assert others["vocab"].is_faster
     assert others["head_dim"].setting.model.head_dim == 64
     assert (others["hidden"].setting.model.hidden, others["hidden"].setting.model.heads) == (2561, 32)
     assert all(others[rule].is_slower for rule in ("ffn", "hidden", "tokens")), "breaking a rule costs"
-    full = {check.rule: check.kept for check in checks(Setting(GPT, 2048), made_up, memory_limit_bytes=1e9)}
-    assert full["the micro-batch is as large as memory lets it be"]
 
 
 def test_the_answer_names_the_error_the_loss_and_the_gain(found):
@@ -207,8 +196,7 @@ def test_size_reads_a_config(command, tmp_path):
         (("--gpu", "H2000"), "H200"),
         (("--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
         (("--vary", "head"), "did you mean heads"),
-        (("--vary", "heads,"), "write names, as in heads,vocab"),
-        (("--vary", ""), "write names, as in heads,vocab"),
+        (("--vary", "heads,"), "cannot vary in ''"),
         (("--head-dim", "100000"), "A model of head_dim = 100000 is beyond"),
         (("--parameter-change", "nan"), "between 0 and 100 %, but nan"),
         (("--reach", "1000"), "between 0 and 100 %, but 1000"),

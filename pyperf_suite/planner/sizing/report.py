@@ -21,10 +21,8 @@ from pyperf_suite.planner.laws.training.layer_work import passes_and_slowdown
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
-from pyperf_suite.planner.sizing.step import Setting, parts_of, price, resized, shapes_of, width_of_mlp
+from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, resized, width_of_mlp
 
-# Savings of less than this share of the step are no cause worth naming.
-LEAST_SAVED = 0.002
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64
 
@@ -57,44 +55,20 @@ class TimeBreakdown:
         return sorted(found, key=lambda each: -each[1])
 
 
-def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[TimeBreakdown]]:
-    """Every part of each setting's micro-batch, in the order of the work."""
-    parts = parts_of(shapes_of(settings))
-    count = len(settings)
-    found: list[list[TimeBreakdown]] = [[] for _ in settings]
-    for part, its in zip(parts, price(parts, prices), strict=True):
-        calls, extrapolated = np.broadcast_to(part.calls, count), np.broadcast_to(its.extrapolated, count)
-        sizes = [np.broadcast_to(size, count) for size in part.sizes]
-        causes = {cause: np.broadcast_to(seconds, count) for cause, seconds in its.causes.items()}
-        for n in np.flatnonzero(calls).tolist():
-            its_causes = {cause: float(seconds[n] * calls[n]) for cause, seconds in causes.items()}
-            its_sizes = tuple(int(size[n]) for size in sizes)
-            found[n].append(
-                TimeBreakdown(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n]))
-            )
-    return found
-
-
-def saved(
-    present: Sequence[TimeBreakdown], other: Sequence[TimeBreakdown], candidate: Candidate, here: Setting
-) -> tuple[str, float] | None:
-    """What most makes a candidate faster for the same work: the cause, and the share of the present time that it saves.
-
-    The passes of a product are taken together; None where nothing saves enough to be named.
-    """
-    total = sum(part.seconds for part in present)
-    setting = candidate.setting
-    # To a token's GPU-time, and to the work of the present model: FLOP of the candidate over its FLOP.
-    scale = (setting.tp / setting.tokens) / (here.tp / here.tokens) / (candidate.speed * candidate.time_ratio)
-    balance: dict[str, float] = {}
-    for sign, parts in ((1.0, present), (-scale, other)):
-        for part in parts:
-            for cause, seconds in part.causes.items():
-                if cause != IDEAL:
-                    name = f"{part.part.partition(',')[0]}: {cause}"
-                    balance[name] = balance.get(name, 0.0) + sign * seconds / total
-    most = max(balance.items(), key=lambda each: each[1], default=("", 0.0))
-    return most if most[1] > LEAST_SAVED else None
+def spent_by(setting: Setting, prices: KernelPrices) -> list[TimeBreakdown]:
+    """Every part of a micro-batch, in the order of the work."""
+    parts = [part for part in parts_of(*grid_of([setting])) if np.any(part.calls)]
+    return [
+        TimeBreakdown(
+            part.name,
+            part.law,
+            tuple(int(np.squeeze(size)) for size in part.sizes),
+            float(np.squeeze(part.calls)),
+            {cause: float(np.squeeze(seconds * part.calls)) for cause, seconds in its.causes.items()},
+            bool(np.any(its.at(its.explained.extrapolated))),
+        )
+        for part, its in zip(parts, price(parts, prices), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -111,21 +85,15 @@ class SizeCheck:
     other: Candidate | None
 
 
-def checks(setting: Setting, prices: KernelPrices, memory_limit_bytes: float) -> list[SizeCheck]:
-    """Every rule that concerns the setting, with its predicted effect; a GPU may use so much memory."""
+def checks(setting: Setting, prices: KernelPrices) -> list[SizeCheck]:
+    """Every rule that concerns the setting, with its predicted effect."""
     rules = list(_rules(setting))
     candidates = iter(judged([setting, *(other for *_, other in rules if other is not None)], prices)[1:])
-    found = []
-    for rule, size, kept, other in rules:
-        candidate = next(candidates) if other is not None else None
-        if kept is None:
-            kept = candidate is None or candidate.memory_bytes > memory_limit_bytes
-        found.append(SizeCheck(rule, size, kept, candidate))
-    return found
+    return [SizeCheck(rule, size, kept, next(candidates) if other else None) for rule, size, kept, other in rules]
 
 
-def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | None]]:
-    """Rule, size, whether it is kept (None: if memory has no room for the other), and the other setting."""
+def _rules(setting: Setting) -> Iterator[tuple[str, str, bool, Setting | None]]:
+    """Rule, size, whether it is kept, and the other setting."""
     model, tp = setting.model, setting.tp
     multiple = ENOUGH * tp
     share = f" x tp {tp}" if tp > 1 else ""
@@ -150,11 +118,6 @@ def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | 
     tokens = f"{setting.micro_batch} x {setting.seq} = {setting.tokens}"
     other = replace(setting, seq=setting.seq + 1 if kept else round_up(setting.seq, ENOUGH))
     yield f"tokens at a time are a multiple of {ENOUGH}", tokens, kept, other
-    larger = replace(setting, micro_batch=2 * setting.micro_batch)
-    yield "the micro-batch is as large as memory lets it be", f"{setting.micro_batch}", None, larger
-    if tp > 1:
-        fewer = replace(setting, tp=tp // 2) if tp % 2 == 0 else replace(setting, tp=1)
-        yield "tensor parallelism is as small as memory lets it be", f"{tp}", None, fewer
 
 
 def _resized(setting: Setting, **sizes: int) -> Setting | None:
@@ -184,9 +147,6 @@ def _with_other_heads(setting: Setting, kept: bool) -> Setting | None:
     return None
 
 
-# A cause, and the share of the present time that a candidate saves by it.
-Saving = tuple[str, float]
-
 UNSURE = "within the laws' error"
 MOST_LOSSES = 3
 # A change of these makes another model; of the others, the same one in better sizes.
@@ -195,7 +155,7 @@ CHANGE_THE_MODEL = ("layers", "kv_heads")
 
 @dataclass(frozen=True)
 class Sizing:
-    """Everything that was worked out for one setting on one GPU; `savings` are by candidate.
+    """The answer for one setting on one GPU.
 
     `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work,
     waiting for the host, and the optimizer.
@@ -207,7 +167,6 @@ class Sizing:
     spent: tuple[TimeBreakdown, ...]
     checks: tuple[SizeCheck, ...]
     search: Search
-    savings: dict[Candidate, Saving]
     errors: dict[str, float | None]
     origins: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -234,17 +193,13 @@ def sizing(
     times = passes_and_slowdown(plan, constants_of(laws, plan).constants)
     prices = NotedPrices(alone, {kind: slowdown for kind, (_, slowdown) in times.items()})
     found = search(setting, bounds, prices)
-    proposed = [*found.pareto, *found.alone.values()]
-    present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
-    savings = {each: saved(present, other, each, setting) for other, each in zip(others, proposed, strict=True)}
     return Sizing(
         gpu,
         setting,
         step_time(laws, setting.model, plan, prices=alone),
-        tuple(present),
-        tuple(checks(setting, prices, found.memory_limit_bytes)),
+        tuple(spent_by(setting, prices)),
+        tuple(checks(setting, prices)),
         found,
-        {each: saving for each, saving in savings.items() if saving},
         prices.errors,
         tuple(prices.origins),
         tuple(notes),
@@ -267,12 +222,12 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
         table(
             "One dimension at a time",
             (Column("dimension", lambda row: row[0]), *OUTCOMES),
-            [(name, each, sizing.savings.get(each)) for name, each in sizing.search.alone.items()],
+            list(sizing.search.alone.items()),
         ),
         table(
             "Together: no other is better in time, parameters and memory at once",
             OUTCOMES,
-            [("", each, sizing.savings.get(each)) for each in sizing.search.pareto],
+            [("", each) for each in sizing.search.pareto],
         ),
         remark(legend(cause for part in sizing.spent for cause, _ in part.lost)),
     )
@@ -355,13 +310,13 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
     sent = sum(float(parts[name]) for name in ("gradients", "parameters"))
     yield remark(
         "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU), as `layout` counts it: {optimizer} for "
-        "the optimizer{sent} and {host} of waiting for the host are part of it.",
+        "the optimizer{sent}{waited}.",
         kind="predicted",
         time=Quantity(float(sizing.iteration.seconds), "duration", predicted=True),
         mfu=Quantity(sizing.utilization, "%", predicted=True),
         optimizer=Quantity(float(parts["optimizer"]), "duration", predicted=True),
         sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
-        host=Quantity(float(parts["host"]), "duration", predicted=True),
+        waited=f", {1e3 * float(parts['host']):.3g} ms waiting for the host" if parts["host"] else "",
     )
 
 
@@ -429,11 +384,10 @@ def _kinds_of_layers(model: ModelDimensions) -> str:
 
 
 def _sizes_of(part: TimeBreakdown) -> str:
-    """As its law takes them; attention without its window where it sees all."""
-    *sizes, window = part.sizes
-    if part.law != "attention":
-        return " x ".join(map(str, part.sizes))
-    return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
+    """Sizes as the law takes them; attention without its window where it sees all."""
+    sizes = part.sizes[:-1] if part.law == "attention" else part.sizes
+    window = f", window {part.sizes[-1]}" if part.law == "attention" and part.sizes[-1] else ""
+    return " x ".join(map(str, sizes)) + window
 
 
 def _products(sizing: Sizing) -> Table:
@@ -461,10 +415,6 @@ def _products(sizing: Sizing) -> Table:
     )
 
 
-def _saved(row: tuple[str, Candidate, Saving | None], part: int) -> str | float | None:
-    return row[2][part] if row[2] and row[1].is_faster else None
-
-
 def change_of(candidate: Candidate) -> str:
     """The changed dimensions as text: "heads 40 -> 32, vocab 50257 -> 50304"."""
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes)
@@ -490,8 +440,6 @@ OUTCOMES = (
     Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
     Column("parameters", lambda row: row[1].parameter_change, "+%"),
     Column("memory", lambda row: row[1].memory_bytes, "GiB"),
-    Column("saves by", lambda row: _saved(row, 0), priority=0),
-    Column("of the step", lambda row: _saved(row, 1), "%", priority=0),
 )
 RULES = (
     Column("rule", lambda check: check.rule, priority=2),
@@ -500,5 +448,4 @@ RULES = (
     Column("compared with", lambda check: check.other and _marked(check.other)),
     Column("speed then", lambda check: check.other and speed_of(check.other), "x"),
     Column("verdict", lambda check: check.other and _verdict(check.other)),
-    Column("memory then", lambda check: check.other and check.other.memory_bytes, "GiB", priority=0),
 )

@@ -23,15 +23,15 @@ from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.laws.training.memory import training_memory
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import (
     ModelGrid,
     Setting,
-    Shapes,
+    grid_of,
     parts_of,
     plan_of,
     price,
     resized,
-    shapes_of,
     width_of_mlp,
 )
 
@@ -60,7 +60,7 @@ class Bounds:
     """How far candidates may be from the model, as shares of its own figures.
 
     `reach` is for each width and the number of layers, `parameter_change` for the parameters in all. Only the axes in
-    `vary` move. `memory_bytes` is what one GPU has. Raises UserError for bounds that leave nothing to search.
+    `vary` move. `memory_bytes` is what one GPU has. Raises UserError for an unknown axis.
     """
 
     vary: tuple[str, ...] = AXES
@@ -70,15 +70,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if unknown := set(self.vary) - set(AXES):
-            named = min(unknown)
-            if not named:
-                raise UserError("--vary has a comma without a name: write names, as in heads,vocab.")
-            raise UserError(f"Candidates cannot vary in {named!r}: {offer(named, AXES)}")
-        if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
-            raise UserError(
-                f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
-                f"and a reach of {self.reach:g} were requested."
-            )
+            raise UserError(f"Candidates cannot vary in {min(unknown)!r}: {offer(min(unknown), AXES)}")
 
 
 @dataclass(frozen=True)
@@ -101,8 +93,8 @@ class Candidates:
         return int(np.prod(self.shape, dtype=np.int64))
 
     @functools.cached_property
-    def shapes(self) -> Shapes:
-        """The grid, each axis along its own dimension."""
+    def grid(self) -> tuple[ModelGrid, ParallelPlan]:
+        """Models and plans, each axis along its own dimension."""
         columns = dict(zip(ATTENTION, np.ascontiguousarray(self.attention.T), strict=True))
         axes = [0] * len(ATTENTION) + list(range(1, len(self.shape)))
         sizes = {
@@ -112,13 +104,13 @@ class Candidates:
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
         present = self.setting
         plan = plan_of(micro_batch, present.seq, tp, present.shards, present.dtype)
-        return Shapes(ModelGrid.around(present.model, **sizes), plan)
+        return ModelGrid.around(present.model, **sizes), plan
 
     @functools.cached_property
     def trainable(self) -> NDArray[np.bool_]:
         """Where there is such a model and its GPUs can share the layers; broadcasts to the grid."""
-        shapes = self.shapes
-        return np.asarray(shapes.model.valid & shapes.plan.divides(shapes.model))
+        model, plan = self.grid
+        return np.asarray(model.valid & plan.divides(model))
 
     def at(self, index: int) -> Setting:
         places = np.unravel_index(index, self.shape)
@@ -238,13 +230,13 @@ class Costs:
         return np.asarray(rate / rate.flat[0])
 
 
-def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
+def costs_of(grid: tuple[ModelGrid, ParallelPlan], present: Setting, prices: KernelPrices) -> Costs:
     """Price every candidate, and how surely it differs from the present model."""
-    parts, here = parts_of(shapes), parts_of(shapes_of([present]))
+    model, plan = grid
+    parts, here = parts_of(model, plan), parts_of(*grid_of([present]))
     # Both at once, so that what they share is priced once.
     priced = price([*parts, *here], prices)
     similar = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
-    plan = shapes.plan
     scale, scale_here = np.asarray(plan.tensor) / np.asarray(plan.tokens), present.tp / present.tokens
     spent_here = {
         name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in similar.items()
@@ -257,9 +249,9 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     here_faster, here_slower = [], []
     for part, its in zip(parts, priced, strict=False):
         spent, here_s = its.seconds * part.calls * scale, spent_here[part.name]
-        below, above = its.margins
+        below, above = map(its.at, its.explained.margins)
         present_part, price_here = similar[part.name]
-        below_here, above_here = (float(np.squeeze(side)) for side in price_here.margins)
+        below_here, above_here = (float(np.squeeze(price_here.at(side))) for side in price_here.explained.margins)
         same = _same_sizes(part, present_part)
         even, even_here = (below + above) / 2, (below_here + above_here) / 2
         times.append(spent)
@@ -268,9 +260,9 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
         shared.append(same * even**2 * spent * here_s)
         here_faster.append((np.where(same, even_here, below_here) * here_s) ** 2)
         here_slower.append((np.where(same, even_here, above_here) * here_s) ** 2)
-        if np.any(its.common):
-            common_here = float(np.squeeze(price_here.common)) * here_s
-            levels.setdefault((part.law, part.fixed), []).append((its.common * spent, common_here))
+        if np.any(its.explained.common):
+            common_here = float(np.squeeze(price_here.at(price_here.explained.common))) * here_s
+            levels.setdefault((part.law, part.fixed), []).append((its.at(its.explained.common) * spent, common_here))
     cost_here = sum(spent_here.values())
     cost = _combined(times, operator.add)
     # Of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
@@ -288,15 +280,15 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
         )
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
-    need = training_memory(shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
+    need = training_memory(model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
     return Costs(
         cost,
-        np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, plan.seq) / plan.seq),
+        np.asarray(model_flop(replace(model, vocab=present.model.vocab), 1, plan.seq) / plan.seq),
         low,
         high,
-        np.asarray(shapes.model.parameters, dtype=np.float64),
+        np.asarray(model.parameters, dtype=np.float64),
         np.asarray(need.total, dtype=np.float64),
-        _combined((its.extrapolated for its in priced), operator.or_),
+        _combined((its.at(its.explained.extrapolated) for its in priced), operator.or_),
     )
 
 
@@ -376,7 +368,7 @@ class Search:
 def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     """Price the neighbours of a setting and pick those worth reporting."""
     candidates = neighbours(setting, bounds)
-    grid = costs_of(candidates.shapes, setting, prices).flat(candidates.shape)
+    grid = costs_of(candidates.grid, setting, prices).flat(candidates.shape)
     here, change = float(grid.memory_bytes[0]), np.abs(grid.parameters / grid.parameters[0] - 1)
     # Where the model as given does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
     limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
@@ -409,7 +401,7 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
 
 def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]:
     """Each setting compared with the first one, which is the present."""
-    costs = costs_of(shapes_of(settings), settings[0], prices).flat((len(settings),))
+    costs = costs_of(grid_of(settings), settings[0], prices).flat((len(settings),))
     speed = costs.speed
     low, high = speed * np.exp(-costs.margin_low), speed * np.exp(costs.margin_high)
     return [
