@@ -16,7 +16,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
@@ -29,9 +29,6 @@ WINDOW = 0.25
 AS_GOOD = 0.01
 MOST_SIZES = 4096
 LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
-TRAFFIC = "reading and writing once"
-# Causes that cost nothing as long as memory is the bottleneck, in the order in which its traffic hides them.
-HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "library", "measured")
 
 
 @dataclass(frozen=True)
@@ -105,55 +102,58 @@ class BetterSize:
 
 @dataclass(frozen=True)
 class ProductExplained:
-    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU; `causes` are seconds that add up to `seconds`.
+    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU: the price under a sustained load, and better sizes.
 
-    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone. Nine of ten
-    measurements lie in `interval_s`, None where that is unknown. `library` is whose kernels these are; `others` has the
-    time of each other library's relative to this one's, in a burst.
+    `others` has the time of each other library's relative to this one's, in a burst.
     """
 
-    gpu: str
-    m: int
-    n: int
+    spec: GpuSpec
+    tiled: TiledProduct
     k: int
     dtype: str
     layout: str
-    seconds: float
-    burst_seconds: float
-    causes: Mapping[str, float]
-    extrapolated: bool
-    interval_s: tuple[float, float] | None
-    error_percent: float | None
-    origin: str
-    library: str
+    price: Explained
     others: Mapping[str, float]
-    tiled: TiledProduct
-    peak_flop_per_s: float
-    flop_per_byte: float
-    turning_flop_per_byte: float
-    memory_s: float
-    divisors: Mapping[str, int]
     better: tuple[BetterSize, ...]
 
     @property
-    def flop_per_s(self) -> float:
-        return 2.0 * self.m * self.n * self.k / self.seconds
+    def sizes(self) -> dict[str, int]:
+        return {"M": self.tiled.m, "N": self.tiled.n, "K": self.k}
 
     @property
-    def compute_s(self) -> float:
-        """The time of 2·M·N·K at the peak."""
-        return 2.0 * self.m * self.n * self.k / self.peak_flop_per_s
+    def seconds(self) -> float:
+        return float(self.price.seconds[0])
 
     @property
-    def is_compute_bound(self) -> bool:
-        """Whether it does more FLOP a byte than the GPU can feed."""
-        return self.flop_per_byte >= self.turning_flop_per_byte
+    def causes(self) -> dict[str, float]:
+        """Seconds by cause, which add up to `seconds`."""
+        return {cause: float(np.squeeze(seconds)) for cause, seconds in self.price.parts.items()}
 
     @property
     def main_causes(self) -> list[tuple[str, float]]:
         """The causes that are worth a row, with their seconds, the largest first."""
         found = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
         return sorted(found, key=lambda each: -abs(each[1]))
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * self.tiled.m * self.tiled.n * self.k
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of all operands, once; results of 8-bit products are written in 16."""
+        m, n, element = self.tiled.m, self.tiled.n, int(BYTES_OF[self.dtype])
+        return element * (m * self.k + self.k * n) + max(2, element) * m * n
+
+    @property
+    def compute_s(self) -> float:
+        """The time of 2·M·N·K at the peak."""
+        return self.flop / self.spec.peak(self.dtype)
+
+    @property
+    def memory_s(self) -> float:
+        """The time of reading and writing all operands once."""
+        return self.moved_bytes / self.spec.memory_bytes_per_s
 
 
 def check_product(m: int, n: int, k: int, layout: str) -> None:
@@ -196,55 +196,12 @@ def explain_product(
 ) -> ProductExplained:
     """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
 
-    `others` is what other libraries take for it, relative to the one that `prices` are of.
-
-    Raises UserError for impossible sizes, unknown dtypes and layouts.
+    `others` is what other libraries take for it, relative to the one that `prices` are of. Raises UserError for an
+    unknown dtype.
     """
-    m, n = tiled.m, tiled.n
-    check_product(m, n, k, layout)
-    peak = gpu.peak(dtype)
-    price = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
-    element = int(BYTES_OF[dtype])
-    # Results of 8-bit products are written in 16.
-    moved = element * (m * k + k * n) + max(2, element) * m * n
-    intensity, turning = 2.0 * m * n * k / moved, peak / gpu.memory_bytes_per_s
-    causes = {cause: float(np.broadcast_to(seconds, (1,))[0]) for cause, seconds in price.parts.items()}
-    memory_s = moved / gpu.memory_bytes_per_s
-    return ProductExplained(
-        gpu=gpu.name,
-        m=m,
-        n=n,
-        k=k,
-        dtype=dtype,
-        layout=layout,
-        seconds=float(price.seconds[0]),
-        burst_seconds=float(price.seconds[0]) - causes.get("sustained", 0.0),
-        causes=causes if intensity >= turning else _beyond_traffic(causes, memory_s),
-        extrapolated=bool(np.any(price.extrapolated)),
-        interval_s=None if price.low is None else (float(price.low[0]), float(price.high[0])),
-        error_percent=price.error_percent,
-        origin=price.origin,
-        library=price.library,
-        others=dict(others),
-        tiled=tiled,
-        peak_flop_per_s=peak,
-        flop_per_byte=intensity,
-        turning_flop_per_byte=turning,
-        memory_s=memory_s,
-        divisors={name: largest_power_of_two(size) for name, size in (("M", m), ("N", n), ("K", k))},
-        better=tuple(_better_sizes(prices, {"M": m, "N": n, "K": k}, element, layout)),
-    )
-
-
-def _beyond_traffic(causes: Mapping[str, float], memory_s: float) -> dict[str, float]:
-    """Causes of a product that is bound by memory: its traffic, then what the traffic does not hide of the others."""
-    left, found = memory_s, dict(causes)
-    for cause in HIDDEN_BY_TRAFFIC:
-        hidden = min(left, max(0.0, found.get(cause, 0.0)))
-        if hidden:
-            left -= hidden
-            found[cause] -= hidden
-    return {TRAFFIC: memory_s - left, **{cause: seconds for cause, seconds in found.items() if seconds}}
+    price = prices.gemm(layout, *(np.array([size]) for size in (tiled.m, tiled.n, k)))
+    better = tuple(_better_sizes(prices, {"M": tiled.m, "N": tiled.n, "K": k}, int(BYTES_OF[dtype]), layout))
+    return ProductExplained(gpu, tiled, k, dtype, layout, price, others, better)
 
 
 def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
@@ -288,7 +245,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
         None if product.tiled.steps else _STEPLESS,
         _bound(product),
         _alignment(product),
-        _EXTRAPOLATED if product.extrapolated else None,
+        _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
         None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
         table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
         table("Next good sizes", SIZES, [(better, product) for better in sure]),
@@ -309,19 +266,25 @@ _EXTRAPOLATED = remark(
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
-    low, high = product.interval_s or (math.nan, math.nan)
+    price, seconds = product.price, product.seconds
+    low, high = (math.nan, math.nan) if price.low is None else (float(price.low[0]), float(price.high[0]))
     yield remark(
         "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}{by}: {time} under a sustained load, as in "
         "training ({rate}, {share} of the peak), {burst} in a burst.",
-        product,
         kind="predicted",
-        by=f" by {LIBRARY_NAMES.get(product.library, product.library)}" if product.library else "",
-        time=Quantity(product.seconds, "duration", low, high, predicted=True),
-        rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
-        share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
-        burst=Quantity(product.burst_seconds, "duration", predicted=True),
+        m=product.tiled.m,
+        n=product.tiled.n,
+        k=product.k,
+        dtype=product.dtype,
+        layout=product.layout,
+        gpu=product.spec.name,
+        by=f" by {LIBRARY_NAMES.get(price.library, price.library)}" if price.library else "",
+        time=Quantity(seconds, "duration", low, high, predicted=True),
+        rate=Quantity(product.flop / seconds, "TFLOP/s", predicted=True),
+        share=Quantity(product.compute_s / seconds, "%", predicted=True),
+        burst=Quantity(seconds - product.causes.get("sustained", 0.0), "duration", predicted=True),
     )
-    if product.interval_s is None:
+    if price.low is None:
         yield remark("How far measurements lie from this is unknown: nothing similar was measured.", kind="caution")
     if product.others:
         yield remark(
@@ -331,14 +294,14 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
                 f"{LIBRARY_NAMES.get(name, name)} take {ratio:.2f} times" for name, ratio in product.others.items()
             ),
         )
-    origin = f" ({product.origin})" if product.origin else ""
-    if product.error_percent is None:
+    origin = f" ({price.origin})" if price.origin else ""
+    if price.error_percent is None:
         yield remark("The law was compared with no measurement{origin}.", kind="law", origin=origin)
     else:
         yield remark(
             "The law errs by {error} on measurements that it was not fitted on{origin}.",
             kind="law",
-            error=Quantity(product.error_percent / 100, "%"),
+            error=Quantity(price.error_percent / 100, "%"),
             origin=origin,
         )
 
@@ -367,26 +330,26 @@ _STEPLESS = remark(
 
 def _bound(product: ProductExplained) -> Remark:
     """The lower bound of any kernel, with the prediction: few tiles may be slow though memory is not."""
-    least = max(product.memory_s, product.compute_s)
     return remark(
         "It is bound by {what}: reading and writing once takes {memory}, computing {compute}, and the prediction is "
         "{times} the greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
-        product,
         kind="predicted",
         memory=Quantity(product.memory_s, "duration", predicted=True),
         compute=Quantity(product.compute_s, "duration", predicted=True),
-        what="computing" if product.is_compute_bound else "memory",
-        times=Quantity(product.seconds / least, "x", predicted=True),
-        intensity=Quantity(product.flop_per_byte, "count"),
-        turning=Quantity(product.turning_flop_per_byte, "count"),
+        what="computing" if product.compute_s >= product.memory_s else "memory",
+        times=Quantity(product.seconds / max(product.memory_s, product.compute_s), "x", predicted=True),
+        intensity=Quantity(product.flop / product.moved_bytes, "count"),
+        gpu=product.spec.name,
+        turning=Quantity(product.spec.peak(product.dtype) / product.spec.memory_bytes_per_s, "count"),
     )
 
 
 def _alignment(product: ProductExplained) -> Remark:
     element = int(BYTES_OF[product.dtype])
     needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
+    divisors = {name: largest_power_of_two(size) for name, size in product.sizes.items()}
     # The dimensions that lie along rows of A, B or C as stored, whose divisibility counts.
-    rows = {name: product.divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
+    rows = {name: divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
     odd = [name for name, divisor in rows.items() if divisor < needed]
     fair = [name for name, divisor in rows.items() if needed <= divisor < best]
     if odd:
@@ -395,9 +358,9 @@ def _alignment(product: ProductExplained) -> Remark:
         verdict = f"below the {best} that fill {BEST_BYTES} bytes" if fair else f"fill {BEST_BYTES} bytes"
     return remark(
         "Divisible: M by {m}, N by {n}, K by {k}; {names}, along which rows lie in memory, {verdict}.",
-        m=product.divisors["M"],
-        n=product.divisors["N"],
-        k=product.divisors["K"],
+        m=divisors["M"],
+        n=divisors["N"],
+        k=divisors["K"],
         names=" and ".join(odd or fair or rows),
         verdict=verdict,
     )

@@ -1,4 +1,4 @@
-"""`explain --cpu` and instruction sets by name: our own CPU kernels, measured here and by name."""
+"""`explain --cpu`, and instruction sets by name: our own CPU kernels."""
 
 from __future__ import annotations
 
@@ -14,38 +14,27 @@ from tests.records import printed_values
 pytest.importorskip("pyperf_suite._native", reason="the native extension is not built: run `pip install -e .`")
 
 
-def requested(*words: str) -> str:
-    result = CliRunner().invoke(main, ["explain", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_a_product_has_its_peak_tiles_and_waves() -> None:
-    found = json.loads(
-        requested("96x192x64", "--cpu", "--dtype", "fp32", "--workers", "1", "--isa", "portable", "--json")
-    )
-    (time,) = printed_values(found, "time", "rate")
-    assert (time["m"], time["n"], time["k"], time["isa"]) == (96, 192, 64, "portable")
+    words = ("explain", "96x192x64", "--cpu", "--dtype", "fp32", "--json")
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (time,) = printed_values(json.loads(result.stdout), "time", "rate")
+    assert (time["m"], time["n"], time["k"]) == (96, 192, 64)
     assert time["rate"] == pytest.approx(2 * 96 * 192 * 64 / time["time"], rel=1e-4)  # both are rounded
-    (peak,) = printed_values(found, "alone", "least")
-    assert peak["least"] == pytest.approx(2 * 96 * 192 * 64 / peak["alone"], rel=1e-4)
+    (peak,) = printed_values(json.loads(result.stdout), "peak", "least")
+    assert peak["least"] == pytest.approx(time["share"] * time["time"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "sentence"),
     [
-        "64 64 64 --cpu --gpu H100",
-        "64 64 64 --cpu --isa sse9",
-        "64 64 64 --cpu --dtype fp8",
-        "64 64 64 --cpu --dtype int8",
-        "64 64 64 --cpu --workers 4096",
-        "64 64 64 --isa portable",
-        "64 64 64 --workers 1",
-        "60000 60000 60000 --cpu --dtype fp32",  # would take minutes
+        ("64 64 64 --cpu --dtype fp8", "choose --dtype fp32, bf16"),
+        ("60000 60000 60000 --cpu --dtype fp32", "takes at least"),  # would take minutes
     ],
 )
-def test_what_cannot_be_is_refused(words: str) -> None:
-    assert CliRunner().invoke(main, ["explain", *words.split()]).exit_code == 2
+def test_what_cannot_be_is_refused(words: str, sentence: str) -> None:
+    result = CliRunner().invoke(main, ["explain", *words.split()])
+    assert (result.exit_code, sentence in result.output) == (2, True), result.output
 
 
 @pytest.mark.slow

@@ -130,17 +130,6 @@ def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Ker
     is_flag=True,
     help="Measure the product on this machine by our own CPU kernel, in about a second. Default: off.",
 )
-@click.option(
-    "--isa",
-    metavar="NAME",
-    help="Instruction set of the kernel, with --cpu. Default: the best there is. Example: --isa avx2.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of cores, with --cpu. Default: all. Example: --workers 4.",
-)
 @json_option()
 @all_option
 def explain(
@@ -148,8 +137,6 @@ def explain(
     dtype: str,
     layout: str,
     on_cpu: bool,
-    isa: str | None,
-    workers: int | None,
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
@@ -178,10 +165,7 @@ def explain(
             raise UserError("--cpu measures here, --gpu, --calibration and --library ask laws of a GPU: leave one out.")
         from pyperf_suite.planner import product_on_cpu
 
-        measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
-        return answer("explain", product_on_cpu.findings_of_product(measured), as_json, everything)
-    if isa or workers:
-        raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
+        return answer("explain", product_on_cpu.measured_product(m, n, k, dtype, layout.upper()), as_json, everything)
     spec, laws = requested_gpu(gpu, calibration)
     tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
