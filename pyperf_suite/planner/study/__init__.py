@@ -173,11 +173,7 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
     if timed:
         yield _how_taken(min(timed, key=lambda each: len(each.rates)))
         yield _fastest(model, timed, len(found))
-        if len(timed) > 1 and (lead := _faster([(timed[1], timed[0])])):
-            sentence = "{configuration} trains {lead} as fast as the next, {next}"
-            yield remark(sentence, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
         yield from (_compared(timed, *each) for each in COMPARED)
-        yield _least_memory(timed)
         yield from _headroom(timed)
         yield table(model, COLUMNS, timed)
         yield _figure(model, found, name)
@@ -247,21 +243,6 @@ def _compared(
     if claim is not None:
         return claim.judge(sentence, measured, remedy="--experiments 3 has three", **values)
     return remark(sentence, effect="measured", measured=measured, **values)
-
-
-def _least_memory(timed: Sequence[StudyResult]) -> Remark | None:
-    best = timed[0]
-    least = min((each for each in timed if each.memory), key=lambda each: held(each.memory), default=best)
-    if least is best or not best.memory:
-        return None
-    return remark(
-        "{configuration} holds the least memory a rank: {held:MB}, {share:x} that of the fastest, at {rate:x} its rate",
-        effect="share",
-        configuration=least.name,
-        held=held(least.memory),
-        share=held(least.memory) / held(best.memory),
-        rate=least.rate / best.rate,
-    )
 
 
 def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:

@@ -65,23 +65,18 @@ def studied(layout: Layout, visits: Visits) -> list[Record]:
     ]
 
 
-def test_the_fastest_has_its_rate_and_its_lead_over_the_next(studied: list[Record]) -> None:
+def test_the_fastest_has_its_rate_and_its_lead_over_the_slowest(studied: list[Record]) -> None:
     fastest = remark_with(found(studied), "rate", "flop")
     assert fastest.values["configuration"] == "dp2 flash"
     assert fastest.values["configurations"] == 5
     assert value(fastest, "rate") == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
     assert (fastest.values["slowest"], fastest.effect) == ("1 rank math", "gain")
     assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
-    lead = remark_with(found(studied), "lead")
-    assert lead.values["next"] == "1 rank flash"
-    assert value(lead, "lead") == pytest.approx(1.91, abs=0.01)
-    assert not lead.is_noise
 
 
 def test_the_fastest_is_told_even_where_noise_explains_it(layout: Layout, visits: Visits) -> None:
     findings = found([*visits(layout(), [0.1, 0.2, 0.3]), *visits(layout(data=2), [0.3, 0.2, 0.15])])
     assert not remark_with(findings, "gain").is_noise
-    assert remark_with(findings, "lead").is_noise
 
 
 def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_reason(studied: list[Record]) -> None:
@@ -107,10 +102,6 @@ def test_memory_is_told_by_part_and_as_a_sum_and_not_where_nobody_counted(studie
     counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "memory")]
     assert counted == [4e6, 8e6, 12e6]
     assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "memory")] == [None, None, None]
-    least = remark_with(found(studied), "held", "share")
-    assert least.values["configuration"] == "dp2 zero3 flash"
-    assert (value(least, "held"), value(least, "share")) == (6e6, 0.5)
-    assert value(least, "rate") == pytest.approx(0.35, abs=0.005)
 
 
 def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None:
@@ -175,7 +166,7 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert len(cautions) == 1
     (table,) = findings.tables
     assert rows(table)[0]["± error"] is None
-    shown = [verdict.measured, remark_with(findings, "lead").values["lead"], rows(table)[0]["median"]]
+    shown = [verdict.measured, rows(table)[0]["median"]]
     assert not any(each.has_interval for each in shown)
     assert math.isnan(bars_of(findings).bars[0].error)
 
@@ -187,7 +178,6 @@ def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_o
     findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**other), [0.1, 0.1])])
     assert len(findings.tables) == 2
     assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]
-    assert all("lead" not in each.values for each in findings.remarks if isinstance(each, Remark))
 
 
 def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
