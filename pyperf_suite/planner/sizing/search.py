@@ -42,7 +42,7 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
 WIDTH_STEP = 64
 MOST_WIDTHS = 33
-MOST_CANDIDATES = 500_000
+MOST_CANDIDATES = 200_000
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
 # What one more changed dimension has to earn before it is worth changing.
