@@ -124,19 +124,12 @@ def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Ker
     help="Layout of the operands: TN fprop, NN dgrad, NT wgrad, or TT. Example: --layout NN.",
 )
 @gpu_options
-@click.option(
-    "--cpu",
-    "on_cpu",
-    is_flag=True,
-    help="Measure the product on this machine by our own CPU kernel, in about a second. Default: off.",
-)
 @json_option()
 @all_option
 def explain(
     sizes: tuple[str, ...],
     dtype: str,
     layout: str,
-    on_cpu: bool,
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
@@ -149,7 +142,6 @@ def explain(
     Examples:
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096x4096x50257 --gpu H200 --layout NN --dtype fp8 --json
-      pyperf-suite explain 1000 1000 1000 --cpu --dtype fp32
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner import product_explained
 
@@ -160,12 +152,6 @@ def explain(
         )
     m, n, k = map(int, parts)
     product_explained.check_product(m, n, k, layout.upper())
-    if on_cpu:
-        if gpu or calibration or library:
-            raise UserError("--cpu measures here, --gpu, --calibration and --library ask laws of a GPU: leave one out.")
-        from pyperf_suite.planner import product_on_cpu
-
-        return answer("explain", product_on_cpu.measured_product(m, n, k, dtype, layout.upper()), as_json, everything)
     spec, laws = requested_gpu(gpu, calibration)
     tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)

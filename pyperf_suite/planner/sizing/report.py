@@ -25,6 +25,7 @@ from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, 
 
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64
+TOKENS = "tokens at a time"
 
 
 @dataclass(frozen=True)
@@ -75,75 +76,51 @@ def spent_by(setting: Setting, prices: KernelPrices) -> list[TimeBreakdown]:
 class SizeCheck:
     """One rule of sizing (Anthony et al. 2024, arXiv 2401.14489): what it asks, and what the model has.
 
-    `other` is the nearest setting on the other side of the rule: one that breaks a rule which is kept, one that keeps a
-    rule which is broken; None if there is none.
+    `other` is the nearest setting that keeps a broken rule; None where it is kept or nothing keeps it.
     """
 
     rule: str
-    found: str
+    found: int
     kept: bool
     other: Candidate | None
 
 
 def checks(setting: Setting, prices: KernelPrices) -> list[SizeCheck]:
-    """Every rule that concerns the setting, with its predicted effect."""
-    rules = list(_rules(setting))
-    candidates = iter(judged([setting, *(other for *_, other in rules if other is not None)], prices)[1:])
-    return [SizeCheck(rule, size, kept, next(candidates) if other else None) for rule, size, kept, other in rules]
-
-
-def _rules(setting: Setting) -> Iterator[tuple[str, str, bool, Setting | None]]:
-    """Rule, size, whether it is kept, and the other setting."""
+    """Every rule that concerns the setting, with what keeping it is worth."""
     model, tp = setting.model, setting.tp
-    multiple = ENOUGH * tp
-    share = f" x tp {tp}" if tp > 1 else ""
-    kept = model.vocab % multiple == 0
-    other = _resized(setting, vocab=model.vocab + 1 if kept else round_up(model.vocab, multiple))
-    yield f"vocab is a multiple of {ENOUGH}{share}", f"{model.vocab}", kept, other
     width = width_of_mlp(model)
-    ffn = getattr(model, width)
-    kept = ffn % multiple == 0
-    swiglu = f" (8/3 hidden would be {8 * model.hidden / 3:.0f})" if model.gated and model.experts == 1 else ""
-    other = _resized(setting, **{width: ffn + tp if kept else _nearest(ffn, multiple)})
-    yield f"{width} is a multiple of {ENOUGH}{share}", f"{ffn}{swiglu}", kept, other
-    kept = model.hidden % multiple == 0
-    # A broken rule keeps heads as they are, which need not fill hidden.
-    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim} if kept else {}
-    other = _resized(setting, hidden=model.hidden + 1 if kept else _nearest(model.hidden, multiple), **heads)
-    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, other
+    multiples = {"vocab": ENOUGH * tp, width: ENOUGH * tp, "hidden": ENOUGH * tp}
     if not model.latent_rank:
-        kept = model.head_dim % ENOUGH == 0
-        yield f"head_dim is a multiple of {ENOUGH}", f"{model.head_dim}", kept, _with_other_heads(setting, kept)
-    kept = setting.tokens % ENOUGH == 0
-    tokens = f"{setting.micro_batch} x {setting.seq} = {setting.tokens}"
-    other = replace(setting, seq=setting.seq + 1 if kept else round_up(setting.seq, ENOUGH))
-    yield f"tokens at a time are a multiple of {ENOUGH}", tokens, kept, other
+        multiples["head_dim"] = ENOUGH
+    sizes = {name: getattr(model, name) for name in multiples} | {TOKENS: setting.tokens}
+    multiples[TOKENS] = ENOUGH
+    others = {name: _kept(setting, name, multiples[name]) for name in multiples if sizes[name] % multiples[name]}
+    settings = [setting, *(other for other in others.values() if other)]
+    candidates = dict(zip([name for name in others if others[name]], judged(settings, prices)[1:], strict=True))
+    return [
+        SizeCheck(f"{name} divisible by {multiple}", sizes[name], name not in others, candidates.get(name))
+        for name, multiple in multiples.items()
+    ]
 
 
-def _resized(setting: Setting, **sizes: int) -> Setting | None:
-    """The setting with other dimensions, None if nothing could be trained so."""
-    try:
-        return replace(setting, model=resized(setting.model, **sizes))
-    except UserError:
-        return None
-
-
-def _nearest(size: int, multiple: int) -> int:
-    below = max(multiple, size // multiple * multiple)
-    return min((below, round_up(size, multiple)), key=lambda each: (abs(each - size), each))
-
-
-def _with_other_heads(setting: Setting, kept: bool) -> Setting | None:
-    """The same width of all heads together, in heads that keep the rule, or break it if it is kept."""
+def _kept(setting: Setting, name: str, multiple: int) -> Setting | None:
+    """The setting with the nearest size that keeps the rule, of a vocabulary a larger one; None if there is none."""
     model = setting.model
-    queries = model.heads * model.head_dim
-    wanted: Sequence[int] = range(8, 257, 8) if kept else HEAD_DIMS
-    sizes = [size for size in wanted if queries % size == 0 and (size % ENOUGH != 0) == kept]
-    for head_dim in sorted(sizes, key=lambda size: abs(size - model.head_dim)):
-        heads = queries // head_dim
-        kv_heads = heads if model.heads == model.kv_heads else model.kv_heads
-        if heads % kv_heads == 0 and (other := _resized(setting, heads=heads, kv_heads=kv_heads, head_dim=head_dim)):
-            return other
+    if name == TOKENS:
+        return replace(setting, seq=round_up(setting.seq, multiple))
+    size, queries = getattr(model, name), model.heads * model.head_dim
+    up = round_up(size, multiple)
+    tried = [up] if name == "vocab" else [up, max(multiple, up - multiple)]
+    if name == "head_dim":
+        tried = [head_dim for head_dim in HEAD_DIMS if head_dim % multiple == 0 and queries % head_dim == 0]
+    # Another hidden keeps heads as they are, which need not fill it; another head_dim the width of all together.
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim} if name == "hidden" else {}
+    for other in sorted(tried, key=lambda other: abs(other - size)):
+        try:
+            changed = heads | {name: other} | ({"heads": queries // other} if name == "head_dim" else {})
+            return replace(setting, model=resized(model, **changed))
+        except UserError:
+            continue
     return None
 
 
@@ -218,7 +195,7 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
         _EXTRAPOLATED if any(each.extrapolated for each in shown) else None,
         (remark(note, kind="caution") for note in sizing.notes),
         _products(sizing),
-        table("The classic rules, and what they are worth here", RULES, sizing.checks),
+        table("The classic rules, and what keeping them is worth here", RULES, sizing.checks),
         table(
             "One dimension at a time",
             (Column("dimension", lambda row: row[0]), *OUTCOMES),
