@@ -16,8 +16,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices, legend
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
+from pyperf_suite.planner.laws.prices import Prices
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
 LARGEST = 1 << 26
@@ -29,54 +30,6 @@ WINDOW = 0.25
 AS_GOOD = 0.01
 MOST_SIZES = 4096
 LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
-
-
-@dataclass(frozen=True)
-class TiledProduct:
-    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
-
-    Without `steps` it is hardly known at which M the library takes another tile.
-    """
-
-    m: int
-    n: int
-    rows: int
-    columns: int
-    splits: int
-    sms: int
-    steps: bool = True
-
-    @property
-    def tiles_m(self) -> int:
-        return -(-self.m // self.rows)
-
-    @property
-    def tiles_n(self) -> int:
-        return -(-self.n // self.columns)
-
-    @property
-    def units(self) -> int:
-        """What is handed out to multiprocessors: tiles, or slices of them."""
-        return self.tiles_m * self.tiles_n * self.splits
-
-    @property
-    def waves(self) -> int:
-        return -(-self.units // self.sms)
-
-    @property
-    def last_wave(self) -> float:
-        """Share of the multiprocessors that the last wave gives work to."""
-        return self.units / self.sms - (self.waves - 1)
-
-    @property
-    def tile_efficiency(self) -> float:
-        """Share of the tiles' area that is C."""
-        return self.m * self.n / (self.tiles_m * self.rows * self.tiles_n * self.columns)
-
-    @property
-    def wave_efficiency(self) -> float:
-        """Share of all waves' places that have work."""
-        return self.units / (self.waves * self.sms)
 
 
 @dataclass(frozen=True)
@@ -102,23 +55,22 @@ class BetterSize:
 
 @dataclass(frozen=True)
 class ProductExplained:
-    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU: the price under a sustained load, and better sizes.
+    """The laws' answer for C[M,N] = A[M,K]·B[K,N] on a GPU: the price under a sustained load, and better sizes.
 
-    `others` has the time of each other library's relative to this one's, in a burst.
+    `tile` has the rows and columns of the library's likely tile, and its slices of K. `others` has the time of each
+    other library's relative to this one's, in a burst. Without `has_steps` it is hardly known at which M the library
+    takes another tile.
     """
 
     spec: GpuSpec
-    tiled: TiledProduct
-    k: int
+    sizes: Mapping[str, int]
     dtype: str
     layout: str
     price: Explained
-    others: Mapping[str, float]
     better: tuple[BetterSize, ...]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {"M": self.tiled.m, "N": self.tiled.n, "K": self.k}
+    tile: tuple[int, int, int]
+    others: Mapping[str, float]
+    has_steps: bool
 
     @property
     def seconds(self) -> float:
@@ -137,13 +89,13 @@ class ProductExplained:
 
     @property
     def flop(self) -> float:
-        return 2.0 * self.tiled.m * self.tiled.n * self.k
+        return 2.0 * math.prod(self.sizes.values())
 
     @property
     def moved_bytes(self) -> float:
         """Bytes of all operands, once; results of 8-bit products are written in 16."""
-        m, n, element = self.tiled.m, self.tiled.n, int(BYTES_OF[self.dtype])
-        return element * (m * self.k + self.k * n) + max(2, element) * m * n
+        (m, n, k), element = self.sizes.values(), int(BYTES_OF[self.dtype])
+        return element * (m * k + k * n) + max(2, element) * m * n
 
     @property
     def compute_s(self) -> float:
@@ -164,44 +116,43 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(SIDE_BY_SIDE)}.")
 
 
-def likely_tile(
-    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None = None
-) -> TiledProduct:
-    """The choice with the least time on the menu of the GPU's law; libraries do not report theirs before they run.
-
-    Raises UserError as `gemm_law` does.
-    """
-    law = gemm_law(laws, dtype, library)
-    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
-    return TiledProduct(m, n, *TILES[int(tile)], int(splits), law.rates.sms, law.rates.steps)
-
-
-def other_libraries(
-    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None
-) -> dict[str, float]:
-    """The time of each other library that was measured on this GPU relative to the one requested."""
-    found = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
-    own = found.pop(gemm_law(laws, dtype, library).library)
-    return {name: seconds / own for name, seconds in found.items()}
-
-
 def explain_product(
+    laws: GpuSpec | Calibration, sizes: tuple[int, int, int], dtype: str, layout: str, library: str | None = None
+) -> ProductExplained:
+    """Price one product by the kernels of a library, and its neighbours. Raises UserError as `gemm_law` does."""
+    m, n, k = sizes
+    law = gemm_law(laws, dtype, library)
+    # The choice with the least time on the menu of the law; libraries do not report theirs before they run.
+    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
+    spread = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
+    own_s = spread.pop(law.library)
+    return priced_product(
+        law.gpu,
+        Prices(laws, dtype, library=library),
+        sizes,
+        dtype,
+        layout,
+        (*TILES[int(tile)], int(splits)),
+        {name: seconds / own_s for name, seconds in spread.items()},
+        law.rates.steps,
+    )
+
+
+def priced_product(
     gpu: GpuSpec,
     prices: KernelPrices,
-    tiled: TiledProduct,
-    k: int,
+    sizes: tuple[int, int, int],
     dtype: str,
     layout: str,
+    tile: tuple[int, int, int],
     others: Mapping[str, float] = MappingProxyType({}),
+    has_steps: bool = True,
 ) -> ProductExplained:
-    """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
-
-    `others` is what other libraries take for it, relative to the one that `prices` are of. Raises UserError for an
-    unknown dtype.
-    """
-    price = prices.gemm(layout, *(np.array([size]) for size in (tiled.m, tiled.n, k)))
-    better = tuple(_better_sizes(prices, {"M": tiled.m, "N": tiled.n, "K": k}, int(BYTES_OF[dtype]), layout))
-    return ProductExplained(gpu, tiled, k, dtype, layout, price, others, better)
+    """Price one product and its neighbours under a sustained load."""
+    price = prices.gemm(layout, *(np.array([size]) for size in sizes))
+    named = dict(zip("MNK", sizes, strict=True))
+    better = tuple(_better_sizes(prices, named, int(BYTES_OF[dtype]), layout))
+    return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
 
 
 def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
@@ -242,7 +193,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
     return findings(
         _time(product),
         _tiles(product),
-        None if product.tiled.steps else _STEPLESS,
+        None if product.has_steps else _STEPLESS,
         _bound(product),
         _alignment(product),
         _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
@@ -272,9 +223,9 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
         "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}{by}: {time} under a sustained load, as in "
         "training ({rate}, {share} of the peak), {burst} in a burst.",
         kind="predicted",
-        m=product.tiled.m,
-        n=product.tiled.n,
-        k=product.k,
+        m=product.sizes["M"],
+        n=product.sizes["N"],
+        k=product.sizes["K"],
         dtype=product.dtype,
         layout=product.layout,
         gpu=product.spec.name,
@@ -307,17 +258,25 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
 
 
 def _tiles(product: ProductExplained) -> Remark:
-    tiled = product.tiled
+    rows, columns, splits = product.tile
+    m, n, _ = product.sizes.values()
+    tiles_m, tiles_n, sms = -(-m // rows), -(-n // columns), product.spec.sms
+    units = tiles_m * tiles_n * splits
+    waves = -(-units // sms)
     return remark(
         "The library's likely tile is {rows}x{columns}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} "
         "multiprocessors, the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
-        tiled,
         kind="predicted",
-        split=f" x {tiled.splits} slices of K" if tiled.splits > 1 else "",
-        waves="1 wave" if tiled.waves == 1 else f"{tiled.waves} waves",
-        last=Quantity(tiled.last_wave, "%"),
-        area=Quantity(tiled.tile_efficiency, "%"),
-        used=Quantity(tiled.wave_efficiency, "%"),
+        rows=rows,
+        columns=columns,
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        split=f" x {splits} slices of K" if splits > 1 else "",
+        waves=counted(waves, "wave"),
+        sms=sms,
+        last=Quantity(units / sms - (waves - 1), "%"),
+        area=Quantity(m * n / (tiles_m * rows * tiles_n * columns), "%"),
+        used=Quantity(units / (waves * sms), "%"),
     )
 
 

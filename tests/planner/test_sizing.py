@@ -18,7 +18,7 @@ from pyperf_suite.planner.laws.explained import MEANINGS
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
-from pyperf_suite.planner.product_explained import TiledProduct, explain_product, findings_of_product
+from pyperf_suite.planner.product_explained import findings_of_product, priced_product
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
@@ -222,8 +222,8 @@ def test_what_cannot_be_sized_is_one_sentence_and_exit_code_2(command, arguments
     assert len(result.output.strip().splitlines()) == 1
 
 
-def product(prices, m, n, k):
-    return explain_product(H200, prices, TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", "TN")
+def product(prices, m, n, k, layout="TN", tile=(128, 128, 1)):
+    return priced_product(H200, prices, (m, n, k), "bf16", layout, tile)
 
 
 def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
@@ -237,7 +237,7 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
 
 @pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
 def test_only_dimensions_along_which_rows_lie_have_to_divide(made_up, layout, names):
-    odd = explain_product(H200, made_up, TiledProduct(4097, 4097, 128, 128, 1, H200.sms), 4097, "bf16", layout)
+    odd = product(made_up, 4097, 4097, 4097, layout)
     assert names in {each.values.get("names") for each in findings_of_product(odd).remarks}
 
 
@@ -252,12 +252,17 @@ def test_a_better_size_has_the_interval_of_the_laws_error(made_up, made_up_with)
     assert product(made_up, 4096, 8192, 4096).better == ()
 
 
-def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does():
-    tiled = TiledProduct(m=2304, n=4608 + 1, rows=256, columns=128, splits=1, sms=108)
-    assert (tiled.tiles_m, tiled.tiles_n, tiled.units, tiled.waves) == (9, 37, 333, 4)
-    assert tiled.last_wave == pytest.approx(9 / 108)
-    assert tiled.wave_efficiency == pytest.approx(333 / 432)
-    assert tiled.tile_efficiency == pytest.approx(2304 * 4609 / (333 * 256 * 128))
+def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
+    (tiled,) = printed(product(made_up, 2304, 4608 + 1, 512, tile=(256, 128, 1)), "tiles_m", "last")
+    assert (tiled["tiles_m"], tiled["tiles_n"], tiled["waves"]) == (9, 37, "3 waves")
+    assert tiled["last"].value == pytest.approx((333 - 2 * 132) / 132)
+    assert tiled["used"].value == pytest.approx(333 / 396)
+    assert tiled["area"].value == pytest.approx(2304 * 4609 / (333 * 256 * 128))
+
+
+def printed(explained, *names):
+    values = [each.values for each in findings_of_product(explained).remarks]
+    return [each for each in values if set(names) <= set(each)]
 
 
 @pytest.mark.parametrize(
