@@ -174,7 +174,7 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
         yield _how_taken(min(timed, key=lambda each: len(each.rates)))
         yield _fastest(model, timed, len(found))
         yield from (_compared(timed, *each) for each in COMPARED)
-        yield from _headroom(timed)
+        yield _headroom(timed)
         yield table(model, COLUMNS, timed)
         yield _figure(model, found, name)
     yield table("Experiments without a time", LOST, (each for each in found if each.lost))
@@ -245,25 +245,16 @@ def _compared(
     return remark(sentence, effect="measured", measured=measured, **values)
 
 
-def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
-    """What the fastest leaves unused and what that is worth, and who is too near the limit for a long run."""
-    near = [(each.room, each.name) for each in timed if each.room and each.room[0] > NEAR_LIMIT * each.room[1]]
-    if near:
-        (used, limit), name = max(near)
-        yield remark(
-            "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: fragmentation "
-            "may end a long run ({count} of {configurations} configurations are as near)",
-            kind="caution",
-            configuration=name,
-            used=used,
-            limit=limit,
-            count=len(near),
-            configurations=len(timed),
-        )
+def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
+    """What the fastest leaves unused of a rank's memory, and what a larger micro-batch is worth."""
     best = timed[0]
-    if best.room is None or best.room[0] > NEAR_LIMIT * best.room[1]:
-        return
+    if best.room is None:
+        return None
     p, (used, limit) = best.parameters, best.room
+    values: dict[str, Any] = {"configuration": best.name, "used": used, "limit": limit, "unused": limit - used}
+    if used > NEAR_LIMIT * limit:
+        sentence = "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: "
+        return remark(sentence + "fragmentation may end a long run", kind="caution", **values)
     sequences = p.batch * p.micro_batches
     possible = [
         size for size in range(p.batch, sequences + 1) if sequences % size == 0 and sequences // size >= p.pipeline
@@ -271,17 +262,14 @@ def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
     batch = largest_batch(used, best.growing_bytes, p.batch, limit, possible)
     larger = replace(p, batch=batch, micro_batches=sequences // batch)
     measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
-    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
     gain = _faster([(best, measured)]) if measured and measured is not best else None
     if batch == p.batch:
-        sentence += ", and no larger micro-batch than its {own} divides the global batch and fits"
-    elif gain is not None:
-        sentence += ": its micro-batch could be {batch} instead of {own}, which trains {gain} as fast"
+        worth = ", and no larger micro-batch than its {own} divides the global batch and fits"
     else:
-        sentence += ": its micro-batch could be {batch} instead of {own}; what that gains was not measured"
-    yield remark(
-        sentence, configuration=best.name, unused=limit - used, limit=limit, batch=batch, own=p.batch, gain=gain
-    )
+        worth = ": its micro-batch could be {batch} instead of {own}"
+        worth += ", which trains {gain} as fast" if gain else "; what that gains was not measured"
+    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
+    return remark(sentence + worth, batch=batch, own=p.batch, gain=gain, **values)
 
 
 def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:

@@ -102,26 +102,32 @@ class StudyResult:
         return replace(usual, seconds=seconds, low=low, high=high, by_process=times, within=within)
 
     @cached_property
-    def rank_memory(self) -> tuple[Memory, ...]:
-        """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
+    def rank_bytes(self) -> Mapping[str, list[float]]:
+        """Bytes of each rank as the engine counted them; the same in each experiment, so the last one's."""
         reported = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
-        columns = reported if isinstance(reported, dict) else {}
-        known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
-        return tuple(
-            {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
-            for rank in range(min(map(len, columns.values()), default=0))
-        )
+        return reported if isinstance(reported, dict) else {}
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes of the fullest rank by part; nothing where nobody counted."""
+        known = {part: [self.rank_bytes.get(name, []) for name in names] for part, names in PARTS.items()}
+        ranks = [
+            {
+                part: float(sum(each[rank] for each in counted if each))
+                for part, counted in known.items()
+                if any(counted)
+            }
+            for rank in range(min(map(len, self.rank_bytes.values()), default=0))
+        ]
+        return max(ranks, key=held, default={})
 
     @cached_property
     def room(self) -> tuple[float, float] | None:
         """Bytes that the system sees a rank take, and those it has, of the fullest rank; None if unknown."""
-        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes", {}) if self.timed else {}
-        used = columns.get("reserved_bytes", columns.get("resident_bytes"))
+        used = self.rank_bytes.get("reserved_bytes", self.rank_bytes.get("resident_bytes", []))
         limit = self.timed[-1].sampling.get("memory_limit_bytes", math.inf) if self.timed else math.inf
-        ranks = [
-            (own, min(limit, there)) for own, there in zip(used or (), columns.get("capacity_bytes", ()), strict=False)
-        ]
-        return max(ranks, key=lambda each: each[0] / each[1], default=None)
+        capacities = [min(limit, capacity) for capacity in self.rank_bytes.get("capacity_bytes", [])]
+        return max(zip(used, capacities, strict=False), key=lambda rank: rank[0] / rank[1], default=None)
 
     @property
     def growing_bytes(self) -> float:
@@ -129,11 +135,6 @@ class StudyResult:
         memory = self.memory
         states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
         return memory.get("activations", max(0.0, memory.get("peak", states) - states))
-
-    @property
-    def memory(self) -> Memory:
-        """Of the fullest rank; nothing where nobody counted."""
-        return max(self.rank_memory, key=held, default={})
 
     @property
     def flop_per_s(self) -> float:
