@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,11 +44,6 @@ class TimeBreakdown:
     def seconds(self) -> float:
         """Of all calls."""
         return sum(self.causes.values())
-
-    @property
-    def flop(self) -> float:
-        """2·M·N·K of all calls of a product, 0 for other work."""
-        return 2.0 * float(np.prod(self.sizes, dtype=np.float64)) * self.calls if self.law == "gemm" else 0.0
 
     @property
     def lost(self) -> list[tuple[str, float]]:
@@ -370,11 +366,14 @@ def _sizes_of(part: TimeBreakdown) -> str:
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
-    def lost(part: TimeBreakdown) -> tuple[str, float] | tuple[None, None]:
+    def rate(part: TimeBreakdown) -> float | None:
+        """2·M·N·K of all calls of a product a second, None for other work."""
+        return 2.0 * math.prod(part.sizes) * part.calls / part.seconds if part.law == "gemm" else None
+
+    def lost(part: TimeBreakdown) -> tuple[str | None, float | None]:
         """The main cause, and the share of the part's time that it takes."""
-        if not part.lost or part.lost[0][1] < 0.01 * part.seconds:
-            return None, None
-        return part.lost[0][0], part.lost[0][1] / part.seconds
+        cause, seconds = part.lost[0] if part.lost else ("", 0.0)
+        return (cause, seconds / part.seconds) if seconds >= 0.01 * part.seconds else (None, None)
 
     return table(
         "Where a micro-batch goes",
@@ -384,7 +383,7 @@ def _products(sizing: Sizing) -> Table:
             Column("calls", lambda part: f"{part.calls:g}", priority=0),
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),
-            Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
+            Column("rate", rate, "TFLOP/s"),
             Column("lost to", lambda part: lost(part)[0]),
             Column("of its time", lambda part: lost(part)[1], "%"),
         ),

@@ -38,13 +38,8 @@ MOST_TOKENS = 1 << 26
 
 
 def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
-    """All fields of the changed model, 0 where they follow from others as they did before.
-
-    Values may be arrays. Raises UserError for a name that is no dimension.
-    """
+    """All fields of the changed model, 0 where they follow from others as they did before. Values may be arrays."""
     values = {field.name: getattr(model, field.name) for field in fields(model)}
-    if unknown := changes.keys() - values.keys():
-        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
     if model.kv_heads == model.heads:
         values["kv_heads"] = 0
     if model.head_dim * model.heads == model.hidden:
@@ -69,14 +64,6 @@ def resized(model: ModelDimensions, **changes: int) -> ModelDimensions:
     return ModelDimensions(**following(model, changes))
 
 
-# A formula branches on these, so one grid has one of each.
-ONE_FOR_ALL = tuple(
-    field.name
-    for field in fields(ModelDimensions)
-    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window")
-)
-
-
 class ModelGrid(ModelDimensions):
     """Models whose dimensions are integers or int64 arrays that broadcast together; made by `around`.
 
@@ -90,15 +77,9 @@ class ModelGrid(ModelDimensions):
     def around(cls, model: ModelDimensions, **changes: ArrayLike) -> ModelGrid:
         """The model with some dimensions varied; what followed from them before follows again, as in `resized`.
 
-        Raises UserError for a name that is no dimension and for sizes below 1, ValueError for a dimension that all
-        models of a grid must share.
+        What a formula branches on, as `experts`, is one for all models of a grid.
         """
-        if shared := changes.keys() & set(ONE_FOR_ALL):
-            raise ValueError(f"{min(shared)} is one for all models of a grid")
         varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
-        for name, sizes in varied.items():
-            if sizes.size and sizes.min() < 1:
-                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was requested.")
         return cls(**following(model, varied))
 
     def __post_init__(self) -> None:
