@@ -77,11 +77,8 @@ def test_the_grid_costs_each_candidate_what_it_costs_alone(model, made_up):
 def test_the_list_is_a_pareto_front(made_up):
     found = search(Setting(GPT, 4096, micro_batch=2), Bounds(), made_up)
     assert len(found.pareto) > 2
-    for one in found.pareto:
-        for other in found.pareto:
-            better = (one.time_ratio < other.time_ratio, one.parameters > other.parameters,
-                      one.memory_bytes < other.memory_bytes)  # fmt: skip
-            assert one is other or not all(better)
+    costs = np.array([(one.time_ratio, -one.parameters, one.memory_bytes) for one in found.pareto])
+    assert not np.any(np.all(costs[:, None] < costs, axis=2))
 
 
 def test_many_candidates_ask_for_each_shape_once(made_up):

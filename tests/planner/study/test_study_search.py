@@ -140,14 +140,6 @@ def test_a_search_is_of_one_model_and_by_at_least_two_pairs() -> None:
         rule_of(1)
 
 
-@pytest.mark.slow
-def test_noise_alone_passes_as_often_as_is_said() -> None:
-    chance, kept = random.Random(1), 0
-    for _ in range(2000):
-        kept += rule_of(3).decide([chance.gauss(0, 0.1) for _ in range(3)], final=True).word == "faster"
-    assert 0.09 < kept / 2000 < 0.16
-
-
 def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
     class Asked(Workers):
         def __init__(self) -> None:
