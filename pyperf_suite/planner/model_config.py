@@ -140,7 +140,12 @@ def _is_windowed_in_gemma3(fields: ConfigFields, layer: int) -> bool:
     return (layer + 1) % fields.count("sliding_window_pattern", "_sliding_window_pattern", default=6, at_least=1) != 0
 
 
-# Dimensions of a family: values, or readers of its fields. What is 0 follows from others.
+def _family(*families: Mapping[str, Any], **sizes: Any) -> dict[str, Any]:
+    """Dimensions of a family, later ones in place of earlier ones: values, or readers of its fields."""
+    return {name: size for family in (*families, sizes) for name, size in family.items()}
+
+
+# What is 0 follows from others.
 TIED = {"tied": _flag("tie_word_embeddings", True)}
 BASE: dict[str, Any] = {
     "layers": _count("num_hidden_layers"),
@@ -151,155 +156,155 @@ BASE: dict[str, Any] = {
     "tied": _flag("tie_word_embeddings"),
 }
 # Gated MLPs, RMSNorm, no learned positions.
-DECODER: dict[str, Any] = BASE | {
-    "kv_heads": _count("num_key_value_heads", default=0, at_least=1),
-    "head_dim": _count("head_dim", default=0, at_least=1),
-    "gated": True,
-}
+DECODER: dict[str, Any] = _family(
+    BASE,
+    kv_heads=_count("num_key_value_heads", default=0, at_least=1),
+    head_dim=_count("head_dim", default=0, at_least=1),
+    gated=True,
+)
 HEADS_OF_128 = {"head_dim": _count("head_dim", default=128, at_least=1)}
 HEADS_OF_256 = {"head_dim": _count("head_dim", default=256, at_least=1)}
 WINDOWS_IN_ALL = _windows(lambda *_: True)
-LLAMA = DECODER | _biases() | {"mlp_bias": _flag("mlp_bias")}
-QWEN = DECODER | {
+LLAMA = _family(DECODER, _biases(), mlp_bias=_flag("mlp_bias"))
+QWEN = _family(
+    DECODER,
     # None unless requested; then of the layers behind the first so many.
-    "window": lambda fields: fields.count("sliding_window", default=4096) * fields.flag("use_sliding_window"),
-    "windowed_layers": _layers_where(
+    window=lambda fields: fields.count("sliding_window", default=4096) * fields.flag("use_sliding_window"),
+    windowed_layers=_layers_where(
         lambda fields, layer: layer >= fields.count("max_window_layers", default=28), "sliding_attention"
     ),
-}
-QWEN_EXPERTS = _experts("num_experts") | {
-    "expert_ffn": _count("moe_intermediate_size", at_least=1),
-    "dense_layers": _layers_where(_is_dense_in_qwen),
-}
-DEEPSEEK_EXPERTS = _experts("n_routed_experts", default=0) | {
-    "expert_ffn": _count("moe_intermediate_size", at_least=1),
-    "shared_ffn": lambda fields: fields.count("moe_intermediate_size") * fields.count("n_shared_experts", default=0),
+)
+QWEN_EXPERTS = _family(
+    _experts("num_experts"),
+    expert_ffn=_count("moe_intermediate_size", at_least=1),
+    dense_layers=_layers_where(_is_dense_in_qwen),
+)
+DEEPSEEK_EXPERTS = _family(
+    _experts("n_routed_experts", default=0),
+    expert_ffn=_count("moe_intermediate_size", at_least=1),
+    shared_ffn=lambda fields: fields.count("moe_intermediate_size") * fields.count("n_shared_experts", default=0),
     # It balances the load instead of a loss.
-    "router_bias": True,
-    "dense_layers": _layers_where(_is_dense_in_deepseek),
-}
-DEEPSEEK = (
-    DECODER
-    | _biases()
-    | DEEPSEEK_EXPERTS
-    | {
-        "kv_heads": 0,
-        "head_dim": lambda fields: fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim"),
-        "rope_head_dim": _count("qk_rope_head_dim"),
-        "value_head_dim": _count("v_head_dim"),
-        "query_rank": _count("q_lora_rank", default=0),
-        "latent_rank": _count("kv_lora_rank", at_least=1),
-    }
+    router_bias=True,
+    dense_layers=_layers_where(_is_dense_in_deepseek),
+)
+DEEPSEEK = _family(
+    DECODER,
+    _biases(),
+    DEEPSEEK_EXPERTS,
+    kv_heads=0,
+    head_dim=lambda fields: fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim"),
+    rope_head_dim=_count("qk_rope_head_dim"),
+    value_head_dim=_count("v_head_dim"),
+    query_rank=_count("q_lora_rank", default=0),
+    latent_rank=_count("kv_lora_rank", at_least=1),
 )
 # With the head that predicts masked words, which BERT is trained through, and without the pooler.
-BERT = (
-    BASE
-    | TIED
-    | {
-        "positions": _count("max_position_embeddings"),
-        "bias": True,
-        "causal": False,
-        "head_transform": True,
-        "other_parameters": lambda fields: fields.count("hidden_size") * fields.count("type_vocab_size", default=2),
-    }
+BERT = _family(
+    BASE,
+    TIED,
+    positions=_count("max_position_embeddings"),
+    bias=True,
+    causal=False,
+    head_transform=True,
+    other_parameters=lambda fields: fields.count("hidden_size") * fields.count("type_vocab_size", default=2),
 )
 # Sources: each family's configuration and modelling code in huggingface/transformers.
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": BERT,
-    "bloom": BASE
-    | TIED
-    | {
-        "layers": _count("n_layer", "num_hidden_layers"),
-        "hidden": _count("hidden_size", "n_embed"),
-        "heads": _count("n_head", "num_attention_heads"),
-        "ffn": lambda fields: 4 * fields.count("hidden_size", "n_embed"),
-        "bias": True,
+    "bloom": _family(
+        BASE,
+        TIED,
+        layers=_count("n_layer", "num_hidden_layers"),
+        hidden=_count("hidden_size", "n_embed"),
+        heads=_count("n_head", "num_attention_heads"),
+        ffn=lambda fields: 4 * fields.count("hidden_size", "n_embed"),
+        bias=True,
         # The norm of the embeddings.
-        "other_parameters": lambda fields: 2 * fields.count("hidden_size", "n_embed"),
-    },
-    "deepseek_v2": DEEPSEEK | {"router_bias": False},
+        other_parameters=lambda fields: 2 * fields.count("hidden_size", "n_embed"),
+    ),
+    "deepseek_v2": _family(DEEPSEEK, router_bias=False),
     "deepseek_v3": DEEPSEEK,
-    "deepseek_v32": DEEPSEEK | {"other_parameters": _indexer},
-    "gemma": DECODER | HEADS_OF_256 | TIED,
-    "gemma2": DECODER | HEADS_OF_256 | TIED | _windows(lambda _, layer: layer % 2 == 0, 4096) | {"norms": 4},
+    "deepseek_v32": _family(DEEPSEEK, other_parameters=_indexer),
+    "gemma": _family(DECODER, HEADS_OF_256, TIED),
+    "gemma2": _family(DECODER, HEADS_OF_256, TIED, _windows(lambda _, layer: layer % 2 == 0, 4096), norms=4),
     # Published configurations leave out what is Gemma3TextConfig's default.
-    "gemma3_text": DECODER
-    | HEADS_OF_256
-    | TIED
-    | _windows(_is_windowed_in_gemma3, 4096)
-    | {
-        "heads": _count("num_attention_heads", default=8),
-        "kv_heads": _count("num_key_value_heads", default=4, at_least=1),
-        "vocab": _count("vocab_size", default=262_208),
-        "norms": 4,
-        "qk_norm": True,
-    },
-    "glm4_moe": DECODER
-    | HEADS_OF_128
-    | DEEPSEEK_EXPERTS
-    | {
-        "qkv_bias": _flag("attention_bias"),
-        "qk_norm": _flag("use_qk_norm"),
-    },
-    "gpt2": BASE
-    | TIED
-    | {
-        "layers": _count("n_layer"),
-        "hidden": _count("n_embd"),
-        "heads": _count("n_head"),
-        "ffn": lambda fields: fields.count("n_inner", default=4 * fields.count("n_embd"), at_least=1),
-        "positions": _count("n_positions", "n_ctx"),
-        "bias": True,
-    },
-    "gpt_neox": BASE | _biases(default=True) | {"mlp_bias": True, "norm_bias": True},
-    "gpt_oss": DECODER
-    | _experts("num_local_experts", top_k=4)
-    | _biases(True)
-    | _windows(lambda _, layer: layer % 2 == 0, 128)
-    | {
-        "mlp_bias": True,
-        "router_bias": True,
+    "gemma3_text": _family(
+        DECODER,
+        HEADS_OF_256,
+        TIED,
+        _windows(_is_windowed_in_gemma3, 4096),
+        heads=_count("num_attention_heads", default=8),
+        kv_heads=_count("num_key_value_heads", default=4, at_least=1),
+        vocab=_count("vocab_size", default=262_208),
+        norms=4,
+        qk_norm=True,
+    ),
+    "glm4_moe": _family(
+        DECODER,
+        HEADS_OF_128,
+        DEEPSEEK_EXPERTS,
+        qkv_bias=_flag("attention_bias"),
+        qk_norm=_flag("use_qk_norm"),
+    ),
+    "gpt2": _family(
+        BASE,
+        TIED,
+        layers=_count("n_layer"),
+        hidden=_count("n_embd"),
+        heads=_count("n_head"),
+        ffn=lambda fields: fields.count("n_inner", default=4 * fields.count("n_embd"), at_least=1),
+        positions=_count("n_positions", "n_ctx"),
+        bias=True,
+    ),
+    "gpt_neox": _family(BASE, _biases(default=True), mlp_bias=True, norm_bias=True),
+    "gpt_oss": _family(
+        DECODER,
+        _experts("num_local_experts", top_k=4),
+        _biases(True),
+        _windows(lambda _, layer: layer % 2 == 0, 128),
+        mlp_bias=True,
+        router_bias=True,
         # A learned sink for each head's softmax.
-        "other_parameters": lambda fields: fields.count("num_hidden_layers") * fields.count("num_attention_heads"),
-    },
+        other_parameters=lambda fields: fields.count("num_hidden_layers") * fields.count("num_attention_heads"),
+    ),
     "granite": LLAMA,
     "kimi_k2": DEEPSEEK,
     "llama": LLAMA,
     # Experts and a shared one in every so many layers; most layers see only their chunk of the sequence.
-    "llama4_text": DECODER
-    | HEADS_OF_128
-    | _biases()
-    | _experts("num_local_experts", default=16, top_k=1)
-    | {
-        "ffn": _count("intermediate_size_mlp", default=16384, at_least=1),
-        "expert_ffn": _count("intermediate_size", at_least=1),
-        "shared_ffn": _count("intermediate_size", at_least=1),
-        "dense_layers": _layers_where(_is_dense_in_llama4),
-        "window": _count("attention_chunk_size", default=8192, at_least=1),
-        "windowed_layers": _layers_where(
+    "llama4_text": _family(
+        DECODER,
+        HEADS_OF_128,
+        _biases(),
+        _experts("num_local_experts", default=16, top_k=1),
+        ffn=_count("intermediate_size_mlp", default=16384, at_least=1),
+        expert_ffn=_count("intermediate_size", at_least=1),
+        shared_ffn=_count("intermediate_size", at_least=1),
+        dense_layers=_layers_where(_is_dense_in_llama4),
+        window=_count("attention_chunk_size", default=8192, at_least=1),
+        windowed_layers=_layers_where(
             lambda fields, layer: (layer + 1) % fields.count("no_rope_layer_interval", default=4, at_least=1) != 0,
             "chunked_attention",
         ),
-        "chunked": True,
-    },
-    "mistral": DECODER | WINDOWS_IN_ALL,
-    "mixtral": DECODER | WINDOWS_IN_ALL | _experts("num_local_experts", top_k=2),
-    "olmo": DECODER | _biases() | {"norm_weight": False},
-    "olmo2": DECODER | {"other_parameters": _norms_over_all_heads},
-    "olmoe": DECODER | _experts("num_experts", default=64, top_k=8) | {"other_parameters": _norms_over_all_heads},
-    "phi3": DECODER | WINDOWS_IN_ALL,
-    "qwen2": QWEN | {"qkv_bias": True},
-    "qwen2_moe": QWEN
-    | QWEN_EXPERTS
-    | {
-        "qkv_bias": _flag("qkv_bias", True),
-        "shared_ffn": _count("shared_expert_intermediate_size"),
-        "shared_gate": True,
-    },
-    "qwen3": QWEN | HEADS_OF_128 | _biases() | {"qk_norm": True},
-    "qwen3_moe": QWEN | QWEN_EXPERTS | _biases() | {"qk_norm": True},
+        chunked=True,
+    ),
+    "mistral": _family(DECODER, WINDOWS_IN_ALL),
+    "mixtral": _family(DECODER, WINDOWS_IN_ALL, _experts("num_local_experts", top_k=2)),
+    "olmo": _family(DECODER, _biases(), norm_weight=False),
+    "olmo2": _family(DECODER, other_parameters=_norms_over_all_heads),
+    "olmoe": _family(DECODER, _experts("num_experts", default=64, top_k=8), other_parameters=_norms_over_all_heads),
+    "phi3": _family(DECODER, WINDOWS_IN_ALL),
+    "qwen2": _family(QWEN, qkv_bias=True),
+    "qwen2_moe": _family(
+        QWEN,
+        QWEN_EXPERTS,
+        qkv_bias=_flag("qkv_bias", True),
+        shared_ffn=_count("shared_expert_intermediate_size"),
+        shared_gate=True,
+    ),
+    "qwen3": _family(QWEN, HEADS_OF_128, _biases(), qk_norm=True),
+    "qwen3_moe": _family(QWEN, QWEN_EXPERTS, _biases(), qk_norm=True),
     "roberta": BERT,
-    "smollm3": DECODER | TIED,
+    "smollm3": _family(DECODER, TIED),
 }
 # What families have in the place of attention, in all of their layers or in most.
 NOT_PRICED = {
