@@ -47,11 +47,6 @@ class BetterSize:
     low: float
     high: float
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether it is better by more than the law's error."""
-        return self.low > 1
-
 
 @dataclass(frozen=True)
 class ProductExplained:
@@ -158,7 +153,7 @@ def priced_product(
 def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
     """For each dimension the next smaller and the next larger size of about the best rate on that side.
 
-    Sides on which no size is better than the present one are left out.
+    Sides on which no size is better than the present one by more than the law's error are left out.
     """
     for name, present in sizes.items():
         step = elements_in(NEEDED_BYTES, element_bytes)
@@ -179,17 +174,15 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
                 continue
             nearest = good[np.argmin(np.abs(tried[name][good] - present))]
             ratio = float(rate[nearest] / rate[0])
-            if ratio > 1 + AS_GOOD:
+            low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
+            if ratio > 1 + AS_GOOD and low > 1:
                 size = int(tried[name][nearest])
-                low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
                 high = ratio * float(np.exp(np.hypot(above[0], below[nearest])))
                 yield BetterSize(name, present, size, float(seconds[nearest]), ratio, low, high)
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
     """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
-    sure = [better for better in product.better if better.is_sure]
-    unsure = [better for better in product.better if not better.is_sure]
     return findings(
         _time(product),
         _tiles(product),
@@ -197,20 +190,14 @@ def findings_of_product(product: ProductExplained) -> Findings:
         _bound(product),
         _alignment(product),
         _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
-        None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
+        None if product.better else remark(_NO_BETTER),
         table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
-        table("Next good sizes", SIZES, [(better, product) for better in sure]),
-        remark(
-            "Gains within the law's error: {sizes}.",
-            kind="predicted",
-            sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
-        )
-        if unsure
-        else None,
+        table("Next good sizes", SIZES, [(better, product) for better in product.better]),
         remark(legend(cause for cause, _ in product.main_causes)),
     )
 
 
+_NO_BETTER = "No size up to a quarter smaller or larger does its work faster by more than the law's error."
 _EXTRAPOLATED = remark(
     "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
 )
