@@ -31,7 +31,7 @@ from pyperf_suite.planner.study.grid import (
     read_study,
     search_axes,
 )
-from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
+from pyperf_suite.planner.study.search import StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment, ranks_here
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
@@ -282,12 +282,12 @@ def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> P
 class StudyWorkers(Workers):
     """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
 
-    Records say, under `sampling`, the limit on memory and what a search made of the answer.
+    Records keep, under `sampling`, the limit on memory and the note of a search.
     """
 
     def __init__(self, workers: Workers, refused: Mapping[str, str], limit_bytes: float) -> None:
         self._workers, self._refused, self.limit_bytes = workers, refused, limit_bytes
-        self.note: Note | None = None
+        self.note: Mapping[str, Any] | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
         reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
@@ -299,7 +299,7 @@ class StudyWorkers(Workers):
         ]
         measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
         for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
-            noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+            noted: dict[str, Any] = {"search": dict(self.note)} if self.note else {}
             noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
             yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
 
@@ -311,19 +311,19 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorke
     """The grid searched: a line for each experiment on standard error, the path in the records."""
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
 
-    def measure(case: Case, experiment: int, note: Note) -> Record | None:
+    def measure(case: Case, experiment: int, note: Mapping[str, Any]) -> Record | None:
         for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
             workers.note = note
             record = session.measure_trial(planned, process)
             workers.note = None
-            noted = record.sampling.get("search", {})
-            said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"step {note['step']}: {_outcome(planned, record)}", highlight=False, markup=False, soft_wrap=True
+            )
             return record
         return None
 
     pairs = session.plan.profile.processes
-    search = StudySearch([each.case for each in wanted], measure, pairs, workers.limit_bytes)
+    search = StudySearch([each.case for each in wanted], measure, pairs)
     with kept_when_interrupted(session):
         session.open()
         search.run()

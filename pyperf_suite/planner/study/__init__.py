@@ -29,12 +29,11 @@ from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
 from pyperf_suite.planner.study.results import (
     PARTS,
-    SearchStep,
     StudyResult,
     held,
     results_of,
-    search_steps,
 )
+from pyperf_suite.planner.study.search import SearchStep, search_steps
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training import Checkpointing

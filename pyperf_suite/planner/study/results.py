@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,8 +27,6 @@ PARTS = {
     "peak": ("peak_bytes",),
 }
 CONFIDENCE = 0.95
-# What a search says of a configuration that it tried.
-FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Memory = Mapping[str, float]
 """Bytes of one rank by those of `PARTS` that are known."""
@@ -147,60 +145,6 @@ class StudyResult:
         gpu = gpu_of(self.trials[0].identity)
         peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
-
-
-@dataclass(frozen=True)
-class SearchStep:
-    """One step of a search: what was tried in place of the best so far, as its records note it.
-
-    `change` names the axis with both values, and `verdict` is empty where the run ended first. `speed` is relative to
-    the best so far, by live pairs.
-    """
-
-    number: int
-    case: Case
-    change: str
-    verdict: str
-    runs: int
-    of: int
-    speed: Quantity | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.verdict in (FITS, FASTER)
-
-
-def search_steps(records: Iterable[Record]) -> list[SearchStep]:
-    """The path of a search, from its records; none of a run that was no search."""
-    latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
-    cases = {record.case_id: record.parsed_case() for record in latest.values()}
-    steps: dict[int, list[Record]] = {}
-    for record in latest.values():
-        steps.setdefault(record.sampling["search"]["step"], []).append(record)
-    return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
-
-
-def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Case]) -> SearchStep:
-    notes = [record.sampling["search"] for record in records]
-    tried = next(r for r, note in zip(records, notes, strict=True) if note["role"] != "incumbent")
-    last = next((note for note in notes if "verdict" in note), notes[-1])
-    axis, before = last["axis"], cases.get(last.get("against", ""))
-    values = [str(getattr(each.parameters, axis)) for each in (before, cases[tried.case_id]) if each and before]
-    value, low, high = last.get("speed", [None] * 3)
-    return SearchStep(
-        number,
-        cases[tried.case_id],
-        f"{axis.replace('_', ' ')} {' to '.join(values)}".strip(),
-        last.get("verdict", ""),
-        sum(record.outcome != "unsupported" for record in records),
-        last["of"],
-        Quantity(value, "x", low, high, last["pairs"]) if value else None,
-    )
-
-
-def used_bytes(details: Mapping[str, Any]) -> float:
-    """What a rank takes of its memory at most: on a GPU what torch's allocator reserved, else its resident set."""
-    return float(details.get("reserved_bytes", details.get("resident_bytes", 0)))
 
 
 def held(memory: Memory) -> float:

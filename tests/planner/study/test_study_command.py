@@ -23,7 +23,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.commands.study_run import of_this_world
 from pyperf_suite.planner.study.grid import cases_of, default_axes
-from pyperf_suite.planner.study.results import results_of, search_steps
+from pyperf_suite.planner.study.results import results_of
+from pyperf_suite.planner.study.search import search_steps
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool, Workers
