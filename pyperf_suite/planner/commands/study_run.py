@@ -135,11 +135,15 @@ def run_study(
     cases = requested.cases_here(where)
     wanted = cases if only is None else chosen(cases, only)
     run = requested.run
-    profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
     if requested.search:
         rule_of(run.experiments)
-        # A run of another kind: it is not resumed by who asks for the whole grid.
-        profile = replace(profile, name=f"search, {profile.name}")
+    profile = Profile(
+        # A search is a run of another kind: it is not resumed by who asks for the whole grid. Experiments can be added.
+        f"{'search, ' if requested.search else ''}{run.steps} steps after {run.warm_up}",
+        processes=run.experiments,
+        effort=Effort(SteadyRule(launches=run.warm_up), StopRule.exactly(run.steps, BLOCK_SHARE * deadline_s)),
+        purpose="throughput over a given number of steps",
+    )
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
     if tell:
@@ -265,20 +269,6 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
         session.finish()
 
 
-def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> Profile:
-    """`steps` samples of one launch each after `warm_up` launches, in as many processes as there are experiments.
-
-    Taken back to back in blocks of up to `block_s`. How many experiments is no part of the name: more of them can be
-    added to a run.
-    """
-    return Profile(
-        f"{steps} steps after {warm_up}",
-        processes=experiments,
-        effort=Effort(SteadyRule(launches=warm_up), StopRule.exactly(steps, block_s)),
-        purpose="throughput over a given number of steps",
-    )
-
-
 class StudyWorkers(Workers):
     """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
 
@@ -292,13 +282,9 @@ class StudyWorkers(Workers):
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
         reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
         left = [number for number, reason in reasons.items() if reason is None]
-        answers = [
-            (number, {"outcome": "unsupported", "reason": reason})
-            for number, reason in reasons.items()
-            if reason is not None
-        ]
+        refused = [(number, {"outcome": "unsupported", "reason": why}) for number, why in reasons.items() if why]
         measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
-        for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
+        for number, answer in chain(refused, ((left[each], found) for each, found in measured)):
             noted: dict[str, Any] = {"search": dict(self.note)} if self.note else {}
             noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
             yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
