@@ -202,7 +202,6 @@ def test_size_reads_a_config(command, tmp_path):
         (("--ffn", "99999999999"), "beyond the"),
         (("--gpu", "H2000"), "H200"),
         (("--vary", "head"), "did you mean heads"),
-        (("--parameter-change", "nan"), "between 0 and 100 %, but nan"),
         (("--gpu", "A100", "--dtype", "fp8"), "no units for 'fp8'"),
         (("--seq", "-1"), "seq has to lie"),
         (("--calibration", "absent.npz"), "no calibration at absent.npz"),

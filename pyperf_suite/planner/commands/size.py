@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import all_option, json_option, options
+from pyperf_suite.cli.options import Finite, all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
-    Percent,
     answer,
     gpu_options,
     model_options,
@@ -54,7 +53,7 @@ dtype_option = click.option(
         }
     ),
     *(
-        click.option(name, type=Percent(), default=default, show_default=True, metavar="PERCENT", help=text)
+        click.option(name, type=Finite(0, 100), default=default, show_default=True, metavar="PERCENT", help=text)
         for name, default, text in (
             ("--parameter-change", 2.0, "Largest change of the number of parameters. Example: --parameter-change 5."),
             ("--reach", 15.0, "Largest change of each width. Example: --reach 30."),
