@@ -102,17 +102,18 @@ def checks(setting: Setting, prices: KernelPrices) -> list[SizeCheck]:
 def _kept(setting: Setting, name: str, multiple: int) -> Setting | None:
     """The setting with the nearest size that keeps the rule, of a vocabulary a larger one; None if there is none."""
     model = setting.model
-    if name == TOKENS:
-        return replace(setting, seq=round_up(setting.seq, multiple))
-    size, queries = getattr(model, name), model.heads * model.head_dim
+    size = setting.seq if name == TOKENS else getattr(model, name)
+    queries = model.heads * model.head_dim
     up = round_up(size, multiple)
-    tried = [up] if name == "vocab" else [up, max(multiple, up - multiple)]
+    tried = [up] if name in ("vocab", TOKENS) else [up, max(multiple, up - multiple)]
     if name == "head_dim":
         tried = [head_dim for head_dim in HEAD_DIMS if head_dim % multiple == 0 and queries % head_dim == 0]
     # Another hidden keeps heads as they are, which need not fill it; another head_dim the width of all together.
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim} if name == "hidden" else {}
     for other in sorted(tried, key=lambda other: abs(other - size)):
         try:
+            if name == TOKENS:
+                return replace(setting, seq=other)
             changed = heads | {name: other} | ({"heads": queries // other} if name == "head_dim" else {})
             return replace(setting, model=resized(model, **changed))
         except UserError:
