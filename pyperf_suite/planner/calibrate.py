@@ -39,7 +39,7 @@ Fit = Callable[[NDArray[np.intp]], Callable[[NDArray[np.intp]], NDArray[np.float
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """How far predictions lie from measurements: |predicted / measured − 1| in %, its mean and its median."""
+    """Error of predictions: |predicted / measured − 1| in %, its mean and its median."""
 
     mape: float
     median: float
@@ -116,7 +116,7 @@ SIZES_OF = {"matmul": ("m", "n", "k"), "attention": ("batch", "seq_q", "heads", 
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a run said of one law: its error here before and after, the latter held out; `block` None where it fits."""
+    """Error of one law in a run, before and after correction, the latter held out; `block` None where it fits."""
 
     law: str
     before: HeldOutError
@@ -140,7 +140,7 @@ def newest_run(results: Path, slug: str) -> RunFolder:
 
 
 def corrections(spec: GpuSpec, records: Iterable[Record], origin: str) -> list[Corrected]:
-    """What the law of a GPU misses in these records, law by law. Raises UserError where they hold too few sites."""
+    """Fit what each law of a GPU misses in these records. Raises UserError where they hold too few sites."""
     by_law: dict[str, list[Reading]] = {}
     for reading in readings(records):
         if _is_usable(reading.case):
@@ -165,7 +165,7 @@ def calibrated(spec: GpuSpec, found: Sequence[Corrected]) -> Calibration:
 
 
 def _is_usable(case: Case) -> bool:
-    """Whether a case is of a GPU's library at sizes like those that laws are fitted to."""
+    """True for a case of a GPU's library at sizes like those that laws are fitted to."""
     p = case.parameters
     if case.implementation not in LIBRARIES or case.mode != "burst" or DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
         return False

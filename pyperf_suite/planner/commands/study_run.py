@@ -97,7 +97,7 @@ class StudyRequest:
 
 
 def chosen(cases: Sequence[Case], only: str) -> list[Case]:
-    """Those configurations by their numbers from 1. Raises UserError for one there is not."""
+    """Pick configurations by their numbers from 1. Raises UserError for one there is not."""
     numbers = dict.fromkeys(only.split(","))
     if not all(number.isdecimal() and 1 <= int(number) <= len(cases) for number in numbers):
         raise UserError(f"--only {only:.60} was requested, but configurations are numbered 1 to {len(cases)} (--list).")
@@ -211,7 +211,7 @@ def _measure(
 
 
 def of_this_world(wanted: Sequence[Case]) -> list[Case]:
-    """What a launcher's ranks can run. Raises UserError where that is nothing."""
+    """Keep what a launcher's ranks can run. Raises UserError where that is nothing."""
     count = rank_environment().count
     found = [case for case in wanted if case.parameters.ranks == count]
     if not found:
@@ -227,7 +227,7 @@ def of_this_world(wanted: Sequence[Case]) -> list[Case]:
 
 
 def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
-    """Why configurations cannot run on this machine, by case id; those that can are left out."""
+    """Reasons of configurations that cannot run on this machine, by case id."""
     reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
     return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
 

@@ -42,7 +42,7 @@ class TimeBreakdown:
 
     @property
     def seconds(self) -> float:
-        """Of all calls."""
+        """Time of all calls."""
         return sum(self.causes.values())
 
     @property
@@ -181,7 +181,7 @@ def sizing(
 
 
 def findings_of_sizing(sizing: Sizing) -> Findings:
-    """What to change first, what the step takes, and tables."""
+    """Say what to change first and what the step takes, with tables."""
     shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
     return findings(
         _answer(sizing),
@@ -348,7 +348,7 @@ def _memory(sizing: Sizing) -> Remark | None:
 
 
 def _kinds_of_layers(model: ModelDimensions) -> str:
-    """What is not the same in all layers, behind their number."""
+    """Name the kinds of layers that not all are of, with their numbers."""
     seen = "a chunk" if model.chunked else "a window"
     kinds = {
         f"with attention over {seen} of {model.window}": model.windowed_layers,
@@ -398,7 +398,7 @@ def change_of(candidate: Candidate) -> str:
 
 
 def speed_of(candidate: Candidate) -> Quantity:
-    """How many times as fast it does its own work, with the bounds of the laws' error."""
+    """Speed relative to the present model, with the bounds of the laws' error."""
     return Quantity(candidate.speed, "x", candidate.low, candidate.high, predicted=True)
 
 

@@ -1,4 +1,4 @@
-"""Which neighbours of a model train faster for the work they do, by more than the laws' error.
+"""Search for neighbours of a model that train faster for the work they do, by more than the laws' error.
 
 Neighbours are all combinations of nearby dimensions. Those within bounds are priced, and thinned to a Pareto list of
 time, parameters and memory.
@@ -55,7 +55,7 @@ ROUNDING = 1e-14
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far candidates may be from the model, as shares of its own figures.
+    """Limits of candidates, as shares of the model's own figures.
 
     `reach` is for each width and the number of layers, `parameter_change` for the parameters in all. Only the axes in
     `vary` move. `memory_bytes` is what one GPU has. Raises UserError for an unknown axis.
@@ -146,7 +146,7 @@ def _attention_shapes(setting: Setting, bounds: Bounds, most: int) -> list[tuple
 
 
 def _kv_heads(model: ModelDimensions, heads: int, varied: bool) -> list[int]:
-    """As many as heads where it was so; else the present number and, where that may vary, half and twice of it."""
+    """Numbers of key-value heads: as many as heads where it was so, else the present one, half and twice of it."""
     if model.kv_heads == model.heads:
         return [heads]
     wanted = [model.kv_heads, *([model.kv_heads // 2, 2 * model.kv_heads] if varied else [])]
@@ -235,7 +235,7 @@ def memory_of(model: ModelDimensions, plan: ParallelPlan) -> Floats:
 
 
 def _root(square: Floats) -> Floats:
-    """What is left of squares that cancel is rounding."""
+    """Square root, 0 for the rounding that is left of squares that cancel."""
     return np.sqrt(np.where(square > ROUNDING, square, 0.0))
 
 
@@ -267,7 +267,7 @@ class Candidate:
 
     @property
     def is_faster(self) -> bool:
-        """By more than the laws' error and the repeatability of measurements."""
+        """True if faster by more than the laws' error and the repeatability of measurements."""
         return self.low > 1 and self.speed > 1 + REPEATABILITY
 
     @property
@@ -355,7 +355,7 @@ def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]
 
 
 def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...]:
-    """Which dimensions differ, with their sizes before and after; what only follows others is not named."""
+    """List the dimensions that differ, with both sizes, except those that only follow others."""
     names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "expert_ffn", "vocab", "layers")
     pairs = [(name, getattr(present.model, name), getattr(other.model, name)) for name in names]
     models = (present.model, other.model)
@@ -387,7 +387,7 @@ def _pareto(time: Floats, parameters: Floats, memory: Floats) -> list[int]:
 
 
 def _single_changes(differs: Mapping[str, NDArray[np.bool_]], model: ModelDimensions) -> dict[str, NDArray[np.bool_]]:
-    """Where a dimension changes and no other but those that follow from it."""
+    """Mask the rows in which a dimension changes and no other but those that follow from it."""
     follows = {"hidden": {"heads"}, "heads": {"head_dim"}}
     if model.kv_heads == model.heads:
         follows = {name: {*names, "kv_heads"} for name, names in follows.items()}

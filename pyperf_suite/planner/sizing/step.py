@@ -90,7 +90,7 @@ class ModelGrid(ModelDimensions):
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Where the dimensions are those of a model: within bounds, and dividing as they must."""
+        """Mask of dimensions that a model can have: within bounds, and dividing as they must."""
         valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
         valid = valid & (self.windowed_layers <= self.layers)
         for name, most in LARGEST.items():

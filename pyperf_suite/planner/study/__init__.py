@@ -88,7 +88,7 @@ def _bytes_of(part: str) -> Column:
 
 
 def _sum_of_parts(result: StudyResult) -> float | None:
-    """None where it says no more than another column."""
+    """Sum up the parts; None where it says no more than another column."""
     return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
 
 
@@ -137,7 +137,7 @@ PATH = (
 
 
 def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
-    """Where a search went, and at what cost."""
+    """Report the path of a search and its cost."""
     if not steps:
         return
     best = next((each for each in reversed(steps) if each.is_kept), None)
@@ -155,7 +155,7 @@ def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
 
 
 def _model(result: StudyResult) -> tuple[Any, ...]:
-    """What configurations have in common that are compared."""
+    """Key of configurations that are compared with each other."""
     p = result.parameters
     return p.dimensions, p.seq, p.global_batch, p.dtype
 
@@ -180,7 +180,7 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
 
 
 def _how_taken(fewest: StudyResult) -> Remark:
-    """How much is known of what differs between experiments."""
+    """Say how many experiments there are, and how sure their medians."""
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
@@ -191,7 +191,7 @@ def _how_taken(fewest: StudyResult) -> Remark:
 
 
 def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> Remark:
-    """What it gains is how much the choice matters: its speed relative to the slowest."""
+    """Name the fastest, with its speed relative to the slowest: how much the choice matters."""
     best, slowest = timed[0], timed[-1]
     gain = _faster([(slowest, best)]) if len(timed) > 1 else None
     place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
@@ -212,7 +212,7 @@ def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> R
 
 
 def _faster(pairs: Sequence[tuple[StudyResult, StudyResult]]) -> Quantity | None:
-    """How many times as fast the second of each pair is, in the mean; of a single experiment without bounds.
+    """Mean speed of the second of each pair relative to the first; of a single experiment without bounds.
 
     Its steps know nothing of what differs between experiments.
     """
@@ -245,7 +245,7 @@ def _compared(
 
 
 def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
-    """What the fastest leaves unused of a rank's memory, and what a larger micro-batch is worth."""
+    """Report the memory that the fastest leaves unused, and the worth of a larger micro-batch."""
     best = timed[0]
     if best.room is None:
         return None

@@ -95,7 +95,7 @@ class StudyAxes:
     configuration: tuple[Configuration, ...] = ()
 
     def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:
-        """With some axes replaced everywhere; those that cut a step differently leave no configuration of before."""
+        """Replace some axes everywhere; those that cut a step differently leave no configuration of before."""
         kept = () if any(name in CUTS for name in axes) else self.configuration
         own = tuple(Configuration(tuple(each for each in old.axes if each[0] not in axes)) for old in kept)
         changed: dict[str, Any] = {"configuration": own, **axes}
@@ -208,7 +208,7 @@ def axes(profile: str, device: Device) -> StudyAxes:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How each configuration is run: `steps` are timed after `warm_up`, in so many `experiments` of fresh processes.
+    """Settings of each configuration's run: `steps` timed after `warm_up`, in `experiments` of fresh processes.
 
     Raises UserError for an impossible number.
     """

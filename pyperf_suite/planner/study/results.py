@@ -53,7 +53,7 @@ class StudyResult:
 
     @property
     def name(self) -> str:
-        """As in `dp2 zero1 flash`."""
+        """Name of the configuration, as in `dp2 zero1 flash`."""
         return str(self.parameters.name)
 
     @cached_property
@@ -82,7 +82,7 @@ class StudyResult:
 
     @property
     def median(self) -> tuple[Quantity, float]:
-        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
+        """Median over experiments of the median step, and its confidence: 75 % for three, no bounds for one."""
         usual = [self.parameters.global_batch / statistics.median(each.kept_seconds) for each in self.timed]
         found = median_interval(usual, CONFIDENCE, effective=len(usual))
         low, high = (found.low, found.high) if len(usual) > 1 else (math.nan, math.nan)
@@ -129,7 +129,7 @@ class StudyResult:
 
     @property
     def growing_bytes(self) -> float:
-        """Of the fullest rank's bytes those that grow with the micro-batch: all but weights, gradients and states."""
+        """Bytes of the fullest rank that grow with the micro-batch: all but weights, gradients and states."""
         memory = self.memory
         states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
         return memory.get("activations", max(0.0, memory.get("peak", states) - states))

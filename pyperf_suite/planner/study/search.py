@@ -44,7 +44,7 @@ def rule_of(pairs: int) -> SequentialRule:
 
 
 def verdict_of(log_ratios: Sequence[float], pairs: int) -> str:
-    """Whether a candidate is faster; empty as long as further pairs could make it so."""
+    """Judge whether a candidate is faster; empty as long as further pairs could make it so."""
     missing = [AT_BEST] * (pairs - len(log_ratios))
     if rule_of(pairs).decide([*log_ratios, *missing], final=True).word != FASTER:
         return NOT_FASTER
@@ -99,7 +99,7 @@ class StudySearch:
         return self.best
 
     def _starts(self) -> Iterator[Case]:
-        """Of each TP and PP, the smallest first, a single replica that spares nothing; then those that spare most."""
+        """Yield a single replica of each TP and PP, the smallest first, that spares nothing; then the most sparing."""
         cuts: dict[tuple[int, int], list[Case]] = {}
         for case in self.cases:
             cuts.setdefault((case.parameters.tensor, case.parameters.pipeline), []).append(case)
@@ -123,7 +123,7 @@ class StudySearch:
         return fits
 
     def _candidates(self, axis: str, best: Case) -> list[Case]:
-        """What differs from the best in this axis and may be faster; more ranks share the global batch anew."""
+        """List what differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
         similar: dict[Any, list[Case]] = {}
         for case in self.cases:
@@ -145,7 +145,7 @@ class StudySearch:
         return self._lost.get(_value(axis, case), 0.0) > math.log1p(FAR)
 
     def _is_faster(self, axis: str, candidate: Case, best: Case) -> bool:
-        """By live pairs, each two experiments in turn; it ends as soon as no further pair could make it faster."""
+        """Decide by live pairs, each two experiments in turn, until no further pair could make it faster."""
         self._step += 1
         log_ratios: list[float] = []
         while not (verdict := verdict_of(log_ratios, self.pairs)):
@@ -230,13 +230,13 @@ def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Cas
 
 
 def _sparing(case: Case) -> tuple[int, ...]:
-    """What a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
+    """Rank by what a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
     p = case.parameters
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
 
 
 def _differences(case: Case, other: Case) -> set[str]:
-    """What two configurations differ in; of the same global batch micro-batches follow from the rest."""
+    """Name what two configurations differ in; of the same global batch micro-batches follow from the rest."""
     names = [each.name for each in fields(case.parameters) if each.name != "micro_batches"]
     found = {name for name in names if getattr(case.parameters, name) != getattr(other.parameters, name)}
     return found | ({"implementation"} if case.implementation != other.implementation else set())
