@@ -5,9 +5,9 @@ Each law is corrected by a smooth factor, if it then errs less on what the fit d
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ Fit = Callable[[NDArray[np.intp]], Callable[[NDArray[np.intp]], NDArray[np.float
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """How far predictions lie from measurements: |predicted / measured − 1| in %, its mean and its median."""
+    """Error of predictions: |predicted / measured − 1| in %, its mean and its median."""
 
     mape: float
     median: float
@@ -52,12 +52,7 @@ class HeldOutError:
 
 
 def site_numbers(*sizes: ArrayLike) -> NDArray[np.intp]:
-    """A number for each row, equal where all of these sizes are; numbered in the order of the sorted sizes.
-
-    The sizes are arrays of one length, as n and k of products. Raises ValueError for none.
-    """
-    if not sizes:
-        raise ValueError("a site is made of at least one size")
+    """A number for each row, equal where all of these sizes are, as n and k of products."""
     columns = np.stack([np.asarray(size) for size in sizes], axis=1)
     numbers: NDArray[np.intp] = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
     return numbers
@@ -66,7 +61,6 @@ def site_numbers(*sizes: ArrayLike) -> NDArray[np.intp]:
 def folds(sites: ArrayLike, count: int = FOLDS, seed: int = SEED) -> Iterator[NDArray[np.bool_]]:
     """Masks of the rows that are held out, one a fold; each site is held out in exactly one.
 
-    Fewer sites than `count` make as many folds as there are sites, so that each is predicted from the others.
     Raises ValueError for a single site, which leaves nothing to predict it from.
     """
     numbers = np.asarray(sites)
@@ -85,8 +79,7 @@ def error_percent(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.float
 def cross_predicted(fit: Fit, sites: ArrayLike, count: int = FOLDS) -> NDArray[np.float64]:
     """Seconds of every row by the fit to the folds that it is not in.
 
-    `fit(rows)` is given the numbers of the rows it may see and returns `predict(rows)` in seconds. Raises ValueError
-    for a single site.
+    `fit(rows)` is given the numbers of the rows it may see and returns `predict(rows)` in seconds.
     """
     predicted = np.empty(np.shape(sites))
     for held_out in folds(sites, count):
@@ -117,16 +110,13 @@ LIBRARIES = ("cublas", "sdpa_default")
 DIVISIBLE_BY = 32
 # Fewer sites say nothing of a slope that could be held out.
 FEWEST_SITES = 8
-# What each law's sizes are called in its block, and in the parameters of its operator.
-SIZES_OF: Mapping[str, Mapping[str, str]] = {
-    "matmul": {"m": "m", "n": "n", "k": "k"},
-    "attention": {"batch": "batch", "seq_q": "seq_q", "heads": "heads", "head_dim": "head_dim"},
-}
+# The sizes of each law, as the parameters of its operator call them.
+SIZES_OF = {"matmul": ("m", "n", "k"), "attention": ("batch", "seq_q", "heads", "head_dim")}
 
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a run said of one law: its error here before and after, the latter held out; `block` None where it fits."""
+    """Error of one law in a run, before and after correction, the latter held out; `block` None where it fits."""
 
     law: str
     before: HeldOutError
@@ -134,29 +124,23 @@ class Corrected:
     block: CalibrationBlock | None
 
 
-def runs_of(results: Path, slug: str, probe: str) -> Iterator[RunFolder]:
-    """The runs of a probe on a machine, the newest first; damaged ones are left out."""
+def newest_run(results: Path, slug: str) -> RunFolder:
+    """The newest calibrating run on a machine that can be read. Raises UserError that says how to make one."""
     for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
         try:
             run = open_run(manifest.parent)
         except UserError:
             continue
-        if probe in run.manifest.get("probes", ()):
-            yield run
-
-
-def newest_run(results: Path, slug: str, probe: str = "calibration") -> RunFolder:
-    """The newest run of a calibrating probe on a machine. Raises UserError that says how to make one."""
-    for run in runs_of(results, slug, probe):
-        return run
+        if "calibration" in run.manifest.get("probes", ()):
+            return run
     raise UserError(
-        f"There is no run to calibrate from in {results / slug}: make one with `pyperf-suite run {probe}`, which "
+        f"There is no run to calibrate from in {results / slug}: make one with `pyperf-suite run calibration`, which "
         "takes under two minutes."
     )
 
 
-def corrections(spec: GpuSpec, records: Sequence[Record], origin: str) -> list[Corrected]:
-    """What the law of a GPU misses in these records, law by law. Raises UserError where they hold too few sites."""
+def corrections(spec: GpuSpec, records: Iterable[Record], origin: str) -> list[Corrected]:
+    """Fit what each law of a GPU misses in these records. Raises UserError where they hold too few sites."""
     by_law: dict[str, list[Reading]] = {}
     for reading in readings(records):
         if _is_usable(reading.case):
@@ -180,14 +164,8 @@ def calibrated(spec: GpuSpec, found: Sequence[Corrected]) -> Calibration:
     return calibration
 
 
-def origin_of(run: RunFolder) -> str:
-    """A run as a block names it."""
-    identity = run.manifest.get("identity", {})
-    return f"own run {run.run_id} on {identity.get('model', json.dumps(identity))}"
-
-
 def _is_usable(case: Case) -> bool:
-    """Whether a case is of a GPU's library at sizes like those that laws are fitted to."""
+    """True for a case of a GPU's library at sizes like those that laws are fitted to."""
     p = case.parameters
     if case.implementation not in LIBRARIES or case.mode != "burst" or DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
         return False
@@ -203,10 +181,7 @@ def _law(case: Case) -> str:
 
 def _sizes(found: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:
     names = SIZES_OF[found[0].case.operator]
-    return {
-        name: np.array([getattr(reading.case.parameters, field) for reading in found], dtype=np.int64)
-        for name, field in names.items()
-    }
+    return {name: np.array([getattr(reading.case.parameters, name) for reading in found]) for name in names}
 
 
 def _sites(found: Sequence[Reading]) -> NDArray[np.intp]:
@@ -220,27 +195,24 @@ def _correct(spec: GpuSpec, law: str, found: Sequence[Reading], origin: str) -> 
     measured = np.array([reading.seconds for reading in found])
     predicted = predicted_seconds(spec, [reading.case for reading in found])
     sizes, sites = _sizes(found), _sites(found)
-    log_ratio = np.log(measured / predicted)
+    log_ratio, there = np.log(measured / predicted), np.unique(sites).size
 
     def fitted(rows: NDArray[np.intp], degree: int) -> CalibrationBlock:
         arrays, limits = fit_correction(log_ratio[rows], {name: size[rows] for name, size in sizes.items()}, degree)
         return CalibrationBlock(arrays, {}, limits, origin)
 
-    def held_out(degree: int) -> HeldOutError:
-        def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
-            block = fitted(rows, degree)
-            return lambda unseen: (
-                predicted[unseen] * correction(block, {name: size[unseen] for name, size in sizes.items()})
-            )
+    def fit(rows: NDArray[np.intp], degree: int) -> Callable[[NDArray[np.intp]], NDArray[np.float64]]:
+        block = fitted(rows, degree)
+        return lambda unseen: (
+            predicted[unseen] * correction(block, {each: size[unseen] for each, size in sizes.items()})
+        )
 
-        return summary(cross_predicted(fit, sites), measured, there, f"{min(FOLDS, there)}-fold, whole sites held out")
-
-    there = np.unique(sites).size
     before = summary(predicted, measured, there, "the law as shipped")
-    errors = {degree: held_out(degree) for degree in DEGREES}
+    how = f"{min(FOLDS, there)}-fold, whole sites held out"
+    unseen = {degree: cross_predicted(partial(fit, degree=degree), sites) for degree in DEGREES}
+    errors = {degree: summary(seconds, measured, there, how) for degree, seconds in unseen.items()}
     best = min(DEGREES, key=lambda degree: errors[degree].mape)
     if errors[best].mape >= before.mape:
         return Corrected(law, before, before, None)
-    whole = fitted(np.arange(measured.size), best)
-    block = CalibrationBlock(whole.arrays, errors[best].to_json(), whole.fitted_range, origin)
+    block = replace(fitted(np.arange(measured.size), best), held_out=errors[best].to_json())
     return Corrected(law, before, errors[best], block)

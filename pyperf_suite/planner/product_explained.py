@@ -16,8 +16,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
+from pyperf_suite.planner.laws.prices import Prices
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
 LARGEST = 1 << 26
@@ -29,57 +30,6 @@ WINDOW = 0.25
 AS_GOOD = 0.01
 MOST_SIZES = 4096
 LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
-TRAFFIC = "reading and writing once"
-# Causes that cost nothing as long as memory is the bottleneck, in the order in which its traffic hides them.
-HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "library", "measured")
-
-
-@dataclass(frozen=True)
-class TiledProduct:
-    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
-
-    Without `steps` it is hardly known at which M the library takes another tile.
-    """
-
-    m: int
-    n: int
-    rows: int
-    columns: int
-    splits: int
-    sms: int
-    steps: bool = True
-
-    @property
-    def tiles_m(self) -> int:
-        return -(-self.m // self.rows)
-
-    @property
-    def tiles_n(self) -> int:
-        return -(-self.n // self.columns)
-
-    @property
-    def units(self) -> int:
-        """What is handed out to multiprocessors: tiles, or slices of them."""
-        return self.tiles_m * self.tiles_n * self.splits
-
-    @property
-    def waves(self) -> int:
-        return -(-self.units // self.sms)
-
-    @property
-    def last_wave(self) -> float:
-        """Share of the multiprocessors that the last wave gives work to."""
-        return self.units / self.sms - (self.waves - 1)
-
-    @property
-    def tile_efficiency(self) -> float:
-        """Share of the tiles' area that is C."""
-        return self.m * self.n / (self.tiles_m * self.rows * self.tiles_n * self.columns)
-
-    @property
-    def wave_efficiency(self) -> float:
-        """Share of all waves' places that have work."""
-        return self.units / (self.waves * self.sms)
 
 
 @dataclass(frozen=True)
@@ -97,63 +47,60 @@ class BetterSize:
     low: float
     high: float
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether it is better by more than the law's error."""
-        return self.low > 1
-
 
 @dataclass(frozen=True)
 class ProductExplained:
-    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU; `causes` are seconds that add up to `seconds`.
+    """The laws' answer for C[M,N] = A[M,K]·B[K,N] on a GPU: the price under a sustained load, and better sizes.
 
-    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone. Nine of ten
-    measurements lie in `interval_s`, None where that is unknown. `library` is whose kernels these are; `others` has the
-    time of each other library's relative to this one's, in a burst.
+    `tile` has the rows and columns of the library's likely tile, and its slices of K. `others` has the time of each
+    other library's relative to this one's, in a burst. Without `has_steps` it is hardly known at which M the library
+    takes another tile.
     """
 
-    gpu: str
-    m: int
-    n: int
-    k: int
+    spec: GpuSpec
+    sizes: Mapping[str, int]
     dtype: str
     layout: str
-    seconds: float
-    burst_seconds: float
-    causes: Mapping[str, float]
-    extrapolated: bool
-    interval_s: tuple[float, float] | None
-    error_percent: float | None
-    origin: str
-    library: str
-    others: Mapping[str, float]
-    tiled: TiledProduct
-    peak_flop_per_s: float
-    flop_per_byte: float
-    turning_flop_per_byte: float
-    memory_s: float
-    divisors: Mapping[str, int]
+    price: Explained
     better: tuple[BetterSize, ...]
+    tile: tuple[int, int, int]
+    others: Mapping[str, float]
+    has_steps: bool
 
     @property
-    def flop_per_s(self) -> float:
-        return 2.0 * self.m * self.n * self.k / self.seconds
+    def seconds(self) -> float:
+        return float(self.price.seconds[0])
 
     @property
-    def compute_s(self) -> float:
-        """The time of 2·M·N·K at the peak."""
-        return 2.0 * self.m * self.n * self.k / self.peak_flop_per_s
-
-    @property
-    def is_compute_bound(self) -> bool:
-        """Whether it does more FLOP a byte than the GPU can feed."""
-        return self.flop_per_byte >= self.turning_flop_per_byte
+    def causes(self) -> dict[str, float]:
+        """Seconds by cause, which add up to `seconds`."""
+        return {cause: float(np.squeeze(seconds)) for cause, seconds in self.price.parts.items()}
 
     @property
     def main_causes(self) -> list[tuple[str, float]]:
         """The causes that are worth a row, with their seconds, the largest first."""
         found = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
         return sorted(found, key=lambda each: -abs(each[1]))
+
+    @property
+    def flop(self) -> float:
+        return 2.0 * math.prod(self.sizes.values())
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of all operands, once; results of 8-bit products are written in 16."""
+        (m, n, k), element = self.sizes.values(), int(BYTES_OF[self.dtype])
+        return element * (m * k + k * n) + max(2, element) * m * n
+
+    @property
+    def compute_s(self) -> float:
+        """The time of 2·M·N·K at the peak."""
+        return self.flop / self.spec.peak(self.dtype)
+
+    @property
+    def memory_s(self) -> float:
+        """The time of reading and writing all operands once."""
+        return self.moved_bytes / self.spec.memory_bytes_per_s
 
 
 def check_product(m: int, n: int, k: int, layout: str) -> None:
@@ -164,93 +111,49 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(SIDE_BY_SIDE)}.")
 
 
-def likely_tile(
-    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None = None
-) -> TiledProduct:
-    """The choice with the least time on the menu of the GPU's law; libraries do not report theirs before they run.
-
-    Raises UserError as `gemm_law` does.
-    """
-    law = gemm_law(laws, dtype, library)
-    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
-    return TiledProduct(m, n, *TILES[int(tile)], int(splits), law.rates.sms, law.rates.steps)
-
-
-def other_libraries(
-    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None
-) -> dict[str, float]:
-    """The time of each other library that was measured on this GPU relative to the one requested."""
-    found = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
-    own = found.pop(gemm_law(laws, dtype, library).library)
-    return {name: seconds / own for name, seconds in found.items()}
-
-
 def explain_product(
-    gpu: GpuSpec,
-    prices: KernelPrices,
-    tiled: TiledProduct,
-    k: int,
-    dtype: str,
-    layout: str,
-    others: Mapping[str, float] = MappingProxyType({}),
+    laws: GpuSpec | Calibration, sizes: tuple[int, int, int], dtype: str, layout: str, library: str | None = None
 ) -> ProductExplained:
-    """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
-
-    `others` is what other libraries take for it, relative to the one that `prices` are of.
-
-    Raises UserError for impossible sizes, unknown dtypes and layouts.
-    """
-    m, n = tiled.m, tiled.n
-    check_product(m, n, k, layout)
-    peak = gpu.peak(dtype)
-    price = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
-    element = int(BYTES_OF[dtype])
-    # Results of 8-bit products are written in 16.
-    moved = element * (m * k + k * n) + max(2, element) * m * n
-    intensity, turning = 2.0 * m * n * k / moved, peak / gpu.memory_bytes_per_s
-    causes = {cause: float(np.broadcast_to(seconds, (1,))[0]) for cause, seconds in price.parts.items()}
-    memory_s = moved / gpu.memory_bytes_per_s
-    return ProductExplained(
-        gpu=gpu.name,
-        m=m,
-        n=n,
-        k=k,
-        dtype=dtype,
-        layout=layout,
-        seconds=float(price.seconds[0]),
-        burst_seconds=float(price.seconds[0]) - causes.get("sustained", 0.0),
-        causes=causes if intensity >= turning else _beyond_traffic(causes, memory_s),
-        extrapolated=bool(np.any(price.extrapolated)),
-        interval_s=None if price.low is None else (float(price.low[0]), float(price.high[0])),
-        error_percent=price.error_percent,
-        origin=price.origin,
-        library=price.library,
-        others=dict(others),
-        tiled=tiled,
-        peak_flop_per_s=peak,
-        flop_per_byte=intensity,
-        turning_flop_per_byte=turning,
-        memory_s=memory_s,
-        divisors={name: largest_power_of_two(size) for name, size in (("M", m), ("N", n), ("K", k))},
-        better=tuple(_better_sizes(prices, {"M": m, "N": n, "K": k}, element, layout)),
+    """Price one product by the kernels of a library, and its neighbours. Raises UserError as `gemm_law` does."""
+    m, n, k = sizes
+    law = gemm_law(laws, dtype, library)
+    # The choice with the least time on the menu of the law; libraries do not report theirs before they run.
+    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
+    spread = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
+    own_s = spread.pop(law.library)
+    return priced_product(
+        law.gpu,
+        Prices(laws, dtype, library=library),
+        sizes,
+        dtype,
+        layout,
+        (*TILES[int(tile)], int(splits)),
+        {name: seconds / own_s for name, seconds in spread.items()},
+        law.rates.steps,
     )
 
 
-def _beyond_traffic(causes: Mapping[str, float], memory_s: float) -> dict[str, float]:
-    """Causes of a product that is bound by memory: its traffic, then what the traffic does not hide of the others."""
-    left, found = memory_s, dict(causes)
-    for cause in HIDDEN_BY_TRAFFIC:
-        hidden = min(left, max(0.0, found.get(cause, 0.0)))
-        if hidden:
-            left -= hidden
-            found[cause] -= hidden
-    return {TRAFFIC: memory_s - left, **{cause: seconds for cause, seconds in found.items() if seconds}}
+def priced_product(
+    gpu: GpuSpec,
+    prices: KernelPrices,
+    sizes: tuple[int, int, int],
+    dtype: str,
+    layout: str,
+    tile: tuple[int, int, int],
+    others: Mapping[str, float] = MappingProxyType({}),
+    has_steps: bool = True,
+) -> ProductExplained:
+    """Price one product and its neighbours under a sustained load."""
+    price = prices.gemm(layout, *(np.array([size]) for size in sizes))
+    named = dict(zip("MNK", sizes, strict=True))
+    better = tuple(_better_sizes(prices, named, int(BYTES_OF[dtype]), layout))
+    return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
 
 
 def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
     """For each dimension the next smaller and the next larger size of about the best rate on that side.
 
-    Sides on which no size is better than the present one are left out.
+    Sides on which no size is better than the present one by more than the law's error are left out.
     """
     for name, present in sizes.items():
         step = elements_in(NEEDED_BYTES, element_bytes)
@@ -271,57 +174,55 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
                 continue
             nearest = good[np.argmin(np.abs(tried[name][good] - present))]
             ratio = float(rate[nearest] / rate[0])
-            if ratio > 1 + AS_GOOD:
+            low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
+            if ratio > 1 + AS_GOOD and low > 1:
                 size = int(tried[name][nearest])
-                low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
                 high = ratio * float(np.exp(np.hypot(above[0], below[nearest])))
                 yield BetterSize(name, present, size, float(seconds[nearest]), ratio, low, high)
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
     """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
-    sure = [better for better in product.better if better.is_sure]
-    unsure = [better for better in product.better if not better.is_sure]
     return findings(
         _time(product),
         _tiles(product),
-        None if product.tiled.steps else _STEPLESS,
+        None if product.has_steps else _STEPLESS,
         _bound(product),
         _alignment(product),
-        _EXTRAPOLATED if product.extrapolated else None,
-        None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
+        _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
+        None if product.better else remark(_NO_BETTER),
         table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
-        table("Next good sizes", SIZES, [(better, product) for better in sure]),
-        remark(
-            "Gains within the law's error: {sizes}.",
-            kind="predicted",
-            sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
-        )
-        if unsure
-        else None,
+        table("Next good sizes", SIZES, [(better, product) for better in product.better]),
         remark(legend(cause for cause, _ in product.main_causes)),
     )
 
 
+_NO_BETTER = "No size up to a quarter smaller or larger does its work faster by more than the law's error."
 _EXTRAPOLATED = remark(
     "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
 )
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
-    low, high = product.interval_s or (math.nan, math.nan)
+    price, seconds = product.price, product.seconds
+    low, high = (math.nan, math.nan) if price.low is None else (float(price.low[0]), float(price.high[0]))
     yield remark(
         "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}{by}: {time} under a sustained load, as in "
         "training ({rate}, {share} of the peak), {burst} in a burst.",
-        product,
         kind="predicted",
-        by=f" by {LIBRARY_NAMES.get(product.library, product.library)}" if product.library else "",
-        time=Quantity(product.seconds, "duration", low, high, predicted=True),
-        rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
-        share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
-        burst=Quantity(product.burst_seconds, "duration", predicted=True),
+        m=product.sizes["M"],
+        n=product.sizes["N"],
+        k=product.sizes["K"],
+        dtype=product.dtype,
+        layout=product.layout,
+        gpu=product.spec.name,
+        by=f" by {LIBRARY_NAMES.get(price.library, price.library)}" if price.library else "",
+        time=Quantity(seconds, "duration", low, high, predicted=True),
+        rate=Quantity(product.flop / seconds, "TFLOP/s", predicted=True),
+        share=Quantity(product.compute_s / seconds, "%", predicted=True),
+        burst=Quantity(seconds - product.causes.get("sustained", 0.0), "duration", predicted=True),
     )
-    if product.interval_s is None:
+    if price.low is None:
         yield remark("How far measurements lie from this is unknown: nothing similar was measured.", kind="caution")
     if product.others:
         yield remark(
@@ -331,30 +232,38 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
                 f"{LIBRARY_NAMES.get(name, name)} take {ratio:.2f} times" for name, ratio in product.others.items()
             ),
         )
-    origin = f" ({product.origin})" if product.origin else ""
-    if product.error_percent is None:
+    origin = f" ({price.origin})" if price.origin else ""
+    if price.error_percent is None:
         yield remark("The law was compared with no measurement{origin}.", kind="law", origin=origin)
     else:
         yield remark(
             "The law errs by {error} on measurements that it was not fitted on{origin}.",
             kind="law",
-            error=Quantity(product.error_percent / 100, "%"),
+            error=Quantity(price.error_percent / 100, "%"),
             origin=origin,
         )
 
 
 def _tiles(product: ProductExplained) -> Remark:
-    tiled = product.tiled
+    rows, columns, splits = product.tile
+    m, n, _ = product.sizes.values()
+    tiles_m, tiles_n, sms = -(-m // rows), -(-n // columns), product.spec.sms
+    units = tiles_m * tiles_n * splits
+    waves = -(-units // sms)
     return remark(
         "The library's likely tile is {rows}x{columns}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} "
         "multiprocessors, the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
-        tiled,
         kind="predicted",
-        split=f" x {tiled.splits} slices of K" if tiled.splits > 1 else "",
-        waves="1 wave" if tiled.waves == 1 else f"{tiled.waves} waves",
-        last=Quantity(tiled.last_wave, "%"),
-        area=Quantity(tiled.tile_efficiency, "%"),
-        used=Quantity(tiled.wave_efficiency, "%"),
+        rows=rows,
+        columns=columns,
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        split=f" x {splits} slices of K" if splits > 1 else "",
+        waves=counted(waves, "wave"),
+        sms=sms,
+        last=Quantity(units / sms - (waves - 1), "%"),
+        area=Quantity(m * n / (tiles_m * rows * tiles_n * columns), "%"),
+        used=Quantity(units / (waves * sms), "%"),
     )
 
 
@@ -367,26 +276,26 @@ _STEPLESS = remark(
 
 def _bound(product: ProductExplained) -> Remark:
     """The lower bound of any kernel, with the prediction: few tiles may be slow though memory is not."""
-    least = max(product.memory_s, product.compute_s)
     return remark(
         "It is bound by {what}: reading and writing once takes {memory}, computing {compute}, and the prediction is "
         "{times} the greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
-        product,
         kind="predicted",
         memory=Quantity(product.memory_s, "duration", predicted=True),
         compute=Quantity(product.compute_s, "duration", predicted=True),
-        what="computing" if product.is_compute_bound else "memory",
-        times=Quantity(product.seconds / least, "x", predicted=True),
-        intensity=Quantity(product.flop_per_byte, "count"),
-        turning=Quantity(product.turning_flop_per_byte, "count"),
+        what="computing" if product.compute_s >= product.memory_s else "memory",
+        times=Quantity(product.seconds / max(product.memory_s, product.compute_s), "x", predicted=True),
+        intensity=Quantity(product.flop / product.moved_bytes, "count"),
+        gpu=product.spec.name,
+        turning=Quantity(product.spec.peak(product.dtype) / product.spec.memory_bytes_per_s, "count"),
     )
 
 
 def _alignment(product: ProductExplained) -> Remark:
     element = int(BYTES_OF[product.dtype])
     needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
+    divisors = {name: largest_power_of_two(size) for name, size in product.sizes.items()}
     # The dimensions that lie along rows of A, B or C as stored, whose divisibility counts.
-    rows = {name: product.divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
+    rows = {name: divisors[name] for name in "MNK" if name.lower() in SIDE_BY_SIDE[product.layout]}
     odd = [name for name, divisor in rows.items() if divisor < needed]
     fair = [name for name, divisor in rows.items() if needed <= divisor < best]
     if odd:
@@ -395,9 +304,9 @@ def _alignment(product: ProductExplained) -> Remark:
         verdict = f"below the {best} that fill {BEST_BYTES} bytes" if fair else f"fill {BEST_BYTES} bytes"
     return remark(
         "Divisible: M by {m}, N by {n}, K by {k}; {names}, along which rows lie in memory, {verdict}.",
-        m=product.divisors["M"],
-        n=product.divisors["N"],
-        k=product.divisors["K"],
+        m=divisors["M"],
+        n=divisors["N"],
+        k=divisors["K"],
         names=" and ".join(odd or fair or rows),
         verdict=verdict,
     )

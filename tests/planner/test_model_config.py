@@ -56,7 +56,7 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 5632,
     "decoder_sparse_step": 1,
 }
-GPT_OSS = {"head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "attention_bias": True}
+GPT_OSS = {"head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True}
 
 GEMMA_3 = {"head_dim": 128, "num_key_value_heads": 16, "sliding_window": 1024}
 LLAMA_4 = {
@@ -73,8 +73,6 @@ GLM_4 = {**GQA, "head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1
 # families `test_a_model_has_the_size_that_its_publisher_says` holds them to what the publishers say.
 PUBLISHED = {
     "gpt2": (gpt2(12, 768, 12), 124_439_808),
-    "Llama-2-7b": (decoder("llama", 32, 4096, 11008, 32, 32000), 6_738_415_616),
-    "Llama-2-70b": (decoder("llama", 80, 8192, 28672, 64, 32000, **GQA), 68_976_648_192),
     "Meta-Llama-3-8B": (LLAMA_3, 8_030_261_248),
     "Llama-3.2-1B": (decoder("llama", 16, 2048, 8192, 32, 128256, **GQA, **TIED, head_dim=64), 1_235_814_400),
     "Mistral-7B-v0.1": (decoder("mistral", 32, 4096, 14336, 32, 32000, **GQA), 7_241_732_096),
@@ -116,13 +114,9 @@ PUBLISHED = {
         decoder("deepseek_v3", 61, 7168, 18432, 128, 129280, **LATENT, **V3, n_routed_experts=256, q_lora_rank=1536),
         671_026_419_200,
     ),
-    "gpt-oss-20b": (
-        decoder("gpt_oss", 24, 2880, 2880, 64, 201088, **GQA, **GPT_OSS),
-        20_914_757_184,
-    ),
     "gemma-3-27b, text": (decoder("gemma3_text", 62, 5376, 21504, 32, 262208, **GEMMA_3), 27_009_346_304),
     "gpt-oss-120b": (
-        decoder("gpt_oss", 36, 2880, 2880, 64, 201088, **GQA, **GPT_OSS | {"num_local_experts": 128}),
+        decoder("gpt_oss", 36, 2880, 2880, 64, 201088, **GQA, **GPT_OSS),
         116_829_156_672,
     ),
     # With the encoder of images 109 and 402 billion.
@@ -180,71 +174,40 @@ def test_a_published_configuration_has_as_many_parameters_as_the_published_weigh
     assert model_config(config, name).dimensions.parameters == parameters
 
 
-# Billions of all parameters, rounded as their publishers do; GLM's with its layer that predicts one more token.
+# Billions of all parameters, and of those that a token meets, as publishers round them: without the embedding in the
+# second half; GLM's with its layer that predicts one more token.
 SIZES = {
-    "gemma-3-27b, text": 27.0,
-    "gpt-oss-120b": 116.8,
-    "Llama-4-Scout-17B-16E, text": 109,
-    "Llama-4-Maverick-17B-128E, text": 400,
-    "GLM-4.5": 355,
-    "GLM-4.5-Air": 106,
-    "Kimi-K2-Base": 1040,
-    "DeepSeek-V3.2": 671,
+    "Mixtral-8x7B-v0.1": (46.7, 12.9),
+    "Qwen3-30B-A3B": (30.5, 3.3),
+    "DeepSeek-V2": (236, 21),
+    "DeepSeek-V3": (671, 37),
+    "OLMoE-1B-7B-0924": (6.9, 1.28),
+    "Kimi-K2-Base": (1040, 32.5),
+    "Llama-4-Scout-17B-16E, text": (109, 17),
+    "Llama-4-Maverick-17B-128E, text": (400, 17),
+    "gemma-3-27b, text": (27.0, 27.0),
 }
+WITHOUT_EMBEDDING = {"gpt-oss-120b": (116.8, 5.13), "GLM-4.5": (355, 32), "GLM-4.5-Air": (106, 12)}
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_model_has_the_size_that_its_publisher_says(name: str) -> None:
-    assert model_config(PUBLISHED[name][0], name).dimensions.parameters == pytest.approx(SIZES[name] * 1e9, rel=0.015)
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        ("Llama-4-Scout-17B-16E, text", 17),
-        ("Llama-4-Maverick-17B-128E, text", 17),
-        ("Kimi-K2-Base", 32.5),
-        ("Mixtral-8x7B-v0.1", 12.9),
-        ("Qwen3-30B-A3B", 3.3),
-        ("DeepSeek-V2", 21),
-        ("DeepSeek-V3", 37),
-        ("gpt2", 0.124),
-        ("OLMoE-1B-7B-0924", 1.28),
-    ],
-)
-def test_a_token_meets_as_many_parameters_as_the_publishers_say(name: str, billions: float) -> None:
-    # Publishers round, and differ in whether the embedding counts.
-    dimensions = model_config(PUBLISHED[name][0], name).dimensions
-    assert dimensions.active_parameters == pytest.approx(billions * 1e9, rel=0.03)
-
-
-def test_what_is_active_without_the_embedding_is_what_its_publisher_says() -> None:
-    for name, billions in {"gpt-oss-120b": 5.13, "GLM-4.5": 32, "GLM-4.5-Air": 12}.items():
-        model = model_config(PUBLISHED[name][0], name).dimensions
-        assert model.active_parameters - model.hidden * model.vocab == pytest.approx(billions * 1e9, rel=0.08)
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("gemma-3-27b, text", (62, 52, 1024)),
-        ("gemma-3-1b-pt", (26, 22, 4096)),
-        ("gemma-2-9b", (42, 21, 4096)),
-        ("gpt-oss-120b", (36, 18, 128)),
-        ("Llama-4-Scout-17B-16E, text", (48, 36, 8192)),
-        ("Qwen2-7B", (28, 0, 0)),
-    ],
-)
-def test_layers_and_those_with_a_window_are_counted(name: str, kinds: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("name", [*SIZES, *WITHOUT_EMBEDDING])
+def test_a_model_has_the_sizes_that_its_publisher_says(name: str) -> None:
     model = model_config(PUBLISHED[name][0], name).dimensions
-    assert (model.layers, model.windowed_layers, model.window) == kinds
+    everything, active = (SIZES | WITHOUT_EMBEDDING)[name]
+    embedding = model.hidden * model.vocab if name in WITHOUT_EMBEDDING else 0
+    assert model.parameters == pytest.approx(everything * 1e9, rel=0.015)
+    # Publishers round, and differ in whether the embedding counts.
+    assert model.active_parameters - embedding == pytest.approx(active * 1e9, rel=0.08 if embedding else 0.03)
 
 
 @pytest.mark.parametrize(
     ("name", "more", "windowed"),
     [
+        ("gemma-3-27b, text", {}, 52),
+        ("gemma-2-9b", {}, 21),
+        ("gpt-oss-120b", {}, 18),
+        ("Llama-4-Scout-17B-16E, text", {}, 36),
         ("Mistral-7B-v0.1", {"sliding_window": 4096}, 32),
-        ("Phi-3-mini-4k-instruct", {"sliding_window": 2047}, 32),
         ("Qwen2-7B", {"sliding_window": 4096}, 0),
         ("Qwen2-7B", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 20}, 8),
         ("Qwen3-8B", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 5}, 5),
@@ -259,10 +222,10 @@ def test_a_configuration_says_which_layers_have_a_window(name: str, more: dict[s
 
 def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA_3).encode())
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA_3 | {"time_step_limit": [0.0, float("inf")]}).encode())
     read = read_model_config(path)
     assert read == read_model_config(tmp_path)
-    assert (read.family, read.longest_seq, read.notes) == ("llama", 8192, ())
+    assert (read.longest_seq, read.notes) == (8192, ())
     assert read.dimensions.kv_heads == 8
 
 
@@ -307,37 +270,23 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers.*has num_hidden_layers = 32"),
+        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers"),
         ({"model_type": "mamba2"}, "is a mamba2 model, with layers of Mamba, which are not priced"),
-        ({"model_type": "nemotron_h"}, "is a nemotron_h model, with layers of Mamba, which are not priced"),
-        ({"model_type": "qwen3_next"}, "with layers of Gated DeltaNet, which are not priced"),
-        (
-            {"model_type": "gemma2", "layer_types": "full_attention"},
-            "layer_types = 'full_attention', where a list of w",
-        ),
+        ({"model_type": "gemma2", "layer_types": "full_attention"}, "layer_types = 'full_attention', where a list"),
+        ({"model_type": "gemma2", "layer_types": [1]}, "layer_types = a list, where a list of words"),
         ({"model_type": None}, "does not say its model_type"),
-        ({"model_type": ["llama"]}, "does not say its model_type"),
         ({"num_hidden_layers": None}, "a llama model, lacks the field num_hidden_layers"),
         ({"hidden_size": "4096"}, "has hidden_size = '4096', where a whole number"),
-        ({"hidden_size": 4096.5}, "has hidden_size = 4096.5, where a whole number"),
         ({"hidden_size": True}, "has hidden_size = True, where a whole number"),
         ({"hidden_size": {"a": [1] * 999}}, "has hidden_size = an object, where"),
-        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}…, where"),
+        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}, where"),
         ({"hidden_size": 10**400}, "hidden_size that is not within"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers that is not within"),
         ({"num_hidden_layers": 0}, "config.json: A model needs layers of at least 1"),
         ({"vocab_size": 1 << 30}, "vocab = 1073741824 is beyond"),
-        ({"num_attention_heads": 30}, "divided into 30 heads"),
         ({"num_key_value_heads": 5}, "share 5 key-value heads"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads that is not within 1"),
         ({"head_dim": 0}, "head_dim that is not within 1"),
-        ({"model_type": "qwen3_moe", **QWEN3_MOE, "moe_intermediate_size": 0}, "moe_intermediate_size that is not"),
         ({"tie_word_embeddings": "no"}, "has tie_word_embeddings = 'no', where true or false"),
         ({"model_type": "qwen3_moe", **QWEN3_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3, where a list"),
-        (
-            {"model_type": "qwen3_moe", **QWEN3_MOE, "decoder_sparse_step": 0},
-            "decoder_sparse_step that is not within 1",
-        ),
         ({"model_type": "qwen3_moe", **QWEN3_MOE, "num_experts_per_tok": 999}, "cannot visit 999 of 128 experts"),
     ],
 )
@@ -352,14 +301,10 @@ def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change:
     ("content", "sentence"),
     [
         (json.dumps(LLAMA_3)[:60].encode(), "is not JSON .*: name a whole config.json"),
-        (b"", "is not JSON"),
         (b"[" * 500_000, "nested too deeply"),
-        (b'{"text_config": ' * 50_000, "nested too deeply"),
         (b" " * ((1 << 20) + 1), "larger than 1 MiB"),
-        (b"\xff\xfe{}", "not text in UTF-8"),
         (b"[1, 2]", "holds no JSON object"),
         (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the key 'hidden_size' twice"),
-        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
@@ -371,15 +316,7 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
         read_model_config(path)
 
 
-def test_infinity_as_published_configurations_hold_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA_3 | {"time_step_limit": [0.0, float("inf")]}))
-    assert read_model_config(path).dimensions == model_config(LLAMA_3, "plain").dimensions
-
-
 def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
-    none, device, long = "No such file or directory", "it is a device", "File name too long"
-    paths = {tmp_path: none, tmp_path / "absent.json": none, Path("/dev/null"): device, tmp_path / ("x" * 999): long}
-    for path, why in paths.items():
+    for path, why in {tmp_path: "No such file or directory", Path("/dev/null"): "it is a device"}.items():
         with pytest.raises(UserError, match=rf"cannot be read \({why}\): name a config\.json"):
             read_model_config(path)

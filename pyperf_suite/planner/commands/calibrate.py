@@ -43,11 +43,9 @@ def calibrate(
       pyperf-suite run calibration && pyperf-suite calibrate
       pyperf-suite calibrate --runs training.csv --gpu H100
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from rich.console import Console
-
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate import FILE, newest_run
+    from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, newest_run
     from pyperf_suite.runner.results import open_run
 
     if runs is not None:
@@ -55,15 +53,14 @@ def calibrate(
             raise UserError("--runs is a table of training runs: leave RUN out, or --runs.")
         _of_runs(runs, gpu, output)
         return
-    if run is not None:
-        folder = open_run(run)
-    else:
-        folder = newest_run(results, identity(resolve(device)).slug)
-    calibration, lines = _of_gpu(folder, gpu)
-    path = _saved(calibration, output or folder.path.parent / FILE)
-    console = Console(emoji=False)
-    for line in (*lines, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`."):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    folder = newest_run(results, identity(resolve(device)).slug) if run is None else open_run(run)
+    spec = _gpu_of(folder, gpu)
+    origin = f"own run {folder.run_id} on {folder.manifest['identity']['model']}"
+    found = corrections(spec, folder.records(), origin)
+    for each in found:
+        click.echo(_sentence(each))
+    path = _saved(calibrated(spec, found), output or folder.path.parent / FILE)
+    click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 
 def _saved(calibration: Calibration, path: Path) -> Path:
@@ -90,14 +87,6 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
         return
     path = _saved(calibration, output or table.with_suffix(".npz"))
     click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
-
-
-def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]:
-    from pyperf_suite.planner.calibrate import calibrated, corrections, origin_of
-
-    spec = _gpu_of(folder, gpu)
-    found = corrections(spec, folder.records(), origin_of(folder))
-    return calibrated(spec, found), [_sentence(each) for each in found]
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:

@@ -137,22 +137,6 @@ def requested_model(
     return ModelDimensions(**{"gated": True, **dimensions}), seq if seq is not None else DEFAULT_SEQ, ()
 
 
-class Percent(click.ParamType):
-    """From 0 to 100 percent, written with or without the sign: `2%` or `2`."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = float(str(value).strip().removesuffix("%"))
-        except ValueError:
-            self.fail(f"{value!r} is no number of percent: write it as 2 or 2%.", param, ctx)
-        if not 0 <= number <= 100:
-            option = param.opts[0] if param else "It"
-            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was given.")
-        return number
-
-
 class Gibibytes(click.ParamType):
     """A size of memory in GiB: `80`, `80GiB`, or `80GB`, which are 74.5 of them."""
 

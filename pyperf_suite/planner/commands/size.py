@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import all_option, json_option, options
+from pyperf_suite.cli.options import Finite, all_option, json_option, options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
-    Percent,
     answer,
     gpu_options,
     model_options,
@@ -54,7 +53,7 @@ dtype_option = click.option(
         }
     ),
     *(
-        click.option(name, type=Percent(), default=default, show_default=True, metavar="PERCENT", help=text)
+        click.option(name, type=Finite(0, 100), default=default, show_default=True, metavar="PERCENT", help=text)
         for name, default, text in (
             ("--parameter-change", 2.0, "Largest change of the number of parameters. Example: --parameter-change 5."),
             ("--reach", 15.0, "Largest change of each width. Example: --reach 30."),
@@ -124,32 +123,12 @@ def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Ker
     help="Layout of the operands: TN fprop, NN dgrad, NT wgrad, or TT. Example: --layout NN.",
 )
 @gpu_options
-@click.option(
-    "--cpu",
-    "on_cpu",
-    is_flag=True,
-    help="Measure the product on this machine by our own CPU kernel, in about a second. Default: off.",
-)
-@click.option(
-    "--isa",
-    metavar="NAME",
-    help="Instruction set of the kernel, with --cpu. Default: the best there is. Example: --isa avx2.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of cores, with --cpu. Default: all. Example: --workers 4.",
-)
 @json_option()
 @all_option
 def explain(
     sizes: tuple[str, ...],
     dtype: str,
     layout: str,
-    on_cpu: bool,
-    isa: str | None,
-    workers: int | None,
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
@@ -162,7 +141,6 @@ def explain(
     Examples:
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096x4096x50257 --gpu H200 --layout NN --dtype fp8 --json
-      pyperf-suite explain 1000 1000 1000 --cpu --dtype fp32
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner import product_explained
 
@@ -173,18 +151,6 @@ def explain(
         )
     m, n, k = map(int, parts)
     product_explained.check_product(m, n, k, layout.upper())
-    if on_cpu:
-        if gpu or calibration or library:
-            raise UserError("--cpu measures here, --gpu, --calibration and --library ask laws of a GPU: leave one out.")
-        from pyperf_suite.planner import product_on_cpu
-
-        measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
-        return answer("explain", product_on_cpu.findings_of_product(measured), as_json, everything)
-    if isa or workers:
-        raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
-    spec, laws = requested_gpu(gpu, calibration)
-    tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
-    others = product_explained.other_libraries(laws, dtype, m, n, k, library)
-    prices = _prices(laws, dtype, library)
-    product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
+    _, laws = requested_gpu(gpu, calibration)
+    product = product_explained.explain_product(laws, (m, n, k), dtype, layout.upper(), library)
     answer("explain", product_explained.findings_of_product(product), as_json, everything)

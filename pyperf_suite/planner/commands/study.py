@@ -50,7 +50,7 @@ RUN_OPTIONS = {
     "seed": "Seed of the order of the configurations. Default: 0. Example: --seed 1.",
 }
 # Options that say what is studied.
-STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS, "ranks")
+STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS)
 
 
 def _numbers(texts: dict[str, str]) -> list[Any]:
@@ -73,7 +73,6 @@ study_options = options(
     *_numbers(RUN_OPTIONS),
     *value_options(
         {
-            "ranks N,...": "Run only configurations of so many ranks. Default: all. Example: --ranks 1,2.",
             "only K,...": "Run only configurations of these numbers, as --list has them; RUN may be new then. Default: "
             "all. Example: --only 1,3.",
         }
@@ -97,6 +96,7 @@ study_options = options(
         "--memory-limit",
         "limit_gib",
         type=Gibibytes(),
+        default=math.inf,
         metavar="GiB",
         help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
@@ -112,7 +112,7 @@ def study(
     list_them: bool,
     search: bool,
     budget_s: float | None,
-    limit_gib: float | None,
+    limit_gib: float,
     device: str,
     results: Path,
     deadline_s: float,
@@ -131,11 +131,10 @@ def study(
 
     if search and named["only"]:
         raise UserError("--search chooses what to run next itself: leave --only out.")
-    if limit_gib is not None and not 0 < limit_gib < math.inf:
+    if not limit_gib > 0:
         raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
-    limit_bytes = None if limit_gib is None else limit_gib * 2**30
-    how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
-    requested = StudyRequest.of(grid, {name: named[name] for name in STUDIED if named[name] is not None}, **how)
+    given = {name: named[name] for name in STUDIED if named[name] is not None}
+    requested = StudyRequest.of(grid, given, search, limit_gib * 2**30, budget_s or math.inf)
     if list_them:
         click.echo(listed(requested, device))
     else:

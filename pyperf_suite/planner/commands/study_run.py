@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -17,27 +17,22 @@ from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progres
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.findings.axes import read_axes
 from pyperf_suite.findings.summary import exit_code
+from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import (
     AXES,
-    MOST_CONFIGURATIONS,
     MOST_SEARCHED,
+    RunSettings,
     StudyAxes,
     cases_of,
-    of_worlds,
+    read_study,
     search_axes,
 )
-from pyperf_suite.planner.study.planning import (
-    RunSettings,
-    StudyFile,
-    read_study,
-    refusals,
-)
-from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
-from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.planner.study.search import StudySearch, rule_of
+from pyperf_suite.ranks.launch import rank_environment, ranks_here
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
@@ -46,6 +41,7 @@ from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import Answers, WorkerPool, Workers
+from pyperf_suite.workloads.on_ranks import DTYPES
 
 # Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
@@ -59,37 +55,33 @@ class StudyRequest:
     """
 
     path: Path | None
-    file: StudyFile
     given: Mapping[str, Any]
+    of_file: Mapping[str, tuple[Any, ...]]
     axes: Mapping[str, tuple[Any, ...]]
     run: RunSettings
-    search: bool = False
-    limit_bytes: float = math.inf
-    budget_s: float = math.inf
+    search: bool
+    limit_bytes: float
+    budget_s: float
 
     @classmethod
-    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> StudyRequest:
+    def of(cls, path: Path | None, given: Mapping[str, Any], *how: Any) -> StudyRequest:
         """Read options and the file. Raises UserError for what a study does not know."""
-        file = StudyFile() if path is None else read_study(path)
+        of_file, run = ({}, RunSettings()) if path is None else read_study(path)
         axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
-        run = replace(file.run, **{name: value for name, value in given.items() if name in vars(file.run)})
-        run.validate()
-        return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
+        run = replace(run, **{name: value for name, value in given.items() if name in vars(run)})
+        return cls(path, given, of_file, axes, run, *how)
 
     def cases_here(self, device: Device) -> list[Case]:
         """Every configuration requested, in the grid's order. Raises UserError for what cannot be.
 
         What a search has by default takes no more ranks than there are GPUs.
         """
-        found = rank_environment()
-        count = found.count if found.launched else max(1, len(gpus()))
-        defaults = search_axes(device, count) if self.search else PROBE.axes("", device)
-        ranks = _numbers("ranks", self.given.get("ranks", ""))
-        given = {*self.file.axes, *self.axes}
-        how: Any = (MOST_SEARCHED, given) if self.search else (MOST_CONFIGURATIONS, AXES)
-        cases = cases_of(self.file.over(defaults).given(self.axes), *how)
-        cases = of_worlds(cases, ranks) if ranks else cases
-        if not self.search or {"data", "tensor", "pipeline"} & given or self.file.configurations:
+        if not self.search:
+            return cases_of(PROBE.axes("", device).given(self.of_file).given(self.axes))
+        given = {*self.of_file, *self.axes}
+        defaults = search_axes(device, ranks_here((max(1, len(gpus())),))[0])
+        cases = cases_of(defaults.given(self.of_file).given(self.axes), MOST_SEARCHED, given)
+        if {"data", "tensor", "pipeline", "configuration"} & given:
             return cases
         return [each for each in cases if each.parameters.ranks <= max(defaults.data)]
 
@@ -104,19 +96,12 @@ class StudyRequest:
         return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
 
 
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(",")) if text else ()
-    except ValueError:
-        raise UserError(f"--{name} {text[:60]!r} was requested, but takes whole numbers, as in 1,2,4.") from None
-
-
 def chosen(cases: Sequence[Case], only: str) -> list[Case]:
-    """Those configurations by their numbers from 1. Raises UserError for one there is not."""
-    numbers = dict.fromkeys(_numbers("only", only))
-    if not numbers or not all(1 <= number <= len(cases) for number in numbers):
+    """Pick configurations by their numbers from 1. Raises UserError for one there is not."""
+    numbers = dict.fromkeys(only.split(","))
+    if not all(number.isdecimal() and 1 <= int(number) <= len(cases) for number in numbers):
         raise UserError(f"--only {only:.60} was requested, but configurations are numbered 1 to {len(cases)} (--list).")
-    return [cases[number - 1] for number in numbers]
+    return [cases[int(number) - 1] for number in numbers]
 
 
 def listed(requested: StudyRequest, device: str) -> str:
@@ -150,11 +135,15 @@ def run_study(
     cases = requested.cases_here(where)
     wanted = cases if only is None else chosen(cases, only)
     run = requested.run
-    profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
     if requested.search:
         rule_of(run.experiments)
-        # A run of another kind: it is not resumed by who asks for the whole grid.
-        profile = replace(profile, name=f"search, {profile.name}")
+    profile = Profile(
+        # A search is a run of another kind: it is not resumed by who asks for the whole grid. Experiments can be added.
+        f"{'search, ' if requested.search else ''}{run.steps} steps after {run.warm_up}",
+        processes=run.experiments,
+        effort=Effort(SteadyRule(launches=run.warm_up), StopRule.exactly(run.steps, BLOCK_SHARE * deadline_s)),
+        purpose="throughput over a given number of steps",
+    )
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
     if tell:
@@ -222,13 +211,44 @@ def _measure(
 
 
 def of_this_world(wanted: Sequence[Case]) -> list[Case]:
-    """What a launcher's ranks can run. Raises UserError where that is nothing."""
-    found = of_worlds(wanted, [rank_environment().count])
+    """Keep what a launcher's ranks can run. Raises UserError where that is nothing."""
+    count = rank_environment().count
+    found = [case for case in wanted if case.parameters.ranks == count]
+    if not found:
+        there = ", ".join(map(str, sorted({case.parameters.ranks for case in wanted})))
+        raise UserError(
+            f"No configuration takes {count} ranks (data x tensor x pipeline): those requested take {there}."
+        )
     if others := len(wanted) - len(found):
         click.echo(
             f"{others} of {len(wanted)} configurations take other numbers of ranks: start those apart.", err=True
         )
     return found
+
+
+def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
+    """Reasons of configurations that cannot run on this machine, by case id."""
+    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
+    return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
+
+
+def _why_refused(case: Case, device: Device) -> str:
+    launched, p = rank_environment().launched, case.parameters
+    try:
+        case.validate()
+        held_bytes = 2 * DTYPES[p.dtype] * p.dimensions.parameters * (1 if p.is_sharded else p.data)
+    except UserError as reason:
+        return str(reason)
+    if not launched and device.kind == "cuda" and p.ranks > len(gpus()):
+        return f"It takes {p.ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
+    # A GPU refuses what it has no room for, which is an outcome; Linux ends processes for it.
+    free_bytes = memory.available_bytes()
+    if not launched and device.kind == "cpu" and held_bytes > free_bytes:
+        return (
+            f"Weights and gradients take {held_bytes / 1e9:.1f} GB, but {free_bytes / 1e9:.1f} GB of memory are free: "
+            "ask for a smaller model."
+        )
+    return ""
 
 
 def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
@@ -249,41 +269,23 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
         session.finish()
 
 
-def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> Profile:
-    """`steps` samples of one launch each after `warm_up` launches, in as many processes as there are experiments.
-
-    Taken back to back in blocks of up to `block_s`. How many experiments is no part of the name: more of them can be
-    added to a run.
-    """
-    return Profile(
-        f"{steps} steps after {warm_up}",
-        processes=experiments,
-        effort=Effort(SteadyRule(launches=warm_up), StopRule.exactly(steps, block_s)),
-        purpose="throughput over a given number of steps",
-    )
-
-
 class StudyWorkers(Workers):
     """Workers that skip cases known not to run here, whose reasons are in `refused` by case id.
 
-    Records say, under `sampling`, the limit on memory and what a search made of the answer.
+    Records keep, under `sampling`, the limit on memory and the note of a search.
     """
 
     def __init__(self, workers: Workers, refused: Mapping[str, str], limit_bytes: float) -> None:
         self._workers, self._refused, self.limit_bytes = workers, refused, limit_bytes
-        self.note: Note | None = None
+        self.note: Mapping[str, Any] | None = None
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
         reasons = {number: self._refused.get(case.case_id) for number, case in enumerate(cases)}
         left = [number for number, reason in reasons.items() if reason is None]
-        answers = [
-            (number, {"outcome": "unsupported", "reason": reason})
-            for number, reason in reasons.items()
-            if reason is not None
-        ]
+        refused = [(number, {"outcome": "unsupported", "reason": why}) for number, why in reasons.items() if why]
         measured = self._workers.measure_by_turns(process, [cases[each] for each in left], effort) if left else ()
-        for number, answer in chain(answers, ((left[each], found) for each, found in measured)):
-            noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+        for number, answer in chain(refused, ((left[each], found) for each, found in measured)):
+            noted: dict[str, Any] = {"search": dict(self.note)} if self.note else {}
             noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
             yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
 
@@ -295,19 +297,19 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorke
     """The grid searched: a line for each experiment on standard error, the path in the records."""
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
 
-    def measure(case: Case, experiment: int, note: Note) -> Record | None:
+    def measure(case: Case, experiment: int, note: Mapping[str, Any]) -> Record | None:
         for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
             workers.note = note
             record = session.measure_trial(planned, process)
             workers.note = None
-            noted = record.sampling.get("search", {})
-            said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"step {note['step']}: {_outcome(planned, record)}", highlight=False, markup=False, soft_wrap=True
+            )
             return record
         return None
 
     pairs = session.plan.profile.processes
-    search = StudySearch([each.case for each in wanted], measure, pairs, workers.limit_bytes)
+    search = StudySearch([each.case for each in wanted], measure, pairs)
     with kept_when_interrupted(session):
         session.open()
         search.run()

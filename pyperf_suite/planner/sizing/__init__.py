@@ -1,1 +1,1 @@
-"""Which nearby sizes of a model train faster: `pyperf-suite size`."""
+"""Search of nearby sizes of a model that train faster: `pyperf-suite size`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,12 +22,11 @@ from pyperf_suite.planner.laws.training.layer_work import passes_and_slowdown
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
-from pyperf_suite.planner.sizing.step import Setting, parts_of, price, resized, shapes_of, width_of_mlp
+from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, resized, width_of_mlp
 
-# Savings of less than this share of the step are no cause worth naming.
-LEAST_SAVED = 0.002
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64
+TOKENS = "tokens at a time"
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,8 @@ class TimeBreakdown:
 
     @property
     def seconds(self) -> float:
-        """Of all calls."""
+        """Time of all calls."""
         return sum(self.causes.values())
-
-    @property
-    def flop(self) -> float:
-        """2·M·N·K of all calls of a product, 0 for other work."""
-        return 2.0 * float(np.prod(self.sizes, dtype=np.float64)) * self.calls if self.law == "gemm" else 0.0
 
     @property
     def lost(self) -> list[tuple[str, float]]:
@@ -57,135 +52,74 @@ class TimeBreakdown:
         return sorted(found, key=lambda each: -each[1])
 
 
-def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[TimeBreakdown]]:
-    """Every part of each setting's micro-batch, in the order of the work."""
-    parts = parts_of(shapes_of(settings))
-    count = len(settings)
-    found: list[list[TimeBreakdown]] = [[] for _ in settings]
-    for part, its in zip(parts, price(parts, prices), strict=True):
-        calls, extrapolated = np.broadcast_to(part.calls, count), np.broadcast_to(its.extrapolated, count)
-        sizes = [np.broadcast_to(size, count) for size in part.sizes]
-        causes = {cause: np.broadcast_to(seconds, count) for cause, seconds in its.causes.items()}
-        for n in np.flatnonzero(calls).tolist():
-            its_causes = {cause: float(seconds[n] * calls[n]) for cause, seconds in causes.items()}
-            its_sizes = tuple(int(size[n]) for size in sizes)
-            found[n].append(
-                TimeBreakdown(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n]))
-            )
-    return found
-
-
-def saved(
-    present: Sequence[TimeBreakdown], other: Sequence[TimeBreakdown], candidate: Candidate, here: Setting
-) -> tuple[str, float] | None:
-    """What most makes a candidate faster for the same work: the cause, and the share of the present time that it saves.
-
-    The passes of a product are taken together; None where nothing saves enough to be named.
-    """
-    total = sum(part.seconds for part in present)
-    setting = candidate.setting
-    # To a token's GPU-time, and to the work of the present model: FLOP of the candidate over its FLOP.
-    scale = (setting.tp / setting.tokens) / (here.tp / here.tokens) / (candidate.speed * candidate.time_ratio)
-    balance: dict[str, float] = {}
-    for sign, parts in ((1.0, present), (-scale, other)):
-        for part in parts:
-            for cause, seconds in part.causes.items():
-                if cause != IDEAL:
-                    name = f"{part.part.partition(',')[0]}: {cause}"
-                    balance[name] = balance.get(name, 0.0) + sign * seconds / total
-    most = max(balance.items(), key=lambda each: each[1], default=("", 0.0))
-    return most if most[1] > LEAST_SAVED else None
+def spent_by(setting: Setting, prices: KernelPrices) -> list[TimeBreakdown]:
+    """Every part of a micro-batch, in the order of the work."""
+    parts = [part for part in parts_of(*grid_of([setting])) if np.any(part.calls)]
+    return [
+        TimeBreakdown(
+            part.name,
+            part.law,
+            tuple(int(np.squeeze(size)) for size in part.sizes),
+            float(np.squeeze(part.calls)),
+            {cause: float(np.squeeze(seconds * part.calls)) for cause, seconds in its.causes.items()},
+            bool(np.any(its.at(its.explained.extrapolated))),
+        )
+        for part, its in zip(parts, price(parts, prices), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class SizeCheck:
     """One rule of sizing (Anthony et al. 2024, arXiv 2401.14489): what it asks, and what the model has.
 
-    `other` is the nearest setting on the other side of the rule: one that breaks a rule which is kept, one that keeps a
-    rule which is broken; None if there is none.
+    `other` is the nearest setting that keeps a broken rule; None where it is kept or nothing keeps it.
     """
 
     rule: str
-    found: str
+    found: int
     kept: bool
     other: Candidate | None
 
 
-def checks(setting: Setting, prices: KernelPrices, memory_limit_bytes: float) -> list[SizeCheck]:
-    """Every rule that concerns the setting, with its predicted effect; a GPU may use so much memory."""
-    rules = list(_rules(setting))
-    candidates = iter(judged([setting, *(other for *_, other in rules if other is not None)], prices)[1:])
-    found = []
-    for rule, size, kept, other in rules:
-        candidate = next(candidates) if other is not None else None
-        if kept is None:
-            kept = candidate is None or candidate.memory_bytes > memory_limit_bytes
-        found.append(SizeCheck(rule, size, kept, candidate))
-    return found
-
-
-def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | None]]:
-    """Rule, size, whether it is kept (None: if memory has no room for the other), and the other setting."""
+def checks(setting: Setting, prices: KernelPrices) -> list[SizeCheck]:
+    """Every rule that concerns the setting, with what keeping it is worth."""
     model, tp = setting.model, setting.tp
-    multiple = ENOUGH * tp
-    share = f" x tp {tp}" if tp > 1 else ""
-    kept = model.vocab % multiple == 0
-    other = _resized(setting, vocab=model.vocab + 1 if kept else round_up(model.vocab, multiple))
-    yield f"vocab is a multiple of {ENOUGH}{share}", f"{model.vocab}", kept, other
     width = width_of_mlp(model)
-    ffn = getattr(model, width)
-    kept = ffn % multiple == 0
-    swiglu = f" (8/3 hidden would be {8 * model.hidden / 3:.0f})" if model.gated and model.experts == 1 else ""
-    other = _resized(setting, **{width: ffn + tp if kept else _nearest(ffn, multiple)})
-    yield f"{width} is a multiple of {ENOUGH}{share}", f"{ffn}{swiglu}", kept, other
-    kept = model.hidden % multiple == 0
-    # A broken rule keeps heads as they are, which need not fill hidden.
-    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim} if kept else {}
-    other = _resized(setting, hidden=model.hidden + 1 if kept else _nearest(model.hidden, multiple), **heads)
-    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, other
+    multiples = {"vocab": ENOUGH * tp, width: ENOUGH * tp, "hidden": ENOUGH * tp}
     if not model.latent_rank:
-        kept = model.head_dim % ENOUGH == 0
-        yield f"head_dim is a multiple of {ENOUGH}", f"{model.head_dim}", kept, _with_other_heads(setting, kept)
-    kept = setting.tokens % ENOUGH == 0
-    tokens = f"{setting.micro_batch} x {setting.seq} = {setting.tokens}"
-    other = replace(setting, seq=setting.seq + 1 if kept else round_up(setting.seq, ENOUGH))
-    yield f"tokens at a time are a multiple of {ENOUGH}", tokens, kept, other
-    larger = replace(setting, micro_batch=2 * setting.micro_batch)
-    yield "the micro-batch is as large as memory lets it be", f"{setting.micro_batch}", None, larger
-    if tp > 1:
-        fewer = replace(setting, tp=tp // 2) if tp % 2 == 0 else replace(setting, tp=1)
-        yield "tensor parallelism is as small as memory lets it be", f"{tp}", None, fewer
+        multiples["head_dim"] = ENOUGH
+    sizes = {name: getattr(model, name) for name in multiples} | {TOKENS: setting.tokens}
+    multiples[TOKENS] = ENOUGH
+    others = {name: _kept(setting, name, multiples[name]) for name in multiples if sizes[name] % multiples[name]}
+    settings = [setting, *(other for other in others.values() if other)]
+    candidates = dict(zip([name for name in others if others[name]], judged(settings, prices)[1:], strict=True))
+    return [
+        SizeCheck(f"{name} divisible by {multiple}", sizes[name], name not in others, candidates.get(name))
+        for name, multiple in multiples.items()
+    ]
 
 
-def _resized(setting: Setting, **sizes: int) -> Setting | None:
-    """The setting with other dimensions, None if nothing could be trained so."""
-    try:
-        return replace(setting, model=resized(setting.model, **sizes))
-    except UserError:
-        return None
-
-
-def _nearest(size: int, multiple: int) -> int:
-    below = max(multiple, size // multiple * multiple)
-    return min((below, round_up(size, multiple)), key=lambda each: (abs(each - size), each))
-
-
-def _with_other_heads(setting: Setting, kept: bool) -> Setting | None:
-    """The same width of all heads together, in heads that keep the rule, or break it if it is kept."""
+def _kept(setting: Setting, name: str, multiple: int) -> Setting | None:
+    """The setting with the nearest size that keeps the rule, of a vocabulary a larger one; None if there is none."""
     model = setting.model
+    size = setting.seq if name == TOKENS else getattr(model, name)
     queries = model.heads * model.head_dim
-    wanted: Sequence[int] = range(8, 257, 8) if kept else HEAD_DIMS
-    sizes = [size for size in wanted if queries % size == 0 and (size % ENOUGH != 0) == kept]
-    for head_dim in sorted(sizes, key=lambda size: abs(size - model.head_dim)):
-        heads = queries // head_dim
-        kv_heads = heads if model.heads == model.kv_heads else model.kv_heads
-        if heads % kv_heads == 0 and (other := _resized(setting, heads=heads, kv_heads=kv_heads, head_dim=head_dim)):
-            return other
+    up = round_up(size, multiple)
+    tried = [up] if name in ("vocab", TOKENS) else [up, max(multiple, up - multiple)]
+    if name == "head_dim":
+        tried = [head_dim for head_dim in HEAD_DIMS if head_dim % multiple == 0 and queries % head_dim == 0]
+    # Another hidden keeps heads as they are, which need not fill it; another head_dim the width of all together.
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim} if name == "hidden" else {}
+    for other in sorted(tried, key=lambda other: abs(other - size)):
+        try:
+            if name == TOKENS:
+                return replace(setting, seq=other)
+            changed = heads | {name: other} | ({"heads": queries // other} if name == "head_dim" else {})
+            return replace(setting, model=resized(model, **changed))
+        except UserError:
+            continue
     return None
 
-
-# A cause, and the share of the present time that a candidate saves by it.
-Saving = tuple[str, float]
 
 UNSURE = "within the laws' error"
 MOST_LOSSES = 3
@@ -195,7 +129,7 @@ CHANGE_THE_MODEL = ("layers", "kv_heads")
 
 @dataclass(frozen=True)
 class Sizing:
-    """Everything that was worked out for one setting on one GPU; `savings` are by candidate.
+    """The answer for one setting on one GPU.
 
     `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work,
     waiting for the host, and the optimizer.
@@ -207,7 +141,6 @@ class Sizing:
     spent: tuple[TimeBreakdown, ...]
     checks: tuple[SizeCheck, ...]
     search: Search
-    savings: dict[Candidate, Saving]
     errors: dict[str, float | None]
     origins: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -234,17 +167,13 @@ def sizing(
     times = passes_and_slowdown(plan, constants_of(laws, plan).constants)
     prices = NotedPrices(alone, {kind: slowdown for kind, (_, slowdown) in times.items()})
     found = search(setting, bounds, prices)
-    proposed = [*found.pareto, *found.alone.values()]
-    present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
-    savings = {each: saved(present, other, each, setting) for other, each in zip(others, proposed, strict=True)}
     return Sizing(
         gpu,
         setting,
         step_time(laws, setting.model, plan, prices=alone),
-        tuple(present),
-        tuple(checks(setting, prices, found.memory_limit_bytes)),
+        tuple(spent_by(setting, prices)),
+        tuple(checks(setting, prices)),
         found,
-        {each: saving for each, saving in savings.items() if saving},
         prices.errors,
         tuple(prices.origins),
         tuple(notes),
@@ -252,7 +181,7 @@ def sizing(
 
 
 def findings_of_sizing(sizing: Sizing) -> Findings:
-    """What to change first, what the step takes, and tables."""
+    """Say what to change first and what the step takes, with tables."""
     shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
     return findings(
         _answer(sizing),
@@ -263,16 +192,16 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
         _EXTRAPOLATED if any(each.extrapolated for each in shown) else None,
         (remark(note, kind="caution") for note in sizing.notes),
         _products(sizing),
-        table("The classic rules, and what they are worth here", RULES, sizing.checks),
+        table("The classic rules, and what keeping them is worth here", RULES, sizing.checks),
         table(
             "One dimension at a time",
             (Column("dimension", lambda row: row[0]), *OUTCOMES),
-            [(name, each, sizing.savings.get(each)) for name, each in sizing.search.alone.items()],
+            list(sizing.search.alone.items()),
         ),
         table(
             "Together: no other is better in time, parameters and memory at once",
             OUTCOMES,
-            [("", each, sizing.savings.get(each)) for each in sizing.search.pareto],
+            [("", each) for each in sizing.search.pareto],
         ),
         remark(legend(cause for part in sizing.spent for cause, _ in part.lost)),
     )
@@ -355,13 +284,13 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
     sent = sum(float(parts[name]) for name in ("gradients", "parameters"))
     yield remark(
         "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU), as `layout` counts it: {optimizer} for "
-        "the optimizer{sent} and {host} of waiting for the host are part of it.",
+        "the optimizer{sent}{waited}.",
         kind="predicted",
         time=Quantity(float(sizing.iteration.seconds), "duration", predicted=True),
         mfu=Quantity(sizing.utilization, "%", predicted=True),
         optimizer=Quantity(float(parts["optimizer"]), "duration", predicted=True),
         sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
-        host=Quantity(float(parts["host"]), "duration", predicted=True),
+        waited=f", {1e3 * float(parts['host']):.3g} ms waiting for the host" if parts["host"] else "",
     )
 
 
@@ -419,7 +348,7 @@ def _memory(sizing: Sizing) -> Remark | None:
 
 
 def _kinds_of_layers(model: ModelDimensions) -> str:
-    """What is not the same in all layers, behind their number."""
+    """Name the kinds of layers that not all are of, with their numbers."""
     seen = "a chunk" if model.chunked else "a window"
     kinds = {
         f"with attention over {seen} of {model.window}": model.windowed_layers,
@@ -429,21 +358,23 @@ def _kinds_of_layers(model: ModelDimensions) -> str:
 
 
 def _sizes_of(part: TimeBreakdown) -> str:
-    """As its law takes them; attention without its window where it sees all."""
-    *sizes, window = part.sizes
-    if part.law != "attention":
-        return " x ".join(map(str, part.sizes))
-    return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
+    """Sizes as the law takes them; attention without its window where it sees all."""
+    sizes = part.sizes[:-1] if part.law == "attention" else part.sizes
+    window = f", window {part.sizes[-1]}" if part.law == "attention" and part.sizes[-1] else ""
+    return " x ".join(map(str, sizes)) + window
 
 
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
-    def lost(part: TimeBreakdown) -> tuple[str, float] | tuple[None, None]:
+    def rate(part: TimeBreakdown) -> float | None:
+        """2·M·N·K of all calls of a product a second, None for other work."""
+        return 2.0 * math.prod(part.sizes) * part.calls / part.seconds if part.law == "gemm" else None
+
+    def lost(part: TimeBreakdown) -> tuple[str | None, float | None]:
         """The main cause, and the share of the part's time that it takes."""
-        if not part.lost or part.lost[0][1] < 0.01 * part.seconds:
-            return None, None
-        return part.lost[0][0], part.lost[0][1] / part.seconds
+        cause, seconds = part.lost[0] if part.lost else ("", 0.0)
+        return (cause, seconds / part.seconds) if seconds >= 0.01 * part.seconds else (None, None)
 
     return table(
         "Where a micro-batch goes",
@@ -453,16 +384,12 @@ def _products(sizing: Sizing) -> Table:
             Column("calls", lambda part: f"{part.calls:g}", priority=0),
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),
-            Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
+            Column("rate", rate, "TFLOP/s"),
             Column("lost to", lambda part: lost(part)[0]),
             Column("of its time", lambda part: lost(part)[1], "%"),
         ),
         [part for part in sorted(sizing.spent, key=lambda each: -each.seconds) if part.seconds >= 0.002 * total],
     )
-
-
-def _saved(row: tuple[str, Candidate, Saving | None], part: int) -> str | float | None:
-    return row[2][part] if row[2] and row[1].is_faster else None
 
 
 def change_of(candidate: Candidate) -> str:
@@ -471,7 +398,7 @@ def change_of(candidate: Candidate) -> str:
 
 
 def speed_of(candidate: Candidate) -> Quantity:
-    """How many times as fast it does its own work, with the bounds of the laws' error."""
+    """Speed relative to the present model, with the bounds of the laws' error."""
     return Quantity(candidate.speed, "x", candidate.low, candidate.high, predicted=True)
 
 
@@ -490,8 +417,6 @@ OUTCOMES = (
     Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
     Column("parameters", lambda row: row[1].parameter_change, "+%"),
     Column("memory", lambda row: row[1].memory_bytes, "GiB"),
-    Column("saves by", lambda row: _saved(row, 0), priority=0),
-    Column("of the step", lambda row: _saved(row, 1), "%", priority=0),
 )
 RULES = (
     Column("rule", lambda check: check.rule, priority=2),
@@ -500,5 +425,4 @@ RULES = (
     Column("compared with", lambda check: check.other and _marked(check.other)),
     Column("speed then", lambda check: check.other and speed_of(check.other), "x"),
     Column("verdict", lambda check: check.other and _verdict(check.other)),
-    Column("memory then", lambda check: check.other and check.other.memory_bytes, "GiB", priority=0),
 )

@@ -1,15 +1,14 @@
-"""Which neighbours of a model train faster for the work they do, by more than the laws' error.
+"""Search for neighbours of a model that train faster for the work they do, by more than the laws' error.
 
-Neighbours are all combinations of nearby dimensions, along the axes of a grid that broadcasts: a million of them are a
-handful of short arrays. Those within bounds are thinned to a Pareto list of time, parameters and memory.
+Neighbours are all combinations of nearby dimensions. Those within bounds are priced, and thinned to a Pareto list of
+time, parameters and memory.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,17 +20,16 @@ from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.explained import KernelPrices
-from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.laws.training.memory import training_memory
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import (
     ModelGrid,
     Setting,
-    Shapes,
+    grid_of,
     parts_of,
     plan_of,
     price,
     resized,
-    shapes_of,
     width_of_mlp,
 )
 
@@ -44,7 +42,7 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
 WIDTH_STEP = 64
 MOST_WIDTHS = 33
-MOST_CANDIDATES = 2_000_000
+MOST_CANDIDATES = 200_000
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
 # What one more changed dimension has to earn before it is worth changing.
@@ -57,10 +55,10 @@ ROUNDING = 1e-14
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far candidates may be from the model, as shares of its own figures.
+    """Limits of candidates, as shares of the model's own figures.
 
     `reach` is for each width and the number of layers, `parameter_change` for the parameters in all. Only the axes in
-    `vary` move. `memory_bytes` is what one GPU has. Raises UserError for bounds that leave nothing to search.
+    `vary` move. `memory_bytes` is what one GPU has. Raises UserError for an unknown axis.
     """
 
     vary: tuple[str, ...] = AXES
@@ -70,60 +68,28 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if unknown := set(self.vary) - set(AXES):
-            named = min(unknown)
-            if not named:
-                raise UserError("--vary has a comma without a name: write names, as in heads,vocab.")
-            raise UserError(f"Candidates cannot vary in {named!r}: {offer(named, AXES)}")
-        if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
-            raise UserError(
-                f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
-                f"and a reach of {self.reach:g} were requested."
-            )
+            raise UserError(f"Candidates cannot vary in {min(unknown)!r}: {offer(min(unknown), AXES)}")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """All combinations of `attention` (hidden, heads, kv_heads, head_dim) and of the other axes.
-
-    The first entry of each axis is the present one, so candidate 0 is the model as given. A flat index counts through
-    the grid in C order.
-    """
+    """The settings of a search: `setting` with other `sizes`, a column each; the first row is the present one."""
 
     setting: Setting
-    attention: NDArray[np.int64]
-    others: Mapping[str, NDArray[np.int64]]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.attention), *map(len, self.others.values()))
+    sizes: Mapping[str, NDArray[np.int64]]
 
     def __len__(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return len(self.sizes["hidden"])
 
-    @functools.cached_property
-    def shapes(self) -> Shapes:
-        """The grid, each axis along its own dimension."""
-        columns = dict(zip(ATTENTION, np.ascontiguousarray(self.attention.T), strict=True))
-        axes = [0] * len(ATTENTION) + list(range(1, len(self.shape)))
-        sizes = {
-            name: column.reshape([-1 if axis == place else 1 for axis in range(len(self.shape))])
-            for place, (name, column) in zip(axes, {**columns, **self.others}.items(), strict=True)
-        }
-        micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
-        present = self.setting
+    def grid(self, rows: Any = ...) -> tuple[ModelGrid, ParallelPlan]:
+        """Models and plans of these rows, by default of all."""
+        sizes = {name: column[rows] for name, column in self.sizes.items()}
+        micro_batch, tp, present = sizes.pop("micro_batch"), sizes.pop("tp"), self.setting
         plan = plan_of(micro_batch, present.seq, tp, present.shards, present.dtype)
-        return Shapes(ModelGrid.around(present.model, **sizes), plan)
+        return ModelGrid.around(present.model, **sizes), plan
 
-    @functools.cached_property
-    def trainable(self) -> NDArray[np.bool_]:
-        """Where there is such a model and its GPUs can share the layers; broadcasts to the grid."""
-        shapes = self.shapes
-        return np.asarray(shapes.model.valid & shapes.plan.divides(shapes.model))
-
-    def at(self, index: int) -> Setting:
-        places = np.unravel_index(index, self.shape)
-        sizes = dict(zip(ATTENTION, self.attention[places[0]].tolist(), strict=True))
-        sizes |= {name: int(along[at]) for (name, along), at in zip(self.others.items(), places[1:], strict=True)}
+    def at(self, row: int) -> Setting:
+        sizes = {name: int(column[row]) for name, column in self.sizes.items()}
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
         # All sizes are named, for what follows from a changed one may not follow as it did before.
         same = all(getattr(self.setting.model, name) == size for name, size in sizes.items())
@@ -143,23 +109,21 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
         return np.array(list(dict.fromkeys([present, *(sizes if name in bounds.vary else [])])), dtype=np.int64)
 
     for most in (MOST_WIDTHS, MOST_WIDTHS // 2, MOST_WIDTHS // 4, MOST_WIDTHS // 8):
-        candidates = Candidates(
-            setting,
-            np.array(_attention_shapes(setting, bounds, most), dtype=np.int64),
-            {
-                width: axis("ffn", getattr(model, width), _widths(getattr(model, width), bounds, most)),
-                # A vocabulary can be padded, never cut.
-                "vocab": axis(
-                    "vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]
-                ),
-                "layers": axis("layers", model.layers, _layers(model, bounds)),
-                "micro_batch": axis("micro_batch", setting.micro_batch, _doublings(setting.micro_batch, 2)),
-                "tp": axis("tp", setting.tp, _doublings(setting.tp, 1) if setting.tp > 1 else []),
-            },
-        )
-        if len(candidates) <= MOST_CANDIDATES:
+        attention = np.array(_attention_shapes(setting, bounds, most), dtype=np.int64)
+        others = {
+            width: axis("ffn", getattr(model, width), _widths(getattr(model, width), bounds, most)),
+            # A vocabulary can be padded, never cut.
+            "vocab": axis("vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]),
+            "layers": axis("layers", model.layers, _layers(model, bounds)),
+            "micro_batch": axis("micro_batch", setting.micro_batch, _doublings(setting.micro_batch, 2)),
+            "tp": axis("tp", setting.tp, _doublings(setting.tp, 1) if setting.tp > 1 else []),
+        }
+        shape = (len(attention), *map(len, others.values()))
+        if math.prod(shape) <= MOST_CANDIDATES:
             break
-    return candidates
+    shapes, *places = np.indices(shape).reshape(len(shape), -1)
+    sizes = dict(zip(ATTENTION, attention[shapes].T, strict=True))
+    return Candidates(setting, sizes | {name: others[name][along] for name, along in zip(others, places, strict=True)})
 
 
 def _attention_shapes(setting: Setting, bounds: Bounds, most: int) -> list[tuple[int, int, int, int]]:
@@ -182,7 +146,7 @@ def _attention_shapes(setting: Setting, bounds: Bounds, most: int) -> list[tuple
 
 
 def _kv_heads(model: ModelDimensions, heads: int, varied: bool) -> list[int]:
-    """As many as heads where it was so; else the present number and, where that may vary, half and twice of it."""
+    """Numbers of key-value heads: as many as heads where it was so, else the present one, half and twice of it."""
     if model.kv_heads == model.heads:
         return [heads]
     wanted = [model.kv_heads, *([model.kv_heads // 2, 2 * model.kv_heads] if varied else [])]
@@ -212,111 +176,67 @@ def _doublings(size: int, up: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of each candidate, as arrays that broadcast to the candidates' shape.
+    """The cost of each of several settings; the first is the present one.
 
-    `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `flop` is
-    the model's own work a token, without the padding of the vocabulary. In nine cases of ten the logarithm of the speed
-    relative to the present model's is at most `margin_low` below and `margin_high` above what is predicted: parts with
-    equal shapes err equally and cancel, others err independently.
+    `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `speed` is
+    how many times the present rate each does its own work at, without the padding of the vocabulary. In nine cases of
+    ten its logarithm is at most `margin_low` below and `margin_high` above what is predicted: parts with equal shapes
+    err equally and cancel, others err independently.
     """
 
     cost_s: Floats
-    flop: Floats
+    speed: Floats
     margin_low: Floats
     margin_high: Floats
-    parameters: Floats
-    memory_bytes: Floats
     extrapolated: NDArray[np.bool_]
 
-    def flat(self, shape: tuple[int, ...]) -> Costs:
-        return Costs(*(np.broadcast_to(array, shape).ravel() for array in vars(self).values()))
 
-    @property
-    def speed(self) -> Floats:
-        """How many times the present rate each does its own work at."""
-        rate = self.flop / self.cost_s
-        return np.asarray(rate / rate.flat[0])
-
-
-def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
-    """Price every candidate, and how surely it differs from the present model."""
-    parts, here = parts_of(shapes), parts_of(shapes_of([present]))
-    # Both at once, so that what they share is priced once.
-    priced = price([*parts, *here], prices)
-    similar = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
-    plan = shapes.plan
-    scale, scale_here = np.asarray(plan.tensor) / np.asarray(plan.tokens), present.tp / present.tokens
-    spent_here = {
-        name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in similar.items()
-    }
-    times = []
-    levels: dict[tuple[Any, ...], list[tuple[Any, float]]] = {}
-    # Squares that add up to how much slower than predicted a candidate can be and the present one faster, and the
-    # other way round; and what the two have in common.
-    slower, faster, shared = [], [], []
-    here_faster, here_slower = [], []
-    for part, its in zip(parts, priced, strict=False):
-        spent, here_s = its.seconds * part.calls * scale, spent_here[part.name]
-        below, above = its.margins
-        present_part, price_here = similar[part.name]
-        below_here, above_here = (float(np.squeeze(side)) for side in price_here.margins)
-        same = _same_sizes(part, present_part)
-        even, even_here = (below + above) / 2, (below_here + above_here) / 2
-        times.append(spent)
-        slower.append((np.where(same, even, above) * spent) ** 2)
-        faster.append((np.where(same, even, below) * spent) ** 2)
-        shared.append(same * even**2 * spent * here_s)
-        here_faster.append((np.where(same, even_here, below_here) * here_s) ** 2)
-        here_slower.append((np.where(same, even_here, above_here) * here_s) ** 2)
-        if np.any(its.common):
-            common_here = float(np.squeeze(price_here.common)) * here_s
-            levels.setdefault((part.law, part.fixed), []).append((its.common * spent, common_here))
-    cost_here = sum(spent_here.values())
-    cost = _combined(times, operator.add)
+def costs_of(model: ModelGrid, plan: ParallelPlan, prices: KernelPrices) -> Costs:
+    """Price every setting, and how surely it differs from the first one."""
+    parts = parts_of(model, plan)
+    count = np.size(plan.tensor)
+    scale = np.asarray(plan.tensor) / np.asarray(plan.tokens)
+    cost, common = np.zeros(count), np.zeros(count)
+    # Squares that add up to how far a time can be above and below its prediction, the present one's and the others'.
+    above, below = np.zeros((2, count)), np.zeros((2, count))
+    levels: dict[tuple[Any, ...], Any] = {}
+    extrapolated = np.zeros(count, dtype=np.bool_)
+    for part, its in zip(parts, price(parts, prices), strict=True):
+        spent = its.seconds * part.calls * scale
+        cost += spent
+        extrapolated |= its.at(its.explained.extrapolated).astype(np.bool_)
+        same = np.all([np.broadcast_to(size, count) == np.ravel(size)[0] for size in part.sizes], axis=0)
+        under, over = (np.broadcast_to(its.at(side), count) for side in its.explained.margins)
+        even = (under + over) / 2
+        for squares, side in ((above, over), (below, under)):
+            squares[0] += (np.where(same, even, side[0]) * spent[0]) ** 2
+            squares[1] += (np.where(same, even, side) * spent) ** 2
+        common += same * even**2 * spent * spent[0]
+        if np.any(its.explained.common):
+            key = (part.law, part.fixed)
+            levels[key] = levels.get(key, 0.0) + its.at(its.explained.common) * spent
     # Of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
-    common = 2 * _combined(shared, operator.add) / (cost * cost_here)
+    shared = 2 * common / (cost * cost[0])
     # A level that all sizes of a law share changes the ratio by how much more of one's time than of the other's it is.
-    level: Any = 0.0
-    for of_law in levels.values():
-        here_s = sum(common_here for _, common_here in of_law)
-        level = level + (sum(spent for spent, _ in of_law) / cost - here_s / cost_here) ** 2
+    level = sum(((spent / cost - spent[0] / cost[0]) ** 2 for spent in levels.values()), np.zeros(count))
     low, high = (
-        _root(of_others / cost**2 + of_present / cost_here**2 - common + level)
-        for of_others, of_present in (
-            (_combined(slower, operator.add), _combined(here_faster, operator.add)),
-            (_combined(faster, operator.add), _combined(here_slower, operator.add)),
-        )
+        _root(of_others[1] / cost**2 + of_present[0] / cost[0] ** 2 - shared + level)
+        for of_others, of_present in ((above, below), (below, above))
     )
-    # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
-    need = training_memory(shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
-    return Costs(
-        cost,
-        np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, plan.seq) / plan.seq),
-        low,
-        high,
-        np.asarray(shapes.model.parameters, dtype=np.float64),
-        np.asarray(need.total, dtype=np.float64),
-        _combined((its.extrapolated for its in priced), operator.or_),
-    )
+    flop = np.asarray(model_flop(replace(model, vocab=np.ravel(model.vocab)[0]), 1, plan.seq) / plan.seq)
+    rate = flop / cost
+    return Costs(cost, rate / rate[0], low, high, extrapolated | extrapolated[0])
+
+
+def memory_of(model: ModelDimensions, plan: ParallelPlan) -> Floats:
+    """Bytes on each GPU; the shards have weights, gradients and optimizer state in common (ZeRO stage 3)."""
+    need = training_memory(model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
+    return np.broadcast_to(np.asarray(need.total, dtype=np.float64), np.shape(plan.tensor))
 
 
 def _root(square: Floats) -> Floats:
-    """What is left of squares that cancel is rounding."""
+    """Square root, 0 for the rounding that is left of squares that cancel."""
     return np.sqrt(np.where(square > ROUNDING, square, 0.0))
-
-
-def _combined(arrays: Iterable[Any], combine: Callable[[Any, Any], Any]) -> NDArray[Any]:
-    """All arrays combined by broadcasting, those of equal shape first: few operations are of the whole grid."""
-    by_shape: dict[tuple[int, ...], Any] = {}
-    for array in arrays:
-        shape = np.shape(array)
-        by_shape[shape] = combine(by_shape[shape], array) if shape in by_shape else array
-    return np.asarray(functools.reduce(combine, sorted(by_shape.values(), key=np.size)))
-
-
-def _same_sizes(part: KernelCall, other: KernelCall) -> NDArray[np.bool_]:
-    same = [np.asarray(size) == np.asarray(here).item() for size, here in zip(part.sizes, other.sizes, strict=True)]
-    return np.asarray(functools.reduce(operator.and_, same))
 
 
 @dataclass(frozen=True)
@@ -347,7 +267,7 @@ class Candidate:
 
     @property
     def is_faster(self) -> bool:
-        """By more than the laws' error and the repeatability of measurements."""
+        """True if faster by more than the laws' error and the repeatability of measurements."""
         return self.low > 1 and self.speed > 1 + REPEATABILITY
 
     @property
@@ -376,25 +296,30 @@ class Search:
 def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     """Price the neighbours of a setting and pick those worth reporting."""
     candidates = neighbours(setting, bounds)
-    grid = costs_of(candidates.shapes, setting, prices).flat(candidates.shape)
-    here, change = float(grid.memory_bytes[0]), np.abs(grid.parameters / grid.parameters[0] - 1)
+    model, plan = candidates.grid()
+    parameters, memory = np.asarray(model.parameters, dtype=np.float64), memory_of(model, plan)
     # Where the model as given does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
-    limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
-    allowed = (change <= bounds.parameter_change) & (grid.memory_bytes <= limit)
-    within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
-    noise = np.maximum(grid.margin_low[within], np.log(1 + REPEATABILITY))
-    speed = grid.speed
-    faster = within[np.log(speed[within]) > noise]
-    singles = {name: np.intersect1d(where, within) for name, where in _single_changes(candidates).items()}
-    # Of those that are surely faster the fastest, of others only where there is none.
-    beaten = {name: np.intersect1d(among, faster) for name, among in singles.items()}
-    alone = {
-        name: int(best[np.argmax(speed[best])])
-        for name, among in singles.items()
-        if len(best := beaten[name] if len(beaten[name]) else among)
-    }
-    chosen = sorted(_pareto(candidates, grid, faster), key=lambda index: -speed[index])[:MOST_LISTED]
-    present, *others = judged([candidates.at(index) for index in (0, *alone.values(), *chosen)], prices)
+    fits = memory[0] <= bounds.memory_bytes
+    limit = bounds.memory_bytes if fits else float(memory[0]) * (1 + bounds.parameter_change)
+    allowed = (np.abs(parameters / parameters[0] - 1) <= bounds.parameter_change) & (memory <= limit)
+    within = np.flatnonzero(allowed & model.valid & plan.divides(model))
+    costs = costs_of(*candidates.grid(within), prices)
+    faster = np.log(costs.speed) > np.maximum(costs.margin_low, np.log(1 + REPEATABILITY))
+    differs = {name: column[within] != column[0] for name, column in candidates.sizes.items()}
+    alone = {}
+    for name, where in _single_changes(differs, setting.model).items():
+        # Of those that are surely faster the fastest, of others only where there is none.
+        among = np.flatnonzero(where & faster if np.any(where & faster) else where)
+        if len(among):
+            alone[name] = among[np.argmax(costs.speed[among])]
+    among = np.flatnonzero(faster)
+    changed = np.any([differs[name] for name in ATTENTION], axis=0) + sum(
+        differs[name].astype(int) for name in differs if name not in ATTENTION
+    )
+    time = costs.cost_s[among] * (1 + LEAST_EARNED * changed[among])
+    best = among[_pareto(time, parameters[within[among]] / parameters[0], np.log(memory[within[among]]))]
+    chosen = sorted(best, key=lambda place: -costs.speed[place])[:MOST_LISTED]
+    present, *others = judged([candidates.at(within[place]) for place in (0, *alone.values(), *chosen)], prices)
     return Search(
         present,
         bounds,
@@ -402,27 +327,26 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
         tuple(sorted(others[len(alone) :], key=lambda candidate: candidate.time_ratio)),
         len(candidates),
         len(within),
-        len(faster),
+        len(among),
         limit,
     )
 
 
 def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]:
     """Each setting compared with the first one, which is the present."""
-    costs = costs_of(shapes_of(settings), settings[0], prices).flat((len(settings),))
-    speed = costs.speed
-    low, high = speed * np.exp(-costs.margin_low), speed * np.exp(costs.margin_high)
+    model, plan = grid_of(settings)
+    costs, parameters, memory = costs_of(model, plan, prices), np.asarray(model.parameters), memory_of(model, plan)
     return [
         Candidate(
             setting,
             float(costs.cost_s[n]),
             float(costs.cost_s[n] / costs.cost_s[0]),
-            float(speed[n]),
-            float(low[n]),
-            float(high[n]),
-            int(costs.parameters[n]),
-            float(costs.parameters[n] / costs.parameters[0] - 1),
-            float(costs.memory_bytes[n]),
+            float(costs.speed[n]),
+            float(costs.speed[n] * np.exp(-costs.margin_low[n])),
+            float(costs.speed[n] * np.exp(costs.margin_high[n])),
+            int(parameters[n]),
+            float(parameters[n] / parameters[0] - 1),
+            float(memory[n]),
             bool(costs.extrapolated[n]),
             changes(settings[0], setting),
         )
@@ -431,7 +355,7 @@ def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]
 
 
 def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...]:
-    """Which dimensions differ, with their sizes before and after; what only follows others is not named."""
+    """List the dimensions that differ, with both sizes, except those that only follow others."""
     names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "expert_ffn", "vocab", "layers")
     pairs = [(name, getattr(present.model, name), getattr(other.model, name)) for name in names]
     models = (present.model, other.model)
@@ -444,14 +368,11 @@ def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...
     return tuple(pair for pair in pairs if pair[1] != pair[2])
 
 
-def _pareto(candidates: Candidates, grid: Costs, among: NDArray[np.int64]) -> list[int]:
+def _pareto(time: Floats, parameters: Floats, memory: Floats) -> list[int]:
     """Candidates that no other beats in time, parameters and memory at once; near ones count as one choice.
 
     More parameters count as better: what is bought with time and memory is a model.
     """
-    changed = np.sum([place > 0 for place in np.unravel_index(among, candidates.shape)], axis=0)
-    time = grid.cost_s[among] * (1 + LEAST_EARNED * changed)
-    parameters, memory = grid.parameters[among] / grid.parameters[0], np.log(grid.memory_bytes[among])
     # First the best of each cell of parameters and memory, so that what remains can be compared with each other.
     cell = np.round(parameters / PARAMETER_TOLERANCE) * 1e6 + np.round(memory / MEMORY_TOLERANCE)
     order = np.lexsort((time, cell))
@@ -462,25 +383,16 @@ def _pareto(candidates: Candidates, grid: Costs, among: NDArray[np.int64]) -> li
         less_memory = memory[place] < memory[kept] - MEMORY_TOLERANCE
         if np.all(more_parameters | less_memory):
             kept.append(int(place))
-    return [int(among[place]) for place in kept]
+    return kept
 
 
-def _single_changes(candidates: Candidates) -> dict[str, NDArray[np.int64]]:
-    """For each dimension the flat indices of candidates that change nothing else.
-
-    What follows from it may change: head_dim with the number of heads, heads with hidden, key-value heads with heads.
-    """
-    attention = candidates.attention
-    hidden, heads, kv_heads, head_dim = (attention == attention[0]).T
-    shared = bool(attention[0, 1] != attention[0, 2])
-    rows = {
-        "hidden": ~hidden & head_dim & (kv_heads if shared else True),
-        "heads": hidden & ~heads & (kv_heads if shared else True),
-        "kv_heads": hidden & heads & ~kv_heads,
-    }
-    stride = int(np.prod(candidates.shape[1:], dtype=np.int64))
-    found = {name: np.flatnonzero(where) * stride for name, where in rows.items()}
-    for name, sizes in candidates.others.items():
-        stride //= len(sizes)
-        found[name] = np.arange(1, len(sizes)) * stride
-    return found
+def _single_changes(differs: Mapping[str, NDArray[np.bool_]], model: ModelDimensions) -> dict[str, NDArray[np.bool_]]:
+    """Mask the rows in which a dimension changes and no other but those that follow from it."""
+    follows = {"hidden": {"heads"}, "heads": {"head_dim"}}
+    if model.kv_heads == model.heads:
+        follows = {name: {*names, "kv_heads"} for name, names in follows.items()}
+    found = {}
+    for name in differs.keys() - {"head_dim"}:
+        others = differs.keys() - follows.get(name, set()) - {name}
+        found[name] = differs[name] & ~np.any([differs[other] for other in others], axis=0)
+    return {name: found[name] for name in differs if name in found}

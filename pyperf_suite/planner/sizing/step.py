@@ -38,13 +38,8 @@ MOST_TOKENS = 1 << 26
 
 
 def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
-    """All fields of the changed model, 0 where they follow from others as they did before.
-
-    Values may be arrays. Raises UserError for a name that is no dimension.
-    """
+    """All fields of the changed model, 0 where they follow from others as they did before. Values may be arrays."""
     values = {field.name: getattr(model, field.name) for field in fields(model)}
-    if unknown := changes.keys() - values.keys():
-        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
     if model.kv_heads == model.heads:
         values["kv_heads"] = 0
     if model.head_dim * model.heads == model.hidden:
@@ -69,14 +64,6 @@ def resized(model: ModelDimensions, **changes: int) -> ModelDimensions:
     return ModelDimensions(**following(model, changes))
 
 
-# A formula branches on these, so one grid has one of each.
-ONE_FOR_ALL = tuple(
-    field.name
-    for field in fields(ModelDimensions)
-    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window")
-)
-
-
 class ModelGrid(ModelDimensions):
     """Models whose dimensions are integers or int64 arrays that broadcast together; made by `around`.
 
@@ -90,15 +77,9 @@ class ModelGrid(ModelDimensions):
     def around(cls, model: ModelDimensions, **changes: ArrayLike) -> ModelGrid:
         """The model with some dimensions varied; what followed from them before follows again, as in `resized`.
 
-        Raises UserError for a name that is no dimension and for sizes below 1, ValueError for a dimension that all
-        models of a grid must share.
+        What a formula branches on, as `experts`, is one for all models of a grid.
         """
-        if shared := changes.keys() & set(ONE_FOR_ALL):
-            raise ValueError(f"{min(shared)} is one for all models of a grid")
         varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
-        for name, sizes in varied.items():
-            if sizes.size and sizes.min() < 1:
-                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was requested.")
         return cls(**following(model, varied))
 
     def __post_init__(self) -> None:
@@ -109,7 +90,7 @@ class ModelGrid(ModelDimensions):
 
     @property
     def valid(self) -> NDArray[np.bool_]:
-        """Where the dimensions are those of a model: within bounds, and dividing as they must."""
+        """Mask of dimensions that a model can have: within bounds, and dividing as they must."""
         valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
         valid = valid & (self.windowed_layers <= self.layers)
         for name, most in LARGEST.items():
@@ -144,7 +125,9 @@ class Setting:
         try:
             Sharding(self.tp).check(self.model)
         except UserError as uneven:
-            raise UserError(f"{str(uneven).rstrip('.')}: take tp = {self._nearest_tp()}.") from None
+            divisors = [tp for tp in range(1, 2 * self.tp + 1) if Sharding(tp).divides(self.model)]
+            nearest = [*[tp for tp in divisors if tp < self.tp][-1:], *[tp for tp in divisors if tp > self.tp][:1]]
+            raise UserError(f"{str(uneven).rstrip('.')}: take tp = {' or '.join(map(str, nearest))}.") from None
 
     @property
     def tokens(self) -> int:
@@ -154,14 +137,6 @@ class Setting:
         """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
         plan = plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
         return as_published(replace(plan, framework=usual_framework(int(plan.zero_stage))), gpu)
-
-    def _nearest_tp(self) -> str:
-        """The numbers of GPUs on either side of the one requested that can share the layers evenly."""
-        ranks = np.arange(1, 2 * self.tp + 1)
-        dividing = ranks[np.broadcast_to(Sharding(ranks).divides(self.model), ranks.shape)].tolist()
-        below = [tp for tp in dividing if tp < self.tp]
-        above = [tp for tp in dividing if tp > self.tp]
-        return " or ".join(map(str, below[-1:] + above[:1]))
 
 
 def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
@@ -173,22 +148,13 @@ def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """What the price of a micro-batch depends on: dimensions and counts as arrays that broadcast together."""
-
-    model: ModelGrid
-    plan: ParallelPlan
-
-
-def shapes_of(settings: Sequence[Setting]) -> Shapes:
-    """The same few settings as arrays of one axis, in their order."""
+def grid_of(settings: Sequence[Setting]) -> tuple[ModelGrid, ParallelPlan]:
+    """The models and plans of a few settings as arrays of one axis, in their order."""
     first = settings[0]
     names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first.model), "vocab", "layers")
     columns = {name: [getattr(setting.model, name) for setting in settings] for name in names}
     micro_batch, seq, tp = np.array([(each.micro_batch, each.seq, each.tp) for each in settings], dtype=np.int64).T
-    plan = plan_of(micro_batch, seq, tp, first.shards, first.dtype)
-    return Shapes(ModelGrid.around(first.model, **columns), plan)
+    return ModelGrid.around(first.model, **columns), plan_of(micro_batch, seq, tp, first.shards, first.dtype)
 
 
 def width_of_mlp(model: ModelDimensions) -> str:
@@ -196,21 +162,16 @@ def width_of_mlp(model: ModelDimensions) -> str:
     return "expert_ffn" if model.experts > 1 and model.expert_ffn != model.ffn else "ffn"
 
 
-def parts_of(shapes: Shapes) -> list[KernelCall]:
-    """Every kind of work of one micro-batch on one GPU, with its calls in all passes.
-
-    `Candidates.trainable` leaves out the places of a grid where a group of GPUs is larger than what it shares.
-    """
-    times = passes_and_slowdown(shapes.plan, StepConstants(1.0))
-    return [
-        replace(call, calls=times[call.kind][0] * np.asarray(call.calls) + _at_ends(call))
-        for call in kernel_calls(shapes.model, shapes.plan)
-    ]
-
-
-def _at_ends(call: KernelCall) -> Any:
-    """What TP sums up once more at both ends of the model."""
-    return np.where(np.asarray(call.calls) > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0
+def parts_of(model: ModelDimensions, plan: ParallelPlan) -> list[KernelCall]:
+    """Every kind of work of one micro-batch on one GPU, with its calls in all passes."""
+    times = passes_and_slowdown(plan, StepConstants(1.0))
+    found = []
+    for call in kernel_calls(model, plan):
+        calls = np.asarray(call.calls)
+        # TP sums up once more at both ends of the model.
+        at_ends = np.where(calls > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0
+        found.append(replace(call, calls=times[call.kind][0] * calls + at_ends))
+    return found
 
 
 @dataclass(frozen=True)
@@ -224,36 +185,19 @@ class PricedPart:
     back: NDArray[np.int64]
     slower: float = 1.0
 
+    def at(self, values: Any) -> NDArray[np.float64]:
+        """Values of `explained` in the shape of the part's sizes."""
+        return np.broadcast_to(values, np.shape(self.explained.seconds))[self.back]
+
     @property
     def seconds(self) -> NDArray[np.float64]:
-        return self.slower * np.asarray(self.explained.seconds)[self.back]
+        return self.slower * self.at(self.explained.seconds)
 
     @property
     def causes(self) -> dict[str, NDArray[np.float64]]:
-        """Seconds of one call by cause; they add up to `seconds`."""
-        # Where a part of each call is hidden, each cause is.
-        seen = min(self.slower, 1.0)
-        parts = {cause: seen * self._of_calls(part) for cause, part in self.explained.parts.items()}
-        if self.slower <= 1:
-            return parts
-        return {**parts, IN_STEP: (self.slower - 1) * np.asarray(self.explained.seconds)[self.back]}
-
-    @property
-    def extrapolated(self) -> NDArray[np.bool_]:
-        return np.broadcast_to(self.explained.extrapolated, np.shape(self.explained.seconds))[self.back]
-
-    @property
-    def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        below, above = (self._of_calls(side) for side in self.explained.margins)
-        return below, above
-
-    @property
-    def common(self) -> NDArray[np.float64]:
-        """The part of each call's interval that all sizes of the law share."""
-        return self._of_calls(self.explained.common)
-
-    def _of_calls(self, values: Any) -> NDArray[np.float64]:
-        return np.broadcast_to(values, np.shape(self.explained.seconds))[self.back]
+        """Seconds of one call by cause; they add up to `seconds`. What is hidden of a call is hidden of each cause."""
+        parts = {cause: min(self.slower, 1.0) * self.at(part) for cause, part in self.explained.parts.items()}
+        return parts if self.slower <= 1 else {**parts, IN_STEP: self.seconds - self.at(self.explained.seconds)}
 
 
 def price(parts: Sequence[KernelCall], prices: KernelPrices) -> list[PricedPart]:

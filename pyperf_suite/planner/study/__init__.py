@@ -29,12 +29,11 @@ from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
 from pyperf_suite.planner.study.results import (
     PARTS,
-    SearchStep,
     StudyResult,
     held,
     results_of,
-    search_steps,
 )
+from pyperf_suite.planner.study.search import SearchStep, search_steps
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training import Checkpointing
@@ -89,7 +88,7 @@ def _bytes_of(part: str) -> Column:
 
 
 def _sum_of_parts(result: StudyResult) -> float | None:
-    """None where it says no more than another column."""
+    """Sum up the parts; None where it says no more than another column."""
     return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
 
 
@@ -138,7 +137,7 @@ PATH = (
 
 
 def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
-    """Where a search went, and at what cost."""
+    """Report the path of a search and its cost."""
     if not steps:
         return
     best = next((each for each in reversed(steps) if each.is_kept), None)
@@ -156,7 +155,7 @@ def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
 
 
 def _model(result: StudyResult) -> tuple[Any, ...]:
-    """What configurations have in common that are compared."""
+    """Key of configurations that are compared with each other."""
     p = result.parameters
     return p.dimensions, p.seq, p.global_batch, p.dtype
 
@@ -173,19 +172,15 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
     if timed:
         yield _how_taken(min(timed, key=lambda each: len(each.rates)))
         yield _fastest(model, timed, len(found))
-        if len(timed) > 1 and (lead := _faster([(timed[1], timed[0])])):
-            sentence = "{configuration} trains {lead} as fast as the next, {next}"
-            yield remark(sentence, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
         yield from (_compared(timed, *each) for each in COMPARED)
-        yield _least_memory(timed)
-        yield from _headroom(timed)
+        yield _headroom(timed)
         yield table(model, COLUMNS, timed)
         yield _figure(model, found, name)
     yield table("Experiments without a time", LOST, (each for each in found if each.lost))
 
 
 def _how_taken(fewest: StudyResult) -> Remark:
-    """How much is known of what differs between experiments."""
+    """Say how many experiments there are, and how sure their medians."""
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
@@ -196,7 +191,7 @@ def _how_taken(fewest: StudyResult) -> Remark:
 
 
 def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> Remark:
-    """What it gains is how much the choice matters: its speed relative to the slowest."""
+    """Name the fastest, with its speed relative to the slowest: how much the choice matters."""
     best, slowest = timed[0], timed[-1]
     gain = _faster([(slowest, best)]) if len(timed) > 1 else None
     place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
@@ -217,7 +212,7 @@ def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> R
 
 
 def _faster(pairs: Sequence[tuple[StudyResult, StudyResult]]) -> Quantity | None:
-    """How many times as fast the second of each pair is, in the mean; of a single experiment without bounds.
+    """Mean speed of the second of each pair relative to the first; of a single experiment without bounds.
 
     Its steps know nothing of what differs between experiments.
     """
@@ -249,40 +244,16 @@ def _compared(
     return remark(sentence, effect="measured", measured=measured, **values)
 
 
-def _least_memory(timed: Sequence[StudyResult]) -> Remark | None:
+def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
+    """Report the memory that the fastest leaves unused, and the worth of a larger micro-batch."""
     best = timed[0]
-    least = min((each for each in timed if each.memory), key=lambda each: held(each.memory), default=best)
-    if least is best or not best.memory:
+    if best.room is None:
         return None
-    return remark(
-        "{configuration} holds the least memory a rank: {held:MB}, {share:x} that of the fastest, at {rate:x} its rate",
-        effect="share",
-        configuration=least.name,
-        held=held(least.memory),
-        share=held(least.memory) / held(best.memory),
-        rate=least.rate / best.rate,
-    )
-
-
-def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
-    """What the fastest leaves unused and what that is worth, and who is too near the limit for a long run."""
-    near = [(each.room, each.name) for each in timed if each.room and each.room[0] > NEAR_LIMIT * each.room[1]]
-    if near:
-        (used, limit), name = max(near)
-        yield remark(
-            "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: fragmentation "
-            "may end a long run ({count} of {configurations} configurations are as near)",
-            kind="caution",
-            configuration=name,
-            used=used,
-            limit=limit,
-            count=len(near),
-            configurations=len(timed),
-        )
-    best = timed[0]
-    if best.room is None or best.room[0] > NEAR_LIMIT * best.room[1]:
-        return
     p, (used, limit) = best.parameters, best.room
+    values: dict[str, Any] = {"configuration": best.name, "used": used, "limit": limit, "unused": limit - used}
+    if used > NEAR_LIMIT * limit:
+        sentence = "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: "
+        return remark(sentence + "fragmentation may end a long run", kind="caution", **values)
     sequences = p.batch * p.micro_batches
     possible = [
         size for size in range(p.batch, sequences + 1) if sequences % size == 0 and sequences // size >= p.pipeline
@@ -290,17 +261,14 @@ def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
     batch = largest_batch(used, best.growing_bytes, p.batch, limit, possible)
     larger = replace(p, batch=batch, micro_batches=sequences // batch)
     measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
-    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
     gain = _faster([(best, measured)]) if measured and measured is not best else None
     if batch == p.batch:
-        sentence += ", and no larger micro-batch than its {own} divides the global batch and fits"
-    elif gain is not None:
-        sentence += ": its micro-batch could be {batch} instead of {own}, which trains {gain} as fast"
+        worth = ", and no larger micro-batch than its {own} divides the global batch and fits"
     else:
-        sentence += ": its micro-batch could be {batch} instead of {own}; what that gains was not measured"
-    yield remark(
-        sentence, configuration=best.name, unused=limit - used, limit=limit, batch=batch, own=p.batch, gain=gain
-    )
+        worth = ": its micro-batch could be {batch} instead of {own}"
+        worth += ", which trains {gain} as fast" if gain else "; what that gains was not measured"
+    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
+    return remark(sentence + worth, batch=batch, own=p.batch, gain=gain, **values)
 
 
 def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:

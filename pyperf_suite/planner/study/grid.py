@@ -1,4 +1,4 @@
-"""The grid of a study: its axes, the ways to cut a step that it has by default, and its configurations as cases.
+"""The grid of a study: its axes, its file, the ways to cut a step by default, and its configurations as cases.
 
 Which configurations there are, and their order, depends on the grid alone and not on the machine. What cannot be is
 left out of a product of axes, but never a value that was requested.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError, Within
+from pyperf_suite import files
+from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import NO, Flag, check_axes, read_axes
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
-from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.launch import ranks_here
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing
@@ -25,6 +27,14 @@ OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000
 # Of which a search runs a few.
 MOST_SEARCHED = 10_000
+# A study is a few numbers; a longer file is another one.
+LARGEST_BYTES = 1 << 20
+LIMITS = {
+    "steps": Within(2, 10_000),
+    "warm_up": Within(1, 10_000),
+    "experiments": Within(1, 100),
+    "seed": Within(),
+}
 
 MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
 # How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
@@ -85,11 +95,11 @@ class StudyAxes:
     configuration: tuple[Configuration, ...] = ()
 
     def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:
-        """With some axes replaced everywhere; those that cut a step differently leave no configuration of before."""
+        """Replace some axes everywhere; those that cut a step differently leave no configuration of before."""
         kept = () if any(name in CUTS for name in axes) else self.configuration
         own = tuple(Configuration(tuple(each for each in old.axes if each[0] not in axes)) for old in kept)
-        changed: dict[str, Any] = dict(axes)
-        return replace(self, configuration=own, **changed)
+        changed: dict[str, Any] = {"configuration": own, **axes}
+        return replace(self, **changed)
 
 
 # Ways to cut a step: on a CPU, on one GPU, and on N together.
@@ -148,23 +158,6 @@ def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collec
     return list({case.case_id: case for case in crossed}.values())
 
 
-def worlds_of(cases: Iterable[Case]) -> list[int]:
-    """How many ranks the cases take, ascending."""
-    return sorted({case.parameters.ranks for case in cases})
-
-
-def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
-    """Those that take so many ranks. Raises UserError for a number that none of them takes."""
-    there = worlds_of(cases)
-    for number in ranks:
-        if number not in there:
-            raise UserError(
-                f"No configuration takes {number} ranks (data x tensor x pipeline): those requested take "
-                f"{', '.join(map(str, there))}."
-            )
-    return [case for case in cases if case.parameters.ranks in ranks]
-
-
 def _cross(grid: StudyAxes, requested: Collection[str]) -> list[Case]:
     """Every combination that can be. Raises UserError for a value of the `requested` axes for which there is none."""
     lists = {name: getattr(grid, name) for name in AXES}
@@ -210,5 +203,74 @@ def _case(global_batch: int, batch: int, data: int, implementation: str, gated: 
 def axes(profile: str, device: Device) -> StudyAxes:
     """The same in every profile, for a study is made longer by experiments: over a launcher's ranks, or all GPUs."""
     del profile
-    found = rank_environment()
-    return default_axes(device, found.count if found.launched else max(1, len(gpus())))
+    return default_axes(device, ranks_here((max(1, len(gpus())),))[0])
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of each configuration's run: `steps` timed after `warm_up`, in `experiments` of fresh processes.
+
+    Raises UserError for an impossible number.
+    """
+
+    steps: int = 10
+    warm_up: int = 2
+    experiments: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int:
+                raise UserError(f"{name} is {value!r:.60}, but takes a whole number.")
+            LIMITS[name].check(name, value)
+
+
+def read_study(path: Path) -> tuple[dict[str, tuple[Any, ...]], RunSettings]:
+    """Axes and settings of a TOML file. Raises UserError if it cannot be read, or says what a study does not know."""
+    try:
+        content = files.read_bytes(path, LARGEST_BYTES)
+    except OSError as error:
+        raise UserError(f"The study {path} cannot be read: {error.strerror}.") from None
+    try:
+        read = files.parse_toml(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"The study {path} is not TOML: {error}.") from None
+    try:
+        return parse_study(read)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_study(read: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], RunSettings]:
+    """Read the tables [model], [grid], [run] and any number of [[configuration]].
+
+    Raises UserError for an unknown table or key, or a value of another kind.
+    """
+    known = {"model": MODEL, "grid": GRID, "run": tuple(LIMITS), "configuration": GRID}
+    if unknown := [name for name in read if name not in known]:
+        raise UserError(f"A study has no table {unknown[0][:60]!r}: {offer(unknown[0], known)}")
+    configurations = read.get("configuration", [])
+    if not isinstance(configurations, list):
+        raise UserError("configuration is a list of tables: write each below a line [[configuration]].")
+    tables = [(name, read.get(name, {})) for name in ("model", "grid", "run")]
+    for name, table in [*tables, *(("configuration", each) for each in configurations)]:
+        if not isinstance(table, dict):
+            raise UserError(f"{name} is {table!r:.60}, but is a table: write its keys below a line [{name}].")
+        if unknown := [key for key in table if key not in known[name]]:
+            raise UserError(f"[{name}] has no key {unknown[0][:60]!r}: {offer(unknown[0], known[name])}")
+    model, grid, run = (table for _, table in tables)
+    if lists := [name for name, value in model.items() if isinstance(value, list)]:
+        raise UserError(f"{lists[0]} of [model] is a list, but a study is of one model: give one value.")
+    axes = _axes(model) | _axes(grid)
+    if configurations:
+        axes["configuration"] = tuple(Configuration(tuple(_axes(each).items())) for each in configurations)
+    return axes, RunSettings(**run)
+
+
+def _axes(table: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values of a table's axes, one or a list each, read as on a command line."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
+    return {
+        name: tuple(read_axes(StudyAxes, {name: str(each)})[name][0] for each in values)
+        for name, values in lists.items()
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,8 +27,6 @@ PARTS = {
     "peak": ("peak_bytes",),
 }
 CONFIDENCE = 0.95
-# What a search says of a configuration that it tried.
-FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Memory = Mapping[str, float]
 """Bytes of one rank by those of `PARTS` that are known."""
@@ -55,7 +53,7 @@ class StudyResult:
 
     @property
     def name(self) -> str:
-        """As in `dp2 zero1 flash`."""
+        """Name of the configuration, as in `dp2 zero1 flash`."""
         return str(self.parameters.name)
 
     @cached_property
@@ -84,7 +82,7 @@ class StudyResult:
 
     @property
     def median(self) -> tuple[Quantity, float]:
-        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
+        """Median over experiments of the median step, and its confidence: 75 % for three, no bounds for one."""
         usual = [self.parameters.global_batch / statistics.median(each.kept_seconds) for each in self.timed]
         found = median_interval(usual, CONFIDENCE, effective=len(usual))
         low, high = (found.low, found.high) if len(usual) > 1 else (math.nan, math.nan)
@@ -102,38 +100,39 @@ class StudyResult:
         return replace(usual, seconds=seconds, low=low, high=high, by_process=times, within=within)
 
     @cached_property
-    def rank_memory(self) -> tuple[Memory, ...]:
-        """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
+    def rank_bytes(self) -> Mapping[str, list[float]]:
+        """Bytes of each rank as the engine counted them; the same in each experiment, so the last one's."""
         reported = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
-        columns = reported if isinstance(reported, dict) else {}
-        known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
-        return tuple(
-            {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
-            for rank in range(min(map(len, columns.values()), default=0))
-        )
+        return reported if isinstance(reported, dict) else {}
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Bytes of the fullest rank by part; nothing where nobody counted."""
+        known = {part: [self.rank_bytes.get(name, []) for name in names] for part, names in PARTS.items()}
+        ranks = [
+            {
+                part: float(sum(each[rank] for each in counted if each))
+                for part, counted in known.items()
+                if any(counted)
+            }
+            for rank in range(min(map(len, self.rank_bytes.values()), default=0))
+        ]
+        return max(ranks, key=held, default={})
 
     @cached_property
     def room(self) -> tuple[float, float] | None:
         """Bytes that the system sees a rank take, and those it has, of the fullest rank; None if unknown."""
-        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes", {}) if self.timed else {}
-        used = columns.get("reserved_bytes", columns.get("resident_bytes"))
+        used = self.rank_bytes.get("reserved_bytes", self.rank_bytes.get("resident_bytes", []))
         limit = self.timed[-1].sampling.get("memory_limit_bytes", math.inf) if self.timed else math.inf
-        ranks = [
-            (own, min(limit, there)) for own, there in zip(used or (), columns.get("capacity_bytes", ()), strict=False)
-        ]
-        return max(ranks, key=lambda each: each[0] / each[1], default=None)
+        capacities = [min(limit, capacity) for capacity in self.rank_bytes.get("capacity_bytes", [])]
+        return max(zip(used, capacities, strict=False), key=lambda rank: rank[0] / rank[1], default=None)
 
     @property
     def growing_bytes(self) -> float:
-        """Of the fullest rank's bytes those that grow with the micro-batch: all but weights, gradients and states."""
+        """Bytes of the fullest rank that grow with the micro-batch: all but weights, gradients and states."""
         memory = self.memory
         states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
         return memory.get("activations", max(0.0, memory.get("peak", states) - states))
-
-    @property
-    def memory(self) -> Memory:
-        """Of the fullest rank; nothing where nobody counted."""
-        return max(self.rank_memory, key=held, default={})
 
     @property
     def flop_per_s(self) -> float:
@@ -146,60 +145,6 @@ class StudyResult:
         gpu = gpu_of(self.trials[0].identity)
         peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
-
-
-@dataclass(frozen=True)
-class SearchStep:
-    """One step of a search: what was tried in place of the best so far, as its records note it.
-
-    `change` names the axis with both values, and `verdict` is empty where the run ended first. `speed` is relative to
-    the best so far, by live pairs.
-    """
-
-    number: int
-    case: Case
-    change: str
-    verdict: str
-    runs: int
-    of: int
-    speed: Quantity | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        return self.verdict in (FITS, FASTER)
-
-
-def search_steps(records: Iterable[Record]) -> list[SearchStep]:
-    """The path of a search, from its records; none of a run that was no search."""
-    latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
-    cases = {record.case_id: record.parsed_case() for record in latest.values()}
-    steps: dict[int, list[Record]] = {}
-    for record in latest.values():
-        steps.setdefault(record.sampling["search"]["step"], []).append(record)
-    return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
-
-
-def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Case]) -> SearchStep:
-    notes = [record.sampling["search"] for record in records]
-    tried = next(r for r, note in zip(records, notes, strict=True) if note["role"] != "incumbent")
-    last = next((note for note in notes if "verdict" in note), notes[-1])
-    axis, before = last["axis"], cases.get(last.get("against", ""))
-    values = [str(getattr(each.parameters, axis)) for each in (before, cases[tried.case_id]) if each and before]
-    value, low, high = last.get("speed", [None] * 3)
-    return SearchStep(
-        number,
-        cases[tried.case_id],
-        f"{axis.replace('_', ' ')} {' to '.join(values)}".strip(),
-        last.get("verdict", ""),
-        sum(record.outcome != "unsupported" for record in records),
-        last["of"],
-        Quantity(value, "x", low, high, last["pairs"]) if value else None,
-    )
-
-
-def used_bytes(details: Mapping[str, Any]) -> float:
-    """What a rank takes of its memory at most: on a GPU what torch's allocator reserved, else its resident set."""
-    return float(details.get("reserved_bytes", details.get("resident_bytes", 0)))
 
 
 def held(memory: Memory) -> float:

@@ -8,13 +8,12 @@ keeps nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
-from pyperf_suite.planner.study.results import DOES_NOT_FIT, FASTER, FITS, NOT_FASTER, used_bytes
+from pyperf_suite.findings.data import Quantity
 from pyperf_suite.regressions.verdict import ALPHA, SequentialRule
 from pyperf_suite.runner.record import Case, Record
 
@@ -27,11 +26,11 @@ FEWEST_PAIRS = 2
 AT_BEST = -100.0
 START, CANDIDATE, INCUMBENT = "start", "candidate", "incumbent"
 
-Answer = Mapping[str, Any]
-Note = Callable[[Answer], Mapping[str, Any]]
-"""What a record is to say of the search, once its worker has answered."""
-Measure = Callable[[Case, int, Note], Record | None]
-"""The record of one more experiment of that number, None once the budget is used up."""
+# What a search says of a configuration that it tried.
+FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
+
+Measure = Callable[[Case, int, Mapping[str, Any]], Record | None]
+"""The record of one more experiment of that number, which keeps that note; None once the budget is used up."""
 
 
 def rule_of(pairs: int) -> SequentialRule:
@@ -44,17 +43,32 @@ def rule_of(pairs: int) -> SequentialRule:
     return SequentialRule(margin=0.0, alpha=max(ALPHA, 2 * 0.5**pairs), looks=(pairs,), max_pairs=pairs)
 
 
+def verdict_of(log_ratios: Sequence[float], pairs: int) -> str:
+    """Judge whether a candidate is faster; empty as long as further pairs could make it so."""
+    missing = [AT_BEST] * (pairs - len(log_ratios))
+    if rule_of(pairs).decide([*log_ratios, *missing], final=True).word != FASTER:
+        return NOT_FASTER
+    return "" if missing else FASTER
+
+
+def seconds_of(record: Record) -> tuple[float, str]:
+    """Seconds of a step; nan where it does not run within the limit of its memory, and then why."""
+    if record.outcome != "ok":
+        return math.nan, DOES_NOT_FIT if OUT_OF_MEMORY in record.reason else record.outcome
+    details, limit = record.kernel["details"], record.sampling.get("memory_limit_bytes", math.inf)
+    # On a GPU what torch's allocator reserved, else the resident set.
+    if details.get("reserved_bytes", details.get("resident_bytes", 0)) > limit:
+        return math.nan, DOES_NOT_FIT
+    return record.seconds, ""
+
+
 @dataclass
 class StudySearch:
-    """A search over the configurations of one model; `run` makes it.
-
-    No rank may hold more than `limit_bytes`. Raises UserError for configurations of several models.
-    """
+    """A search over the configurations of one model; `run` makes it. Raises UserError for several models."""
 
     cases: Sequence[Case]
     measure: Measure
     pairs: int
-    limit_bytes: float = math.inf
     best: Case | None = None
     runs: int = 0
     is_over_budget: bool = False
@@ -65,7 +79,6 @@ class StudySearch:
     _lost: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._rule = rule_of(self.pairs)
         models = {(p.dimensions, p.seq, p.global_batch, p.dtype) for p in (each.parameters for each in self.cases)}
         if len(models) > 1:
             raise UserError(
@@ -86,7 +99,7 @@ class StudySearch:
         return self.best
 
     def _starts(self) -> Iterator[Case]:
-        """Of each TP and PP, the smallest first, a single replica that spares nothing; then those that spare most."""
+        """Yield a single replica of each TP and PP, the smallest first, that spares nothing; then the most sparing."""
         cuts: dict[tuple[int, int], list[Case]] = {}
         for case in self.cases:
             cuts.setdefault((case.parameters.tensor, case.parameters.pipeline), []).append(case)
@@ -104,13 +117,13 @@ class StudySearch:
             return False
         self._step += 1
         self._experiment += 1
-        seconds = self._visit(case, START, START, lambda _, why: {"verdict": why or FITS})
-        if seconds is None:
+        fits = not math.isnan(self._visit(case, START, START))
+        if not fits:
             self._settled.add(case.case_id)
-        return seconds is not None
+        return fits
 
     def _candidates(self, axis: str, best: Case) -> list[Case]:
-        """What differs from the best in this axis and may be faster; more ranks share the global batch anew."""
+        """List what differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
         similar: dict[Any, list[Case]] = {}
         for case in self.cases:
@@ -132,87 +145,98 @@ class StudySearch:
         return self._lost.get(_value(axis, case), 0.0) > math.log1p(FAR)
 
     def _is_faster(self, axis: str, candidate: Case, best: Case) -> bool:
-        """By live pairs, each two experiments in turn; it ends as soon as no further pair could make it faster."""
+        """Decide by live pairs, each two experiments in turn, until no further pair could make it faster."""
         self._step += 1
-        common = {"against": best.case_id}
         log_ratios: list[float] = []
-        while self._can_win(log_ratios) and len(log_ratios) < self.pairs:
+        while not (verdict := verdict_of(log_ratios, self.pairs)):
             self._experiment += 1
             pair: dict[str, float] = {}
             # ABBA; the candidate is the first of all, for it may not run.
             for role in (INCUMBENT, CANDIDATE) if len(log_ratios) % 2 else (CANDIDATE, INCUMBENT):
-                note = partial(self._noted, common, log_ratios, pair, role)
-                seconds = self._visit(candidate if role == CANDIDATE else best, axis, role, note)
-                if seconds is None:
+                case = candidate if role == CANDIDATE else best
+                pair[role] = self._visit(case, axis, role, against=best.case_id, pairs=self.pairs)
+                if math.isnan(pair[role]):
                     if role == CANDIDATE:
                         self._settled.add(candidate.case_id)
                     return False
-                pair[role] = seconds
             log_ratios.append(math.log(pair[CANDIDATE] / pair[INCUMBENT]))
-        is_faster = self._can_win(log_ratios)
-        loss = abs(math.log(self._rule.decide(log_ratios, final=True).ratio.value))
-        loser = best if is_faster else candidate
+        loser = best if verdict == FASTER else candidate
         self._settled.add(loser.case_id)
-        self._lost[_value(axis, loser)] = loss
-        return is_faster
+        loss = rule_of(self.pairs).decide(log_ratios, final=True).ratio.value
+        self._lost[_value(axis, loser)] = abs(math.log(loss))
+        return verdict == FASTER
 
-    def _can_win(self, log_ratios: Sequence[float]) -> bool:
-        missing = [AT_BEST] * (self.pairs - len(log_ratios))
-        return self._rule.decide([*log_ratios, *missing], final=True).word == FASTER
-
-    def _noted(
-        self,
-        common: Mapping[str, Any],
-        log_ratios: Sequence[float],
-        pair: Mapping[str, float],
-        role: str,
-        seconds: float | None,
-        why: str,
-    ) -> dict[str, Any]:
-        """What a record of a pair says; the one that decides the step has the verdict too."""
-        if seconds is None:
-            return {**common, "verdict": why}
-        seen = {**pair, role: seconds}
-        if len(seen) < 2:
-            return dict(common)
-        ratios = [*log_ratios, math.log(seen[CANDIDATE] / seen[INCUMBENT])]
-        may_win = self._can_win(ratios)
-        if may_win and len(ratios) < self.pairs:
-            return dict(common)
-        ratio = self._rule.decide(ratios, final=True).ratio
-        speed = [1 / ratio.value, 1 / ratio.high, 1 / ratio.low]
-        return {**common, "verdict": FASTER if may_win else NOT_FASTER, "pairs": len(ratios), "speed": speed}
-
-    def _visit(
-        self, case: Case, axis: str, role: str, note: Callable[[float | None, str], Mapping[str, Any]]
-    ) -> float | None:
-        """Seconds of a step; None where it does not run, or the budget is used up."""
-        common = {"step": self._step, "axis": axis, "role": role, "of": len(self.cases)}
-        record = self.measure(case, self._experiment, lambda answer: {**common, **note(*self._seen(answer))})
+    def _visit(self, case: Case, axis: str, role: str, **more: Any) -> float:
+        """Seconds of a step; nan where it does not run, or the budget is used up."""
+        note = {"step": self._step, "axis": axis, "role": role, "of": len(self.cases), **more}
+        record = self.measure(case, self._experiment, note)
         if record is None:
             self.is_over_budget = True
-            return None
+            return math.nan
         self.runs += record.outcome != "unsupported"
-        return self._seen(asdict(record))[0]
+        return seconds_of(record)[0]
 
-    def _seen(self, answer: Answer) -> tuple[float | None, str]:
-        """Seconds of a step, None without, and then why."""
-        if answer["outcome"] != "ok":
-            return None, DOES_NOT_FIT if OUT_OF_MEMORY in answer["reason"] else answer["outcome"]
-        details = answer["kernel"]["details"]
-        if used_bytes(details) > self.limit_bytes:
-            return None, DOES_NOT_FIT
-        return answer["metrics"]["time"]["value"], ""
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One step of a search: what was tried in place of the best so far.
+
+    `change` names the axis with both values, and `verdict` is empty where the run ended first. `speed` is relative to
+    the best so far, by live pairs.
+    """
+
+    number: int
+    case: Case
+    change: str
+    verdict: str
+    runs: int
+    of: int
+    speed: Quantity | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.verdict in (FITS, FASTER)
+
+
+def search_steps(records: Iterable[Record]) -> list[SearchStep]:
+    """The path of a search, from its records; none of a run that was no search."""
+    latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
+    cases = {record.case_id: record.parsed_case() for record in latest.values()}
+    steps: dict[int, list[Record]] = {}
+    for record in latest.values():
+        steps.setdefault(record.sampling["search"]["step"], []).append(record)
+    return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
+
+
+def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Case]) -> SearchStep:
+    tried = next(record for record in records if record.sampling["search"]["role"] != INCUMBENT)
+    note, case = tried.sampling["search"], cases[tried.case_id]
+    times: dict[int, dict[str, float]] = {}
+    for record in records:
+        times.setdefault(record.process, {})[record.sampling["search"]["role"]] = seconds_of(record)[0]
+    pairs = [times[process] for process in sorted(times) if len(times[process]) == 2]
+    log_ratios = [math.log(pair[CANDIDATE] / pair[INCUMBENT]) for pair in pairs]
+    verdict = next((why for record in records if (why := seconds_of(record)[1])), "")
+    speed, values = None, [getattr(case.parameters, note["axis"], "")]
+    if before := cases.get(note.get("against", "")):
+        verdict = verdict or verdict_of(log_ratios, note["pairs"])
+        values.insert(0, getattr(before.parameters, note["axis"]))
+        if verdict in (FASTER, NOT_FASTER):
+            ratio = rule_of(note["pairs"]).decide(log_ratios, final=True).ratio
+            speed = Quantity(1 / ratio.value, "x", 1 / ratio.high, 1 / ratio.low, len(log_ratios))
+    change = f"{note['axis'].replace('_', ' ')} {' to '.join(map(str, values))}".strip()
+    runs = sum(record.outcome != "unsupported" for record in records)
+    return SearchStep(number, case, change, verdict or ("" if before else FITS), runs, note["of"], speed)
 
 
 def _sparing(case: Case) -> tuple[int, ...]:
-    """What a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
+    """Rank by what a configuration does to hold less, data-parallel ranks first; 0 and 1 are nothing."""
     p = case.parameters
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
 
 
 def _differences(case: Case, other: Case) -> set[str]:
-    """What two configurations differ in; of the same global batch micro-batches follow from the rest."""
+    """Name what two configurations differ in; of the same global batch micro-batches follow from the rest."""
     names = [each.name for each in fields(case.parameters) if each.name != "micro_batches"]
     found = {name for name in names if getattr(case.parameters, name) != getattr(other.parameters, name)}
     return found | ({"implementation"} if case.implementation != other.implementation else set())

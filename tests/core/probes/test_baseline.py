@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Shape, replace_axes
 from pyperf_suite.hardware.devices import resolve
@@ -113,3 +118,17 @@ def test_under_a_sustained_load_watts_and_joules_for_a_tflop_are_told_and_of_a_b
         ("sustained", 700_000),
     }
     assert not [each for each in PROBE.findings(records()).remarks if "joules" in each.values]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("pyperf_suite._native") is None, reason="the native extension is not built")
+def test_a_run_takes_the_instruction_set_asked_for(tmp_path: Path) -> None:
+    arguments = "baseline -a shape=64x64x64 -a workers=1 -a implementation=native_portable,native_avx2"
+    result = CliRunner().invoke(main, ["run", *arguments.split(), "--results", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    records = [json.loads(line) for path in tmp_path.rglob("records.jsonl") for line in path.read_text().splitlines()]
+    ours = {each["case"]["implementation"] for each in records if each["case"]["implementation"].startswith("native")}
+    assert ours == {"native_portable", "native_avx2"}
+    message = [each["kernel"]["details"] for each in records if each["case"]["implementation"] == "native_portable"]
+    assert {each["isa"] for each in message} == {"portable"}
+    assert all(each["peak_flop_per_s"] > 0 for each in message)
