@@ -198,8 +198,8 @@ def test_size_reads_a_config(command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hidden", "0"), "--hidden has to be at least 1"),
-        (("--hidden", "-5"), "--hidden has to be at least 1"),
+        (("--hidden", "0"), "is not in the range"),
+        (("--hidden", "-5"), "is not in the range"),
         (("--kv-heads", "5"), "32 heads cannot share 5 key-value heads"),
         (("--heads", "33"), "cannot be divided into 33 heads"),
         (("--tp", "3"), "take tp = 2 or 4"),
@@ -213,8 +213,8 @@ def test_size_reads_a_config(command, tmp_path):
         (("--parameter-change", "nan"), "between 0 and 100 %, but nan"),
         (("--reach", "1000"), "between 0 and 100 %, but 1000"),
         (("--gpu", "A100", "--dtype", "fp8"), "no units for 'fp8'"),
-        (("--seq", "-1"), "seq has to lie"),
-        (("--seq", "0"), "seq has to lie"),
+        (("--seq", "-1"), "is not in the range"),
+        (("--seq", "0"), "is not in the range"),
         (("--calibration", "absent.npz"), "no calibration at absent.npz"),
     ],
 )
