@@ -66,7 +66,7 @@ def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) 
 
 
 def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law has right, and all.
+    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
 
     Runs of one layout count as one, by the mean of their logarithms.
     """

@@ -18,7 +18,6 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, shipped_calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
@@ -33,7 +32,7 @@ from pyperf_suite.planner.layout.plan import (
     rules,
     smallest_network,
 )
-from pyperf_suite.planner.layout.report import _steps, findings_of_layouts
+from pyperf_suite.planner.layout.report import findings_of_layouts
 from tests.models import LLAMA, MIXTRAL
 from tests.records import printed_lines, printed_values
 
@@ -194,20 +193,14 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     assert set(llama.verdicts.tolist()) == {0, 1, 2}
     assert need.most[llama.verdicts == 0].max() <= room < need.least[llama.verdicts == 2].min()
     assert (need.least < llama.memory_bytes).all()
-    assert llama.best.verdict in ("fits", "may not fit")
+    # What fits surely is recommended; only layouts that may not fit are faster.
+    assert llama.surest is not None
+    faster = [llama.at(int(place)) for place in llama.ranked if llama.seconds[place] < llama.surest.seconds]
+    assert {each.verdict for each in faster} <= {"may not fit"}
+    assert findings_of_layouts(llama, 3).remarks[0].values["what"] == "Fastest that fits surely is "
     # What leaves less than a tenth of the memory free is still ranked where nothing else is left.
     tight = replace(EIGHT_NODES, memory_bytes=float(llama.memory_bytes.min()))
     assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
-
-
-@pytest.mark.slow
-def test_what_is_recommended_fits_surely_and_what_is_faster_and_may_not_comes_after_it(llama: Planned) -> None:
-    assert llama.surest is not None
-    assert llama.surest.verdict == "fits"
-    faster = [llama.at(int(place)) for place in llama.ranked if llama.seconds[place] < llama.surest.seconds]
-    assert {each.verdict for each in faster} <= {"may not fit"}
-    said = findings_of_layouts(llama, 3).remarks[0].values["what"]
-    assert said == "Fastest that fits surely is "
 
 
 def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
@@ -221,13 +214,6 @@ def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
     linked = planned(training, replace(EIGHT_NODES, gpu=pcie), fixed=fixed).best.parts
     assert linked["tensor"] > 3 * usual["tensor"]
     assert linked["products"] == usual["products"]
-
-
-def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
-    place = int(llama.fastest(~llama.fits)[0])
-    near = llama.nearest_that_fits(place)
-    assert near.over_bytes == 0 < llama.at(place).over_bytes
-    assert _steps(llama.at(place).plan, near.plan).count("->") <= 3
 
 
 def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
@@ -263,18 +249,10 @@ def test_the_answer_is_whole_and_what_is_excluded_would_be_faster(llama: Planned
     assert error == pytest.approx((llama.error_percent("megatron") or 0) / 100)
     excluded = findings.tables[-1]
     assert excluded.rows
-    for _, seconds, _, over, *_ in excluded.rows:
+    for _, seconds, _, over, _, steps, _ in excluded.rows:
         assert seconds.value < llama.best.seconds
         assert over.value > 0
-
-
-@pytest.mark.slow
-def test_the_command_prints_text_or_json() -> None:
-    assert command(*OPTIONS, "--top", "3").exit_code == 0
-    found = json.loads(command(*OPTIONS, "--top", "3", "--json").stdout)
-    assert len(printed_lines(found, "Fastest")) == 3
-    (values,) = printed_values(found, "evaluated", "ranked")
-    assert values["surely"] + values["perhaps"] >= values["ranked"] > 0
+        assert 1 <= steps.count("->") <= 3
 
 
 @pytest.mark.slow
@@ -302,22 +280,6 @@ def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> N
     assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
 
 
-@pytest.mark.slow
-def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
-    published = shipped_calibration(POOLED).block("step")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full(4, 5.0)}
-    block = replace(published, arrays=published.arrays | doubled)
-    path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
-    usual, own = (
-        json.loads(command(*OPTIONS, "--framework", "megatron", "--json", "--top", "1", *more).stdout)
-        for more in ((), ("--calibration", str(path)))
-    )
-    assert 0.05 in [pytest.approx(each["error"]) for each in printed_values(own, "error")]
-    first, second = (printed_lines(each, "Fastest")[0]["iteration"] for each in (usual, own))
-    assert second > 1.5 * first
-    assert command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4").exit_code == 2
-
-
 GIVEN = with_options("--gpus", "")
 
 
@@ -326,21 +288,16 @@ GIVEN = with_options("--gpus", "")
     [
         (("--gpus", "61"), "61 GPUs do not fill nodes of 8: take 56 or 64"),
         (("--gpus", "61", "--gpus-per-node", "61"), "61 GPUs cannot share this model"),
-        (("--gpus", "0"), "--gpus has to lie between 1 and 1048576, but 0"),
         (("--gpus", "-8"), "--gpus has to lie between 1 and 1048576, but -8"),
         (("--gpus", str(10**30)), "--gpus has to lie between"),
-        (("--gpus-per-node", "0"), "'--gpus-per-node': 0 is not in the range"),
         (("--global-batch", "0"), "'--global-batch': 0 is not in the range"),
-        (("--seq", "-1"), "'--seq': -1 is not in the range"),
         (("--gpu", "H2000"), "no GPU 'H2000'"),
-        (("--memory", "0"), "'0' is not a size of memory: write GiB"),
         (("--memory", "nan"), "'nan' is not a size of memory"),
         (("--memory", "0.02"), "bytes) more than the 0.0 GiB"),
         (("--network", "fast"), "'fast' is not the rate of a network"),
         (("--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         (("--link", "NVLink9"), "'NVLink9' is no link within a node"),
-        (("--tp", "3"), "No layout that divides has TP 3"),
-        (("--tp", "3"), ": take 1, 2, 4, 8, 16, 32."),
+        (("--tp", "3"), "No layout that divides has TP 3: take 1, 2, 4, 8, 16, 32."),
         (("--tp", "8", "--pp", "16"), "has PP 16 with TP 8: take 1, 2, 4, 8."),
         (("--zero", "4"), "No layout that divides has ZeRO 4"),
         (("--framework", "jax"), "Nothing is known of the framework 'jax'"),
@@ -353,11 +310,8 @@ GIVEN = with_options("--gpus", "")
         (("--offload", "disk"), "Nothing can be offloaded as 'disk'"),
         (("--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
         (("--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
-        (("--host-memory", "-1"), "'--host-memory': "),
         (("--host-bandwidth", "0"), "'--host-bandwidth': "),
         (("--nvme-bandwidth", "nan"), "nan is not a finite number"),
-        (("--hidden", "0"), "'--hidden': 0 is not in the range"),
-        (("--shard-over", "0"), "'--shard-over': 0 is not in the range"),
         (("--exactly", "dp=8,tp=4"), "are 32 GPUs, not 64"),
         (("--tokens", "-3"), "'--tokens': -3.0 is not in the range"),
         (("--price", "nan"), "nan is not a finite number"),
@@ -365,17 +319,14 @@ GIVEN = with_options("--gpus", "")
         (("--gpus", "", "--exactly", "dp=8,xp=4"), "'xp=4' is no part of a layout"),
         (("--gpus", "", "--exactly", "dp=8,tp=-4"), "'tp=-4' needs a whole number above 0"),
         (("--gpus", "", "--exactly", "dp=8,zero=5"), "No layout that divides has ZeRO 5"),
-        (("--gpus", "", "--exactly", "dp=8,tp=3"), "No layout that divides has TP 3: take 1, 2, 4, 8."),
         (("--gpus", "", "--exactly", "dp=8,mb=48"), "has micro-batch 48"),
         (("--gpus", "", "--exactly", "dp=8,pp=2,vp=3"), "has virtual PP 3"),
-        (("--gpus", "", "--exactly", "dp=8,ep=2"), "has EP 2"),
         (("--gpus", "", "--exactly", "dp=8,pp=2,vp=2,zero=3"), "has ZeRO 3"),
         (("--gpus", "", "--exactly", "dp=8,offload=cpu,zero=1"), "has ZeRO 1"),
-        (("--gpus", "", "--exactly", "dp=8,offload=disk"), "Nothing can be offloaded as 'disk'"),
+        (("--gpus", "", "--exactly", "dp=8,offload=disk"), "offload is one of none, optimizer, cpu, nvme"),
         (("--gpus", "", "--exactly", "dp=8,offload=nvme", "--framework", "fsdp2"), "fsdp2 does not offload 'nvme'"),
         (("--gpus", "", "--exactly", "dp=8", "--tp", "2"), "leave out the other, and options of single axes"),
         (("--gpus", "", "--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM does not train in 'fp8': choose from bf16"),
-        (("--gpus", "", "--exactly", "dp=8", "--dtype", "int4"), "A100 SXM does not train in 'int4'"),
         (("--gpus", ""), "--gpus is missing"),
     ],
 )

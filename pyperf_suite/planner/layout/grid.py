@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ class Cluster:
 
     @property
     def usable_bytes(self) -> float:
-        """Of one GPU's memory."""
+        """Bytes of one GPU's memory that a training may take."""
         return USABLE_SHARE * self.memory_bytes
 
     @property
@@ -100,7 +99,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Training:
-    """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `ParallelPlan`.
+    """A training: `global_batch` sequences of `seq` tokens an iteration; the rest as in `ParallelPlan`.
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
     one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `offloads` are tried, of OFFLOADS;
@@ -170,7 +169,7 @@ class Grid:
         return len(self.columns["data"])
 
     def taken(self, places: Any) -> Grid:
-        """Those layouts alone."""
+        """The grid of these layouts alone."""
         return replace(self, columns={name: column[places] for name, column in self.columns.items()})
 
 
@@ -242,7 +241,7 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
     """Every layout that divides.
 
     Where these would be more than `MOST_LAYOUTS`, those with the `fixed` values alone (as of `held_to`). Raises
-    UserError where there is none, with the nearest numbers of GPUs that do, and where there are too many.
+    UserError where there is none, with the reasons, and where there are too many.
     """
     try:
         grid = _layouts(training, cluster, {})
@@ -252,11 +251,10 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
         grid = _layouts(training, cluster, fixed)
     if not len(grid):
         why = "; ".join(f"{reason} ({count})" for reason, count in grid.uneven.items())
-        near = list(itertools.islice(_dividing_worlds(training, cluster), 2))
-        advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
         raise UserError(
             f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
-            f"{f'that {training.framework} runs ' if training.framework else ''}({why}): {advice}."
+            f"{f'that {training.framework} runs ' if training.framework else ''}({why}): take another number of GPUs, "
+            "or another --global-batch."
         )
     return grid
 
@@ -282,7 +280,7 @@ def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) 
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the smallest first."""
+    """All divisors, the smallest first."""
     low = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 
@@ -359,18 +357,6 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     for place in np.unique(frameworks).tolist():
         able &= (frameworks != place) | runs(FRAMEWORKS[place], columns)
     return np.asarray(table[:, able], dtype=np.int64)
-
-
-def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
-    """Other numbers of GPUs, the nearest first, that have a layout."""
-    step = cluster.gpus_per_node if cluster.gpus > cluster.gpus_per_node else 1
-    for away in range(step, min(cluster.gpus, 64 * step) + 1, step):
-        for gpus in (cluster.gpus - away, cluster.gpus + away):
-            if gpus < 1:
-                continue
-            per_node = cluster.gpus_per_node if step > 1 else gpus
-            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node), {})):
-                yield gpus
 
 
 def _written(name: str, value: int) -> str:

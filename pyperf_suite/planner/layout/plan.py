@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import MIXED
-from pyperf_suite.laws.transformer import check_recompute, model_flop
+from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.framework import FoundConstants, found_constants
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict, training_memory
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, check_offload
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
@@ -86,7 +86,7 @@ class PredictedLayout:
 
     @property
     def memory_bytes(self) -> float:
-        """On the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
 
     @property
@@ -117,12 +117,12 @@ class Planned:
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
-        """On the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return np.asarray(self.need.total)
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Those with room for what is counted; where there is none, those that may fit after all."""
+        """True for layouts with room for what is counted; where there is none, for those that may fit after all."""
         held = self.cluster.hosted.holds(self.need.host)
         fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
         return fits if fits.any() else (self.verdicts < 2) & held
@@ -191,7 +191,7 @@ class Planned:
         )
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
-        """Of those that fit, the one fewest steps away from a layout; of several the fastest.
+        """The layout that fits and is fewest steps away from another; of several the fastest.
 
         A step doubles or halves a count, or goes to the next stage of ZeRO, way of recomputing or offload.
         """
@@ -325,7 +325,7 @@ class LayoutRule:
 
     @property
     def gain(self) -> float | None:
-        """By how much longer breaking it takes: 0.1 for a tenth; negative if it is faster."""
+        """The share by which breaking it takes longer; negative if it is faster."""
         return self.broken.seconds / self.kept.seconds - 1 if self.kept and self.broken else None
 
 
@@ -392,7 +392,6 @@ KEYS = {
     "recompute": "recompute",
     "offload": "offload",
 }
-CHECKS = {"recompute": check_recompute, "offload": check_offload}
 # Of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
 # the share predicted in the right order, by how far apart they were predicted to be, as a logarithm. With experts (27
 # pairs) errors lie 2.8 times as far apart.
@@ -418,7 +417,8 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
         if not name or name in given:
             raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
         if name in NAMED:
-            CHECKS[name](value)
+            if value not in NAMED[name]:
+                raise UserError(f"{part[:40]!r} is no part of a layout: {key} is one of {', '.join(NAMED[name])}.")
             given[name] = NAMED[name].index(value)
         elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero_stage"):
             raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {key}=2.")
@@ -451,7 +451,7 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
 
 
 def surely_faster(training: Training, first: PredictedLayout, second: PredictedLayout) -> float:
-    """How sure it is that the first of two layouts takes less time: the share of such pairs of published runs."""
+    """Confidence that the first of two layouts takes less time: the share of such pairs of published runs."""
     apart = math.log(second.seconds / first.seconds)
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
     right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))

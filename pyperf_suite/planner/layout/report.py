@@ -135,7 +135,7 @@ def _counted_layouts(planned: Planned) -> Remark:
 
 
 def _choice(planned: Planned) -> Remark:
-    """How many layouts the laws cannot tell from the best."""
+    """Count the layouts that the laws cannot tell from the best."""
     error = (planned.error_percent(planned.best.framework) or 0.0) / 100
     if not error:
         return remark(
@@ -169,7 +169,7 @@ def _enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
 
 
 def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence[str]) -> Iterator[Remark | None]:
-    """What the layouts shown were reckoned with, and how far off the law was for such."""
+    """State the assumptions behind the layouts shown, and the law's error on such."""
     frameworks = sorted({each.framework for each in shown})
     yield _network(planned, frameworks[0])
     yield from _host(planned, shown)
@@ -207,7 +207,7 @@ def _network(planned: Planned, framework: str) -> Remark | None:
 
 
 def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
-    """What is offloaded, where to, and what that was reckoned with."""
+    """Name the offloads shown and the host that is assumed for them."""
     kinds = dict.fromkeys(each.plan.offload for each in shown if each.plan.offload != "none")
     if not kinds:
         return
@@ -235,7 +235,7 @@ def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark
 
 
 def _law_error(planned: Planned, framework: str) -> Remark | None:
-    """How far off the law of a step was on runs whose source it had not seen."""
+    """State the error of the law of a step on runs whose source it had not seen."""
     error = planned.error_percent(framework)
     if error is None:
         return None
@@ -281,7 +281,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
-    """Which of two layouts is faster, and how sure that is."""
+    """Name the faster of two layouts, with the confidence."""
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(

@@ -1,4 +1,4 @@
-"""How a GPT is cut over ranks by torch's own engine: into stages of a pipeline, by heads and columns, and by ZeRO.
+"""Cuts of a GPT over ranks by torch's own engine: into stages of a pipeline, by heads and columns, and by ZeRO.
 
 Imported where a case is prepared and nowhere else, for its classes are torch's.
 """
@@ -171,7 +171,7 @@ def rows_by_rank(parameters: ParallelStepParameters) -> Tensor:
 
 
 def loss_cut_by_vocabulary(parameters: ParallelStepParameters) -> AbstractContextManager[Any]:
-    """What forward and backward are in, so that logits that lie by vocabulary are not gathered for their loss."""
+    """Context of forward and backward in which logits cut by vocabulary are not gathered for their loss."""
     if parameters.tensor == 1:
         return nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
@@ -181,7 +181,7 @@ def loss_cut_by_vocabulary(parameters: ParallelStepParameters) -> AbstractContex
 
 
 def local(tensor: Any) -> Any:
-    """What of a DTensor lies on this rank; a plain tensor is its own."""
+    """The part of a DTensor on this rank; a plain tensor is its own."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -206,7 +206,7 @@ class DataCut:
             each.grad = None
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """What forward and backward of a micro-batch are in where there is no pipeline."""
+        """Context of forward and backward of a micro-batch where there is no pipeline."""
         return nullcontext()
 
     def finish(self) -> None:
@@ -214,7 +214,7 @@ class DataCut:
         self.optimizer.step()
 
     def backward(self, loss: Any, micro_batches: int) -> None:
-        """Of one micro-batch's share of the mean."""
+        """Run backward of one micro-batch's share of the mean."""
         (loss / micro_batches).backward()
 
     def seeded(self) -> list[Any]:
@@ -436,7 +436,7 @@ class ByDeepSpeed(DataCut):
 
 
 def cut_by_data(parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> DataCut:
-    """What the stage of ZeRO asks for, of parts that lie on their device."""
+    """Wrap parts that lie on their device as the stage of ZeRO asks."""
     if parameters.engine == DEEPSPEED:
         return ByDeepSpeed(parts, parameters, mesh)
     if parameters.is_sharded:

@@ -147,7 +147,7 @@ class ParallelSteps(RankSteps):
         return found | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
 
     def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
-        """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
+        """The most of any rank of each figure, and under `rank_bytes` every rank's, in order."""
         torch = self.torch
         row = torch.tensor(list(mine.values()), dtype=torch.int64, device=self._where)
         rows = [torch.empty_like(row) for _ in range(self._parameters.ranks)]
@@ -218,7 +218,7 @@ class ParallelSteps(RankSteps):
         return found
 
     def _room_for_whole(self) -> str:
-        """Where there is room for the whole model.
+        """The device with room for the whole model.
 
         On a GPU unless weights, gradients and their float32 sums would take over half of what is free on any rank.
         """
