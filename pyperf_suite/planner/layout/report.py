@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -319,29 +319,23 @@ def _ranking(heading: str, rows: Sequence[PredictedLayout]) -> Table:
 
 
 def _shares(rows: Sequence[PredictedLayout]) -> Table:
-    def share(name: str) -> Any:
-        return lambda row: row.parts.get(name, 0.0) / row.seconds
+    """The parts of the time that are 0.05 % of it in any row."""
 
-    return table(
-        "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
-        (LAYOUT, *(Column(name, share(name), "%") for name in _parts([row.parts for row in rows], 0.0005))),
-        rows,
-    )
+    def share(name: str, row: PredictedLayout) -> float:
+        return row.parts.get(name, 0.0) / row.seconds
+
+    names = dict.fromkeys(name for row in rows for name in row.parts)
+    shown = [name for name in names if any(share(name, row) > 0.0005 for row in rows)]
+    columns = [Column(name, partial(share, name), "%") for name in shown]
+    title = "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)"
+    return table(title, (LAYOUT, *columns), rows)
 
 
 def _memory(rows: Sequence[PredictedLayout]) -> Table:
-    def taken(name: str) -> Any:
-        return lambda row: row.memory[name]
-
-    parts = [Column(name, taken(name), "GiB") for name in _parts([row.memory for row in rows], 0.0)]
+    shown = [name for name in rows[0].memory if any(row.memory[name] > 0 for row in rows)]
+    columns = [Column(name, partial(lambda part, row: row.memory[part], name), "GiB") for name in shown]
     total = Column("on the GPU", "memory_bytes", "GiB", priority=2)
-    return table("Memory of the fullest GPU", (LAYOUT, *parts, total), rows)
-
-
-def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
-    """The parts that are anything in any row."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
+    return table("Memory of the fullest GPU", (LAYOUT, *columns, total), rows)
 
 
 def _short(layout: ParallelPlan) -> str:

@@ -61,14 +61,13 @@ def test_the_largest_dimensions_of_a_grid_are_counted_in_64_bits() -> None:
     assert np.asarray(grid.parameters).tolist() == [largest.parameters]
 
 
-def test_sizes_below_one_are_refused() -> None:
+def test_what_no_grid_can_have_is_refused() -> None:
     with pytest.raises(UserError, match="heads of at least 1"):
         ModelGrid.around(LLAMA, heads=[0, 1])
-
-
-def test_what_a_formula_branches_on_is_one_for_all_models_of_a_grid() -> None:
     with pytest.raises(ValueError, match="experts is one for all"):
         ModelGrid.around(LLAMA, experts=[1, 8])
+    with pytest.raises(UserError, match="no dimension width"):
+        resized(LLAMA, width=1)
 
 
 def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
@@ -80,8 +79,3 @@ def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
         "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
         "expert_ffn=14336, value_head_dim=64"
     )
-
-
-def test_a_dimension_that_no_model_has_is_refused() -> None:
-    with pytest.raises(UserError, match="no dimension width"):
-        resized(LLAMA, width=1)
