@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +25,8 @@ from pyperf_suite.planner.laws.training.framework import (
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
 from pyperf_suite.planner.layout.plan import VERDICTS
+
+Floats = NDArray[np.float64]
 
 # Layouts whose times differ by less are in no order.
 APART = 0.05
@@ -51,43 +53,30 @@ class JudgedRun:
         return self.run.ran and self.verdict == VERDICTS[-1]
 
 
-def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> list[JudgedRun]:
+def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> Iterator[JudgedRun]:
     """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
-    return [_judged(run, calibration) for run in runs]
-
-
-def _judged(run: TrainingRun, calibration: Calibration | None) -> JudgedRun:
-    laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
-    try:
-        verdict = run.verdict
-        prices = prices_of(laws, run.plan.dtype)
-        predicted = step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s)
-    except UserError as reason:
-        return JudgedRun(run, None, "", str(reason))
-    return JudgedRun(run, predicted, verdict)
+    for run in runs:
+        laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
+        try:
+            verdict = run.verdict
+            prices = prices_of(laws, run.plan.dtype)
+            yield JudgedRun(run, step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s), verdict)
+        except UserError as reason:
+            yield JudgedRun(run, None, "", str(reason))
 
 
 def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law has right, and all.
+    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
 
     Runs of one layout count as one, by the mean of their logarithms.
     """
-    groups: dict[tuple[object, ...], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[object, ...], dict[str, list[Floats]]] = defaultdict(lambda: defaultdict(list))
     for each in runs:
-        run = each.run
-        if each.predicted is None or not each.is_timed:
-            continue
-        similar = (
-            run.source.split("@")[0],
-            run.name,
-            run.model,
-            run.gpu.name,
-            run.plan.dtype,
-            run.plan.ranks,
-            run.plan.seq,
-        )
-        times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.predicted.seconds) / run.tokens])
-        groups[similar][str(run.plan)].append((float(times[0]), float(times[1])))
+        run, plan = each.run, each.run.plan
+        if each.predicted is not None and each.is_timed:
+            similar = (run.source.split("@")[0], run.name, run.model, run.gpu.name, plan.dtype, plan.ranks, plan.seq)
+            times = np.array([float(run.seconds or 0.0), float(each.predicted.seconds)])
+            groups[similar][str(plan)].append(np.log(times / run.tokens))
     right = pairs = 0
     for layouts in groups.values():
         means = [np.mean(times, axis=0) for times in layouts.values()]
@@ -104,8 +93,6 @@ WIDTH = 0.1
 TINY, NEAR = 1e-6, 1e-3
 # What runs of one layout scatter by; and how many runs say something of how wide errors are.
 SCATTER, ENOUGH_RUNS = 0.03, 12
-
-Floats = NDArray[np.float64]
 
 
 def nearest_constants(
@@ -164,19 +151,14 @@ def refitted(path: Path, gpu: str | None = None) -> tuple[Calibration, list[Refi
     if len(names) != 1:
         what = f"runs on {', '.join(names)}: name one with --gpu" if names else "no run with a time"
         raise UserError(f"{path} has {what}{'' if names else f' on {gpu}' if gpu else ''}.")
-    found = []
-    for framework in sorted({str(run.plan.framework) for run in timed}):
-        own = []
-        for run in timed:
-            if run.plan.framework != framework:
-                continue
-            try:
-                prices = prices_of(run.gpu, run.plan.dtype)
-                own.append((run, price_step(run.model, run.plan, prices, run.network_bytes_per_s)))
-            except UserError as reason:
-                refused.append(f"{run.name}: {reason}")
-        if own:
-            found.append(_refitted(framework, own, path))
+    own: dict[str, list[tuple[TrainingRun, PricedStep]]] = defaultdict(list)
+    for run in timed:
+        try:
+            priced = price_step(run.model, run.plan, prices_of(run.gpu, run.plan.dtype), run.network_bytes_per_s)
+            own[str(run.plan.framework)].append((run, priced))
+        except UserError as reason:
+            refused.append(f"{run.name}: {reason}")
+    found = [_refitted(framework, members, path) for framework, members in sorted(own.items())]
     blocks = {f"{BLOCK}.{each.framework}": each.block for each in found if each.block is not None}
     return Calibration(names[0], blocks), found, refused
 
@@ -205,16 +187,15 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
         return nearest_constants(start, widths, lambda constants: missed(constants, places) / SCATTER)[0]
 
     everything = np.arange(len(runs))
-    groups = np.array([run.name for run, _ in runs])
-    if len(set(groups.tolist())) == 1:
-        groups = everything.astype(str)
-    errors = np.full(len(runs), np.nan)
-    for out in np.unique(groups):
-        seen = np.flatnonzero(groups != out)
-        if seen.size:
-            errors[groups == out] = missed(fitted(seen), np.flatnonzero(groups == out))
+    groups = np.unique([run.name for run, _ in runs], return_inverse=True)[1]
+    groups = groups if groups.any() else everything
     before = _percent(missed(start, everything))
-    after = _percent(errors) if np.isfinite(errors).all() else before
+    if len(runs) == 1:
+        return Refitted(framework, 1, before, before, None)
+    errors = np.empty(len(runs))
+    for out in np.unique(groups):
+        errors[groups == out] = missed(fitted(np.flatnonzero(groups != out)), np.flatnonzero(groups == out))
+    after = _percent(errors)
     if after >= before:
         return Refitted(framework, len(runs), before, after, None)
     constants = fitted(everything)
@@ -228,7 +209,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
         "mape": round(after, 2),
         "median": round(_percent(errors, np.median), 2),
         "rows": len(runs),
-        "sites": len(set(groups.tolist())),
+        "sites": len(np.unique(groups)),
         "how": "all runs of one model left out together, of a single model each run",
     }
     block = CalibrationBlock(arrays, held_out, like.fitted_range, f"runs of {path.name}, from {like.origin}"[:400])

@@ -67,16 +67,17 @@ def test_runs_are_grouped_by_gpu_framework_and_dtype_and_every_row_is_accounted_
 
 
 def test_orders_that_are_wrong_are_counted(tmp_path: Path) -> None:
-    right = judged(read_runs(table(tmp_path / "right.csv", *layouts(1.0, tmp_path)))[0])
+    def orders(name: str, *rows: dict[str, Any]) -> tuple[int, int]:
+        return right_orders([*judged(read_runs(table(tmp_path / name, *rows))[0])])
+
     rows = layouts(1.0, tmp_path)
     times = sorted(row["seconds_per_step"] for row in rows)
     turned = [row | {"seconds_per_step": times[-1 - times.index(row["seconds_per_step"])]} for row in rows]
-    wrong = judged(read_runs(table(tmp_path / "wrong.csv", *turned))[0])
-    assert right_orders(right)[0] == right_orders(right)[1] > 0
-    assert right_orders(wrong)[0] == 0 < right_orders(wrong)[1]
+    right, pairs = orders("right.csv", *rows)
+    assert right == pairs > 0
+    assert orders("wrong.csv", *turned) == (0, pairs)
     # Two models of one name have no order.
-    others = judged(read_runs(table(tmp_path / "others.csv", rows[0], rows[-1] | {"heads": 64}))[0])
-    assert right_orders(others) == (0, 0)
+    assert orders("others.csv", rows[0], rows[-1] | {"heads": 64}) == (0, 0)
 
 
 def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path) -> None:

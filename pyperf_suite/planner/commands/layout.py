@@ -14,7 +14,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     Gibibytes,
     answer,
-    count_options,
     gpu_options,
     model_options,
     requested_gpu,
@@ -24,19 +23,18 @@ from pyperf_suite.planner.commands.model_options import (
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.laws.internode import Network
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
 RACK, RACK_USED = 72, 64
-MOST_MEMORY_GIB = 1 << 14
-MOST_ROWS = 1000
-# Options that are called otherwise than in a layout as it is written.
-OPTIONS = {"vp": "virtual_pp", "mb": "micro_batch"}
 SIZES = {
-    "gpus": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
-    "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
-    "global-batch": "Sequences of an iteration. Required. Example: --global-batch 512.",
+    "gpus N": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
+}
+COUNTS = {
+    "gpus-per-node N": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
+    "global-batch N": "Sequences of an iteration. Required. Example: --global-batch 512.",
+    "shard-over N": "Ranks that ZeRO shares over, next to each other; the others have copies (HSDP, MiCS). Default: "
+    "all of DP x CP. Example: --shard-over 8.",
 }
 CHOICES = {
     "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
@@ -46,33 +44,21 @@ CHOICES = {
     "megatron, and fsdp2 for ZeRO 2 and 3. Example: --framework deepspeed.",
     "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
     "Example: --dtype fp8.",
-    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried. Example: "
-    "--recompute layers.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing fits the others. Example: --offload none,optimizer.",
     "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
     "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
-# Options that hold an axis to one number.
-HELD = {
-    option: f"{text}. Default: every value that divides. Example: --{option} {example}."
-    for option, text, example in (
-        ("dp", "Data-parallel ranks", 8),
-        ("tp", "Tensor-parallel ranks", 4),
-        ("pp", "Stages of the pipeline", 2),
-        ("virtual-pp", "Groups of layers in each stage (virtual PP)", 2),
-        ("cp", "Ranks that share each sequence (CP)", 2),
-        ("ep", "Ranks that share the experts (EP)", 8),
-        ("zero", "Stage of ZeRO, 0 to 3", 1),
-        ("micro-batch", "Sequences that a rank computes at a time", 1),
-    )
-} | {
-    f"layers-{end}": f"Layers of a pipeline's {end} stage. Default: as the others. Example: --layers-{end} 7."
-    for end in ("first", "last")
-}
-HELD["shard-over"] = (
-    "Ranks that ZeRO shares over, next to each other; the others have copies (HSDP, MiCS). Default: all of DP x CP. "
-    "Example: --shard-over 8."
+# Options that hold an axis to one value, and their names in a layout as it is written.
+HELD = (
+    ("dp", "dp", "Data-parallel ranks", 8),
+    ("tp", "tp", "Tensor-parallel ranks", 4),
+    ("pp", "pp", "Stages of the pipeline", 2),
+    ("virtual-pp", "vp", "Groups of layers in each stage (virtual PP)", 2),
+    ("cp", "cp", "Ranks that share each sequence (CP)", 2),
+    ("ep", "ep", "Ranks that share the experts (EP)", 8),
+    ("zero", "zero", "Stage of ZeRO, 0 to 3", 1),
+    ("micro-batch", "mb", "Sequences that a rank computes at a time", 1),
 )
 HOSTS = {
     "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
@@ -92,10 +78,25 @@ POSITIVE = Finite(0, 1e6, min_open=True)
 @model_options
 @gpu_options
 @options(
-    *count_options(SIZES),
+    *value_options(SIZES, int),
+    *value_options(COUNTS, click.IntRange(1, 1 << 24)),
     *value_options({"memory GIB": "Memory of a GPU. Default: its data sheet's. Example: --memory 80."}, Gibibytes()),
     *value_options(CHOICES),
-    *count_options(HELD),
+    *(
+        click.option(
+            f"--{name}",
+            key,
+            type=click.IntRange(0 if name == "zero" else 1),
+            metavar="N",
+            help=f"{text}. Default: every value that divides. Example: --{name} {example}.",
+        )
+        for name, key, text, example in HELD
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(("nothing", "attention", "layers")),
+        help="What backward computes again. Default: each is tried. Example: --recompute layers.",
+    ),
     *value_options(HOSTS, POSITIVE),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}. Default: --{name}.")
@@ -112,10 +113,10 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         help="Compare two layouts: which is faster, and with what confidence. Default: none. Example: --compare "
         "dp=64 dp=32,tp=2.",
     ),
-    *value_options(BUDGETS, float),
+    *value_options(BUDGETS, Finite(0, 1e18, min_open=True)),
     click.option(
         "--top",
-        type=int,
+        type=click.IntRange(1, 1000),
         default=10,
         show_default=True,
         metavar="N",
@@ -132,21 +133,23 @@ def layout(
     library: str | None,
     gpus: int | None,
     gpus_per_node: int | None,
+    global_batch: int | None,
+    shard_over: int | None,
     memory: float | None,
     link: str | None,
     network: str | None,
     framework: str | None,
     dtype: str | None,
-    global_batch: int | None,
-    flash: bool,
-    sequence_parallel: bool,
-    overlap: bool,
     offload: str | None,
+    exactly: str | None,
+    compare: tuple[str, str] | None,
+    recompute: str | None,
     host_memory: float | None,
     host_bandwidth: float | None,
     nvme_bandwidth: float | None,
-    exactly: str | None,
-    compare: tuple[str, str] | None,
+    flash: bool,
+    sequence_parallel: bool,
+    overlap: bool,
     tokens: float | None,
     price: float | None,
     top: int,
@@ -163,10 +166,11 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.planner.laws.internode import network_of
     from pyperf_suite.planner.laws.training.offload import usual_host
     from pyperf_suite.planner.layout import report
-    from pyperf_suite.planner.layout.grid import Cluster, Training
-    from pyperf_suite.planner.layout.plan import Budget, layout_of, planned, ranks_of
+    from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training
+    from pyperf_suite.planner.layout.plan import KEYS, layout_of, planned, ranks_of
     from pyperf_suite.planner.layout.plan import exactly as priced_exactly
 
     if global_batch is None:
@@ -176,39 +180,38 @@ def layout(
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
-    if not 1 <= top <= MOST_ROWS:
-        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was requested.")
-    fixed = _fixed(named)
-    counts = {name: named.pop(name) for name in ("layers_first", "layers_last", "shard_over")}
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {count} was requested.")
+    fixed = {KEYS[key]: value for _, key, *_ in HELD if (value := named.pop(key)) is not None}
+    if recompute is not None:
+        fixed["recompute"] = NAMED["recompute"].index(recompute)
     model, length, notes = requested_model(config, seq, named)
-    budget = Budget(tokens, price)
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     training = Training(
         model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-        offloads=tuple(re.findall(r"[^,\s]+", offload or "")), **{name: count or 0 for name, count in counts.items()},
+        tuple(re.findall(r"[^,\s]+", offload or "")), shard_over or 0,
     )  # fmt: skip
-    given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
-             "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
-    host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
+    usual = usual_host(spec)
+    host = replace(
+        usual,
+        memory_bytes=host_memory and host_memory * 2**30,
+        host_bytes_per_s=host_bandwidth * 1e9 if host_bandwidth else usual.host_bytes_per_s,
+        nvme_bytes_per_s=nvme_bandwidth * 1e9 if nvme_bandwidth else usual.nvme_bytes_per_s,
+    )
 
     def cluster(count: int) -> Cluster:
-        per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
-        return Cluster(spec, count, min(per_node, count) if count > 0 else per_node, _memory(spec, memory),
-                       _network(network), host)  # fmt: skip
+        room = spec.memory_bytes if memory is None else memory * 2**30
+        per_node = max(1, min(gpus_per_node or _usual_node(spec, count), count))
+        return Cluster(spec, count, per_node, room, None if network is None else network_of(network), host)
 
+    budget = (tokens, price)
     if exactly or compare:
         layouts = [layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
         exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
         found = report.findings_of_given(exact, budget, notes)
     else:
-        ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
-        found = report.findings_of_layouts(ranked, budget)
+        found = report.findings_of_layouts(planned(training, cluster(gpus or 0), laws, fixed), top, budget, notes)
     answer("layout", found, as_json, everything)
 
 
@@ -217,42 +220,6 @@ def _usual_node(spec: GpuSpec, gpus: int) -> int:
     if not spec.name.startswith("GB"):
         return USUAL_NODE
     return RACK if gpus % RACK == 0 else RACK_USED
-
-
-def _fixed(named: dict[str, Any]) -> dict[str, int]:
-    """Take the axes with one value out of the options."""
-    from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
-    from pyperf_suite.planner.layout.plan import KEYS
-
-    found = {}
-    for key, axis in KEYS.items():
-        option = OPTIONS.get(key, key)
-        value = named.pop(option, None)
-        if value is None:
-            continue
-        if axis == "recompute":
-            check_recompute(value)
-            value = RECOMPUTES.index(value)
-        elif value < (0 if axis == "zero_stage" else 1):
-            raise UserError(
-                f"--{option.replace('_', '-')} cannot be {value}: name a layout's own value, or leave it out."
-            )
-        found[axis] = value
-    return found
-
-
-def _memory(spec: GpuSpec, gib: float | None) -> float:
-    if gib is None:
-        return spec.memory_bytes
-    if not 0 < gib <= MOST_MEMORY_GIB:
-        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was requested.")
-    return gib * 2**30
-
-
-def _network(rate: str | None) -> Network | None:
-    from pyperf_suite.planner.laws.internode import network_of
-
-    return None if rate is None else network_of(rate)
 
 
 def _link(rate: str) -> float:

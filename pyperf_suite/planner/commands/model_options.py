@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyperf_suite.planner.laws.calibration import Calibration
 
 DEFAULT_SEQ = 4096
+MOST_SEQ = 1 << 24
+MOST_GIB = 1 << 14
 # What a model has to have where no config.json says it.
 NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
 
@@ -41,9 +44,9 @@ def value_options(texts: Mapping[str, str], kind: Any = None) -> list[Callable[[
     return [click.option(f"--{name}", type=kind, metavar=metavar, help=text) for name, metavar, text in named]
 
 
-def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
+def count_options(texts: Mapping[str, str], kind: Any = int) -> list[Callable[[Any], Any]]:
     """An option with a whole number for each name, with its help."""
-    return value_options({f"{name} N": text for name, text in texts.items()}, int)
+    return value_options({f"{name} N": text for name, text in texts.items()}, kind)
 
 
 gpu_options = options(
@@ -63,11 +66,12 @@ gpu_options = options(
 
 model_options = options(
     path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
-    *count_options(COUNTS),
+    *count_options(COUNTS, click.IntRange(1)),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
     click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),
     *count_options(
-        {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."}
+        {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."},
+        click.IntRange(1, MOST_SEQ),
     ),
 )
 """The model, and the length of its sequences."""
@@ -117,9 +121,6 @@ def requested_model(
     from pyperf_suite.planner.sizing.step import resized
 
     dimensions = {name: value for name, value in given.items() if value is not None}
-    for name, value in dimensions.items():
-        if value < 1 and not isinstance(value, bool):
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was requested.")
     if config is not None:
         read = read_model_config(config)
         model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
@@ -145,11 +146,13 @@ class Gibibytes(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip().lower()
         try:
-            return float(text.removesuffix("gb").removesuffix("gib")) * (1e9 / 2**30 if text.endswith("gb") else 1.0)
+            size = float(text.removesuffix("gb").removesuffix("gib")) * (1e9 / 2**30 if text.endswith("gb") else 1.0)
         except ValueError:
-            self.fail(
-                f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
-            )
+            size = math.nan
+        if not 0 < size <= MOST_GIB:
+            form = f"write GiB, as in 80 or 80GiB, or GB, as in 80GB, up to {MOST_GIB} GiB"
+            self.fail(f"{value!r} is not a size of memory: {form}.", param, ctx)
+        return size
 
 
 def answer(command: str, found: Findings, as_json: bool, everything: bool) -> None:

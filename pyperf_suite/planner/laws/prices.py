@@ -177,16 +177,6 @@ class NotedPrices:
     collective = _noted("collectives", "collective")
 
 
-class UnseenPrices(NotedPrices):
-    """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share."""
-
-    def noted(self, law: str, price: Explained) -> Explained:
-        if law == "collectives" and not np.any(np.asarray(price.seconds) > 0):
-            return price
-        super().noted(law, price)
-        return Explained(np.where(price.extrapolated, price.seconds, 0.0))
-
-
 def check_form(calibration: Calibration, origin: Path) -> None:
     """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
 

@@ -1,1 +1,1 @@
-"""Which parallel layout trains a model fastest on a cluster: `pyperf-suite layout`."""
+"""The fastest parallel layouts of a training on a cluster: `pyperf-suite layout`."""

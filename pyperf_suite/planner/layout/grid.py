@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +23,12 @@ from pyperf_suite.planner.laws.training.step import UNITS_OF
 
 Column = NDArray[np.int64]
 
-# Far above any cluster or batch there is, and low enough that every product of sizes stays exact.
-LARGEST = {"gpus": 1 << 20, "gpus_per_node": 1 << 10, "global_batch": 1 << 24, "seq": 1 << 24}
+# Far above any cluster there is, and low enough that every product of sizes stays exact.
+MOST_GPUS = 1 << 20
 MOST_TOKENS = 1 << 26  # of a micro-batch on one rank: laws count no further
 # At once: some ten seconds' and a gigabyte's worth.
 MOST_LAYOUTS = 2_000_000
-# What a layout is made of: fields of a `ParallelPlan`, as people write them.
+# The axes of a layout: fields of a `ParallelPlan`, as people write them.
 WRITTEN = {
     "data": "DP",
     "tensor": "TP",
@@ -63,8 +63,8 @@ DEEPSPEED_PIPELINE_STAGE = 1
 class Cluster:
     """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
 
-    `network` is what each really sends out of its node in bytes/s, one direction, or measured points of the cluster;
-    None what the laws reckon with. `host` is each GPU's share of its host, None what its maker's servers have.
+    `network` is the rate at which each sends out of its node in bytes/s, one direction, or measured points of the
+    cluster; None: as the laws have it. `host` is each GPU's share of its host; None: of its maker's servers.
     Raises UserError for numbers that no cluster has, and for a last node that is not full.
     """
 
@@ -76,8 +76,8 @@ class Cluster:
     host: Host | None = None
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpus_per_node"):
-            check_range(name, getattr(self, name))
+        if not 1 <= self.gpus <= MOST_GPUS:
+            raise UserError(f"--gpus has to lie between 1 and {MOST_GPUS}, but {self.gpus} was requested.")
         if self.gpus % self.gpus_per_node:
             below = self.gpus // self.gpus_per_node * self.gpus_per_node
             nearest = " or ".join(str(n) for n in (below, below + self.gpus_per_node) if n)
@@ -88,7 +88,7 @@ class Cluster:
 
     @property
     def usable_bytes(self) -> float:
-        """Of one GPU's memory."""
+        """Bytes of one GPU's memory that a training may take."""
         return USABLE_SHARE * self.memory_bytes
 
     @property
@@ -99,14 +99,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Training:
-    """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
+    """A training: `global_batch` sequences of `seq` tokens an iteration; the rest as in `ParallelPlan`.
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
-    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
-    a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS; () none,
-    and where nothing fits the others. ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over all.
-
-    Raises UserError for numbers that no training has, and for a framework that is unknown or offloads nothing so.
+    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `offloads` are tried, of OFFLOADS;
+    () none, and where nothing fits the others. ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over
+    all. Raises UserError for a framework that is unknown or offloads nothing so.
     """
 
     model: ModelDimensions
@@ -118,20 +116,10 @@ class Training:
     library: str | None = None
     framework: str | None = None
     dtype: str | None = None
-    layers_first: int = 0
-    layers_last: int = 0
     offloads: tuple[Offload, ...] = ()
     shard_over: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "seq"):
-            check_range(name, getattr(self, name))
-        for name in ("layers_first", "layers_last"):
-            if not 0 <= getattr(self, name) < self.model.layers:
-                raise UserError(
-                    f"--{name.replace('_', '-')} has to lie between 1 and {self.model.layers - 1}, for the model has "
-                    f"{self.model.layers} layers, but {getattr(self, name)} was requested."
-                )
         if self.framework is not None:
             check_framework(self.framework)
         able = OFFLOADED_BY.get(self.framework or "", OFFLOADS)
@@ -142,17 +130,8 @@ class Training:
                     f"{self.framework} does not offload {offload!r}: it has {', '.join(able)} (deepspeed has all)."
                 )
 
-    def stages(self, pipeline: int) -> tuple[int, int, int] | None:
-        """Layers of the first stage, of the fullest between and of the last; None where they do not come out."""
-        given = (self.layers_first > 0) + (self.layers_last > 0)
-        rest, between = self.model.layers - self.layers_first - self.layers_last, pipeline - given
-        if between < 0 or rest < between or (between == 0) != (rest == 0):
-            return None
-        each = -(-rest // max(between, 1))
-        return self.layers_first or each, each if pipeline > 2 else 0, self.layers_last or each
-
     def dtype_on(self, gpu: GpuSpec) -> str:
-        """What products in layers are computed in: what was requested, else bf16, and before Ampere fp16."""
+        """The dtype of products in layers: the one requested, else bf16, and before Ampere fp16."""
         return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
 
     def peak_on(self, gpu: GpuSpec) -> float:
@@ -166,6 +145,10 @@ class Training:
             raise UserError(f"{gpu.name} does not train in {dtype!r}: choose from {', '.join(has)}.")
         return peaks[UNITS_OF.get(dtype, dtype)]
 
+    def framework_of(self, zero_stage: int, offload: Offload) -> str:
+        """The framework requested, else the usual one of such a layout."""
+        return self.framework or usual_framework(zero_stage, offload)
+
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
         """Ways that differ: a fused kernel keeps no scores that could be computed again instead."""
@@ -176,7 +159,7 @@ class Training:
 class Grid:
     """Layouts in columns of equal length, one for each name of WRITTEN; of those with names their places in `NAMED`.
 
-    `uneven` says how many splits of the GPUs into TP, CP, PP and DP come out uneven, by the first reason for it.
+    `uneven` counts the splits of the GPUs into TP, CP, PP and DP that come out uneven, by the first reason for it.
     """
 
     columns: Mapping[str, Column]
@@ -185,70 +168,59 @@ class Grid:
     def __len__(self) -> int:
         return len(self.columns["data"])
 
-    def taken(self, places: NDArray[np.bool_]) -> Grid:
-        """Those layouts alone."""
+    def taken(self, places: Any) -> Grid:
+        """The grid of these layouts alone."""
         return replace(self, columns={name: column[places] for name, column in self.columns.items()})
 
 
-def plan_of(
-    training: Training,
-    cluster: Cluster,
-    columns: Mapping[str, Sizes],
-    recompute: Recompute,
-    framework: str,
-    offload: Offload = "none",
-) -> ParallelPlan:
-    """The laws' plan of layouts that recompute and offload the same and run on one framework."""
-    plan = ParallelPlan(
-        global_batch=training.global_batch, micro_batch=columns["micro_batch"], seq=training.seq,
-        tensor=columns["tensor"], data=columns["data"], pipeline=columns["pipeline"], recompute=recompute,
-        fused_attention=training.fused_attention, overlap_gradients=training.overlap,
-        ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
-        expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
-        dtype=training.dtype_on(cluster.gpu), framework=framework, uneven_stages=True,
-        first_layers=training.layers_first, last_layers=training.layers_last, offload=offload, host=cluster.hosted,
-        shard_over=_shard_over(training, columns["data"] * columns["context"]),
-    )  # fmt: skip
-    return as_published(plan, cluster.gpu)
+def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
+    """Places of the layouts that recompute and offload the same on one framework, and the laws' plan of them."""
+    columns = grid.columns
+    kinds = np.stack([columns["recompute"], frameworks_of(training, columns), columns["offload"]], axis=1)
+    for kind in np.unique(kinds, axis=0).tolist():
+        similar = np.flatnonzero((kinds == kind).all(axis=1))
+        recompute, framework, offload = kind
+        counts: dict[str, Any] = {name: column[similar] for name, column in columns.items() if name not in NAMED}
+        plan = ParallelPlan(
+            global_batch=training.global_batch, seq=training.seq, recompute=RECOMPUTES[recompute],
+            offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
+            overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel, uneven_stages=True,
+            ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
+            shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
+        )  # fmt: skip
+        yield similar, as_published(plan, cluster.gpu)
 
 
-def _shard_over(training: Training, shards: Any) -> Sizes:
+def _shard_over(training: Training, shards: Column) -> Sizes:
     """Ranks that ZeRO shares over, of so many: those requested where they divide and are fewer, 0 all."""
-    fewer = training.shard_over * (shards % max(training.shard_over, 1) == 0) * (shards > training.shard_over)
-    return fewer if np.ndim(fewer) else int(fewer)
+    return training.shard_over * (shards % max(training.shard_over, 1) == 0) * (shards > training.shard_over)
 
 
 def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:
-    """One layout of a grid."""
-    counts = {name: int(column[place]) for name, column in grid.columns.items()}
-    recompute, offload = RECOMPUTES[counts["recompute"]], OFFLOADS[counts["offload"]]
-    framework = training.framework or usual_framework(counts["zero_stage"], offload)
-    return plan_of(training, cluster, counts, recompute, framework, offload)
+    """One layout of a grid, in plain numbers."""
+    ((_, plan),) = plans(training, cluster, grid.taken([place]))
+    arrays = [name for name in WRITTEN if name not in NAMED] + ["shard_over", "gradient_bytes"]
+    counts: dict[str, Any] = {name: int(getattr(plan, name)[0]) for name in arrays}
+    return replace(plan, **counts)
 
 
-def axes_of(plan: ParallelPlan) -> dict[str, Any]:
-    """What makes a plan the layout that it is."""
-    return {name: getattr(plan, name) for name in WRITTEN}
-
-
-def written(layout: ParallelPlan | Mapping[str, Any]) -> str:
+def written(layout: ParallelPlan) -> str:
     """A layout as people write it: "DP 8, TP 4, PP 2, ZeRO 1, micro-batch 2, recompute nothing"."""
-    axes = axes_of(layout) if isinstance(layout, ParallelPlan) else layout
     always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
-    shown = [name for name in WRITTEN if name in always or axes[name] not in (1, "none")]
-    return ", ".join(f"{WRITTEN[name]} {axes[name]}" for name in shown)
+    shown = [name for name in WRITTEN if name in always or getattr(layout, name) not in (1, "none")]
+    return ", ".join(f"{WRITTEN[name]} {getattr(layout, name)}" for name in shown)
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
     """The framework of each layout, as its place in FRAMEWORKS: the one requested, or its usual one."""
-    names = [[training.framework or usual_framework(stage, offload) for offload in OFFLOADS]
-             for stage in range(LAST_STAGE + 1)]  # fmt: skip
-    places = np.array([[[str(each) for each in FRAMEWORKS].index(name) for name in row] for row in names])
+    names: list[str] = [*FRAMEWORKS]
+    stages = range(LAST_STAGE + 1)
+    places = np.array([[names.index(training.framework_of(stage, each)) for each in OFFLOADS] for stage in stages])
     return np.asarray(places[columns["zero_stage"], columns["offload"]])
 
 
 def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
-    """Whether a framework runs each layout."""
+    """True for each layout that a framework runs."""
     stages, whole = RUNS[framework]
     stage = columns["zero_stage"]
     # Where nobody has the same parameters there is nothing to share.
@@ -269,7 +241,7 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
     """Every layout that divides.
 
     Where these would be more than `MOST_LAYOUTS`, those with the `fixed` values alone (as of `held_to`). Raises
-    UserError where there is none, with the nearest numbers of GPUs that do, and where there are too many.
+    UserError where there is none, with the reasons, and where there are too many.
     """
     try:
         grid = _layouts(training, cluster, {})
@@ -279,12 +251,10 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
         grid = _layouts(training, cluster, fixed)
     if not len(grid):
         why = "; ".join(f"{reason} ({count})" for reason, count in grid.uneven.items())
-        near = list(itertools.islice(_dividing_worlds(training, cluster), 2))
-        advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
         raise UserError(
             f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
-            f"{f'that {training.framework} runs ' if training.framework else ''}"
-            f"({why}): {advice}."
+            f"{f'that {training.framework} runs ' if training.framework else ''}({why}): take another number of GPUs, "
+            "or another --global-batch."
         )
     return grid
 
@@ -292,56 +262,50 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
 def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) -> Grid:
     """Layouts with these values alone; of those with names their places in `NAMED`. A refusal names the framework.
 
-    Raises UserError for a value that no layout has, and for values that no layout has together.
+    Raises UserError for a value that no layout with the values before it has.
     """
-    places = np.ones(len(grid), dtype=bool)
-    of = f" and {framework} runs" if framework else ""
+    before: list[str] = []
     for name, value in fixed.items():
-        requested = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
         column = grid.columns[name]
         if not (column == value).any():
-            left = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
-            raise UserError(f"{requested}{left}: take {_values(name, column)}.")
-        if not (places & (column == value)).any():
-            others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
-            raise UserError(f"{requested} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
-        places &= column == value
-    return grid.taken(places)
-
-
-def _values(name: str, column: Column) -> str:
-    return ", ".join(_written(name, each) for each in np.unique(column).tolist()[:16])
+            of = f" and {framework} runs" if framework else ""
+            others = f" with {', '.join(before)}" if before else ""
+            has = ", ".join(_written(name, each) for each in np.unique(column).tolist()[:16])
+            raise UserError(
+                f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}{others}: take {has}."
+            )
+        before.append(f"{WRITTEN[name]} {_written(name, value)}")
+        grid = grid.taken(column == value)
+    return grid
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the smallest first."""
+    """All divisors, the smallest first."""
     low = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 
 
 def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
-    reasons: dict[str, int] = {}
-    blocks: list[Column] = []
+    reasons: Counter[str] = Counter()
+    blocks = [np.empty((len(WRITTEN), 0), dtype=np.int64)]
     found = 0
-    names = list(WRITTEN)
     for tensor, context, pipeline in _splits(cluster.gpus):
         data = cluster.gpus // (tensor * context * pipeline)
         reason = uneven(training, cluster, tensor, context, pipeline, data)
         if reason:
-            reasons[reason] = reasons.get(reason, 0) + 1
-        else:
-            block = _variants(training, tensor, context, pipeline, data)
-            for name, value in fixed.items():
-                block = block[:, block[names.index(name)] == value]
-            blocks.append(block)
-            found += block.shape[1]
+            reasons[reason] += 1
+            continue
+        block = _variants(training, tensor, context, pipeline, data)
+        for name, value in fixed.items():
+            block = block[:, block[list(WRITTEN).index(name)] == value]
+        blocks.append(block)
+        found += block.shape[1]
         if found > MOST_LAYOUTS:
             raise UserError(
                 f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
                 "with --cp 1, --virtual-pp 1 or --recompute layers."
             )
-    table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
-    return Grid(dict(zip(names, table, strict=True)), reasons)
+    return Grid(dict(zip(WRITTEN, np.concatenate(blocks, axis=1), strict=True)), reasons)
 
 
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -361,8 +325,6 @@ def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipe
         return "TP fills no whole nodes, nor a share of one"
     if pipeline > model.layers:
         return "PP has more stages than there are layers"
-    if (training.layers_first or training.layers_last) and (pipeline == 1 or training.stages(pipeline) is None):
-        return "the first and last stage leave the others no layers, or layers without a stage"
     # Causal work is even where each rank has a piece of the sequence's front and one of its back.
     if training.seq % (2 * context if context > 1 else 1):
         return "CP does not divide the sequence in pairs of pieces"
@@ -376,7 +338,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
     axes = (
-        [chunks for chunks in divisors(model.layers // pipeline) if cuts(training, pipeline, chunks)],
+        divisors(model.layers // pipeline) if pipeline > 1 and model.layers % pipeline == 0 else [1],
         divisors(int(np.gcd(model.experts, data * context))),
         range(LAST_STAGE + 1) if data * context > 1 or set(training.offloads) - {"none"} else [0],
         [size for size in divisors(per_rank) if size <= longest],
@@ -397,31 +359,5 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     return np.asarray(table[:, able], dtype=np.int64)
 
 
-def cuts(training: Training, pipeline: int, chunks: int) -> bool:
-    """Whether so many stages of chunks hold the layers: evenly, or a stage's number of them differing by one."""
-    if (training.layers_first or training.layers_last) and chunks > 1:
-        return all(count % chunks == 0 for count in training.stages(pipeline) or (1,))
-    return chunks == 1 or (pipeline > 1 and training.model.layers % (pipeline * chunks) == 0)
-
-
-def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
-    """Other numbers of GPUs, the nearest first, that have a layout."""
-    step = cluster.gpus_per_node if cluster.gpus > cluster.gpus_per_node else 1
-    for away in range(step, min(cluster.gpus, 64 * step) + 1, step):
-        for gpus in (cluster.gpus - away, cluster.gpus + away):
-            if gpus < 1:
-                continue
-            per_node = cluster.gpus_per_node if step > 1 else gpus
-            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node), {})):
-                yield gpus
-
-
 def _written(name: str, value: int) -> str:
     return NAMED[name][value] if name in NAMED else str(value)
-
-
-def check_range(name: str, value: int) -> None:
-    """Raise UserError for a number of LARGEST that is below 1 or larger."""
-    if not 1 <= value <= LARGEST[name]:
-        option = f"--{name.replace('_', '-')}"
-        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was requested.")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import MIXED
-from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute, model_flop
+from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.roofline import utilization
-from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants, usual_framework
+from pyperf_suite.planner.laws.training.framework import FoundConstants, found_constants
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict, training_memory
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, check_offload
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
@@ -35,15 +34,10 @@ from pyperf_suite.planner.layout.grid import (
     Cluster,
     Grid,
     Training,
-    axes_of,
-    cuts,
-    frameworks_of,
     held_to,
     layouts,
     plan_at,
-    plan_of,
-    runs,
-    uneven,
+    plans,
     written,
 )
 
@@ -68,23 +62,22 @@ SAME_TIME = 0.01
 class PredictedLayout:
     """One layout with its predicted iteration: seconds and bytes by part.
 
-    `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
-    2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
-    between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
-    run of its framework was published with.
+    Nine of ten runs lie between `low` and `high`, NaN where that is not known. `flop_per_s` is of one GPU as
+    practitioners count it, 2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed
+    again. `verdict` is one of VERDICTS; `over_bytes` is by how much it does not fit, 0 if it does.
     """
 
+    place: int
     plan: ParallelPlan
     seconds: float
+    low: float
+    high: float
     parts: Mapping[str, float]
     memory: Mapping[str, float]
     over_bytes: float
     tokens_per_s: float
     mfu: float
     flop_per_s: float
-    untested: tuple[str, ...]
-    low: float
-    high: float
     verdict: Verdict
 
     @property
@@ -93,16 +86,22 @@ class PredictedLayout:
 
     @property
     def memory_bytes(self) -> float:
-        """On the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Axes of it that no run of its framework was published with."""
+        names = (*UNTESTED.get(self.framework, ()), "offload")
+        return tuple(WRITTEN[name] for name in names if getattr(self.plan, name) not in (1, "none"))
 
 
 @dataclass(frozen=True)
 class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
-    `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
-    the constants of each by its name. `memory` is by the fields of a `MemoryNeed`.
+    `low` and `high` are seconds between which nine of ten runs lie. `found` has the constants of each framework by its
+    name. `need` is what each layout holds, with the least and the most that frameworks make of it.
     """
 
     training: Training
@@ -110,22 +109,21 @@ class Planned:
     laws: GpuSpec | Calibration
     grid: Grid
     seconds: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
-    memory: Mapping[str, NDArray[np.float64]]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    frameworks: NDArray[np.intp]
+    parts: Mapping[str, NDArray[np.float64]]
+    need: MemoryNeed
     found: Mapping[str, FoundConstants]
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
-        """On the fullest GPU."""
+        """Bytes on the fullest GPU."""
         return np.asarray(self.need.total)
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Those with room for what is counted; where there is none, those that may fit after all."""
-        held = self.cluster.hosted.holds(self.memory["host"])
+        """True for layouts with room for what is counted; where there is none, for those that may fit after all."""
+        held = self.cluster.hosted.holds(self.need.host)
         fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
         return fits if fits.any() else (self.verdicts < 2) & held
 
@@ -135,34 +133,23 @@ class Planned:
         room = self.cluster.memory_bytes
         return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
 
-    @property
-    def need(self) -> MemoryNeed:
-        """What each holds, with the least and the most that frameworks make of it."""
-        return MemoryNeed(**self.memory)
-
-    @property
-    def usual(self) -> FoundConstants:
-        """The constants of the best layout's framework."""
-        return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
-
-    def error_percent(self, found: FoundConstants | None = None) -> float | None:
-        """The law's error on runs of this kind that constants were not fitted on; by default of the usual ones."""
-        return error_percent_of(found or self.usual, self.training.model, self.training.dtype_on(self.cluster.gpu))
+    def error_percent(self, framework: str) -> float | None:
+        """The law's error on runs of this kind that the constants of a framework were not fitted on."""
+        return error_percent_of(self.found[framework], self.training.model, self.training.dtype_on(self.cluster.gpu))
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
         """Places of those that fit, the fastest first."""
         return self.fastest(self.fits)
 
-    @property
+    @functools.cached_property
     def best(self) -> PredictedLayout:
         return self.at(int(self.ranked[0]))
 
     @property
     def surest(self) -> PredictedLayout | None:
         """The fastest of those that fit surely."""
-        places = self.ranked[self.verdicts[self.ranked] == 0]
-        return self.at(int(places[0])) if places.size else None
+        return self.fastest_fitting(self.verdicts == 0)
 
     def fastest(self, among: NDArray[np.bool_]) -> NDArray[np.intp]:
         """Places of those layouts, the fastest first; of equals the one that shares less, then the smaller one."""
@@ -175,11 +162,10 @@ class Planned:
         places = self.fastest(self.fits & among)
         return self.at(int(places[0])) if places.size else None
 
-    def best_of_splits(self, places: NDArray[np.intp], most: int) -> list[int]:
+    def best_of_splits(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         """The first of each DP x TP x PP x CP x EP among ranked places."""
         columns = np.stack([self.grid.columns[name][places] for name in SPLIT], axis=1)
-        first = np.sort(np.unique(columns, axis=0, return_index=True)[1])
-        return [int(place) for place in places[first[:most]]]
+        return places[np.sort(np.unique(columns, axis=0, return_index=True)[1])]
 
     def at(self, place: int) -> PredictedLayout:
         """One layout, as plain numbers."""
@@ -189,24 +175,23 @@ class Planned:
         flop = float(model_flop(training.model, training.global_batch, training.seq))
         passes = 4 / 3 if plan.recompute == "layers" else 1
         return PredictedLayout(
+            place,
             plan,
             seconds,
+            float(self.low[place]),
+            float(self.high[place]),
             {name: float(part[place]) for name, part in self.parts.items()},
-            {name: float(part[place]) for name, part in self.memory.items()},
+            {each.name: float(getattr(self.need, each.name)[place]) for each in fields(MemoryNeed)},
             max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
             tokens / seconds,
             float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
             # Attention left out: Kaplan et al. 2020, section 2.1.
             6.0 * training.model.active_parameters * tokens * passes / (seconds * cluster.gpus),
-            tuple(WRITTEN[name] for name in (*UNTESTED.get(str(plan.framework), ()), "offload")
-                  if getattr(plan, name) not in (1, "none")),
-            float(self.low[place]),
-            float(self.high[place]),
             VERDICTS[self.verdicts[place]],
-        )  # fmt: skip
+        )
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
-        """Of those that fit, the one fewest steps away from a layout; of several the fastest.
+        """The layout that fits and is fewest steps away from another; of several the fastest.
 
         A step doubles or halves a count, or goes to the next stage of ZeRO, way of recomputing or offload.
         """
@@ -215,24 +200,6 @@ class Planned:
             steps = column.astype(np.float64) if name in ("zero_stage", *NAMED) else np.log2(column)
             away += np.abs(steps - steps[place])
         return self.at(int(self.ranked[np.argmin(np.round(away[self.ranked], 6))]))
-
-    def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
-        """The share of each one's time for which laws extrapolate, and those laws' own errors."""
-        known = prices_of(self.laws, self.training.dtype_on(self.cluster.gpu))
-        prices = UnseenPrices(replace(known, library=self.training.library))
-        shares = []
-        for place in places:
-            plan = plan_at(self.training, self.cluster, self.grid, place)
-            constants = self.found[str(plan.framework)].constants
-            parts = step_time(self.laws, self.training.model, plan, constants, prices, self.cluster.network).parts
-            # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
-            unseen_s = sum(
-                min(float(part), float(self.parts[name][place]))
-                for name, part in parts.items()
-                if name not in ("offload", "host")
-            )
-            shares.append(unseen_s / float(self.seconds[place]))
-        return shares, prices
 
 
 def planned(
@@ -266,48 +233,31 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
     found: dict[str, FoundConstants] = {}
-    for similar, plan in _plans(training, cluster, grid):
-        name = str(plan.framework)
-        found[name] = found_constants(laws, name)
+    for similar, plan in plans(training, cluster, grid):
+        found[str(plan.framework)] = found_constants(laws, str(plan.framework))
         step = step_time(laws, training.model, plan, None, prices, cluster.network)
         seconds[similar] = step.seconds
         if step.low is not None and step.high is not None:
             low[similar], high[similar] = step.low, step.high
         for part, taken in step.parts.items():
             parts.setdefault(part, np.zeros(len(grid)))[similar] = taken
-    memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
-    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
+    return Planned(training, cluster, laws, grid, seconds, low, high, parts, memory_of(training, cluster, grid), found)
 
 
-def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
-    """Bytes of each layout's fullest GPU, by the fields of a `MemoryNeed`."""
+def memory_of(training: Training, cluster: Cluster, grid: Grid) -> MemoryNeed:
+    """Bytes of each layout's fullest GPU."""
     memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
-    for similar, plan in _plans(training, cluster, grid):
-        given = training.layers_first or training.layers_last
-        layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
+    for similar, plan in plans(training, cluster, grid):
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
             training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
-            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
-            offload=plan.offload,
+            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
         )  # fmt: skip
         for name, part in memory.items():
             part[similar] = getattr(need, name)
-    return memory
-
-
-def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
-    """Places of the layouts that recompute and offload the same on one framework, and their plan."""
-    frameworks = frameworks_of(training, grid.columns)
-    given = training.layers_first or training.layers_last
-    stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
-    kinds = np.stack([grid.columns["recompute"], frameworks, stages, grid.columns["offload"]], axis=1)
-    for code, place, stage, away in np.unique(kinds, axis=0).tolist():
-        similar = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
-        columns = {name: column[similar] for name, column in grid.columns.items()}
-        yield similar, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
+    return MemoryNeed(**memory)
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
@@ -346,17 +296,11 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             grid = layouts(training, larger)
         except UserError:
             continue
-        total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
+        total = np.asarray(memory_of(training, larger, grid).total)
         if total.min() <= cluster.usable_bytes:
             plan = plan_at(training, larger, grid, int(np.argmin(total)))
             return f"{larger.gpus} GPUs would do, by {written(plan)}"
     return None
-
-
-def described_step(before: ParallelPlan, after: ParallelPlan) -> str:
-    """What differs, as "TP 1 -> 2, micro-batch 4 -> 2"."""
-    changed = [name for name in WRITTEN if getattr(before, name) != getattr(after, name)]
-    return ", ".join(f"{WRITTEN[name]} {getattr(before, name)} -> {getattr(after, name)}" for name in changed)
 
 
 @dataclass(frozen=True)
@@ -374,17 +318,15 @@ class LayoutRule:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether keeping it costs nothing; None if there is nothing to compare."""
-        if self.kept is None:
-            return None if self.broken is None else False
-        return None if self.broken is None else self.kept.seconds <= (1 + SAME_TIME) * self.broken.seconds
+        """True if keeping it costs nothing; None if there is nothing to compare."""
+        if self.broken is None:
+            return None
+        return self.kept is not None and self.kept.seconds <= (1 + SAME_TIME) * self.broken.seconds
 
     @property
     def gain(self) -> float | None:
-        """By how much longer breaking it takes: 0.1 for a tenth; negative if it is faster."""
-        if self.kept is None or self.broken is None:
-            return None
-        return self.broken.seconds / self.kept.seconds - 1
+        """The share by which breaking it takes longer; negative if it is faster."""
+        return self.broken.seconds / self.kept.seconds - 1 if self.kept and self.broken else None
 
 
 def rules(planned: Planned) -> Iterator[LayoutRule]:
@@ -450,44 +392,45 @@ KEYS = {
     "recompute": "recompute",
     "offload": "offload",
 }
-CHECKS = {"recompute": check_recompute, "offload": check_offload}
 # Of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
 # the share predicted in the right order, by how far apart they were predicted to be, as a logarithm. With experts (27
 # pairs) errors lie 2.8 times as far apart.
 PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
-DAY_S = 86400.0
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
 
 
-def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, Any]:
-    """A layout by the names of WRITTEN, from `dp=8,tp=4,pp=2,zero=1`.
+def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, int]:
+    """A layout by the names of WRITTEN, from `dp=8,tp=4,pp=2,zero=1`, as `held_to` takes it.
 
     DP is by default what the GPUs leave, ZeRO what the framework has first.
 
     Raises UserError for what is no layout, and for one that is not of so many GPUs.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, int] = {}
     for part in filter(None, re.split(r"[,\s]+", text.strip().lower())):
-        name, _, value = part.partition("=")
-        if name not in KEYS or KEYS[name] in given:
+        key, _, value = part.partition("=")
+        name = KEYS.get(key, "")
+        if not name or name in given:
             raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
         if name in NAMED:
-            CHECKS[name](value)
-        elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero"):
-            raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {name}=2.")
-        given[KEYS[name]] = value if name in NAMED else int(value)
-    for name in ("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"):
-        given.setdefault(name, 1)
-    given |= {"recompute": "nothing", "offload": "none"} | given
+            if value not in NAMED[name]:
+                raise UserError(f"{part[:40]!r} is no part of a layout: {key} is one of {', '.join(NAMED[name])}.")
+            given[name] = NAMED[name].index(value)
+        elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero_stage"):
+            raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {key}=2.")
+        else:
+            given[name] = int(value)
+    usual = dict.fromkeys(("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
+    given = {**usual, **dict.fromkeys(NAMED, 0), **given}
     apart = given["tensor"] * given["pipeline"] * given["context"]
     given.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
-    first = 3 if given["offload"] in ("cpu", "nvme") else first
-    alone = given["data"] * given["context"] == 1 and given["offload"] == "none"
+    first = 3 if OFFLOADS[given["offload"]] in ("cpu", "nvme") else first
+    alone = given["data"] * given["context"] == 1 and not given["offload"]
     given.setdefault("zero_stage", 0 if alone else first)
     if gpus is not None and ranks_of(given) != gpus:
         cut = " x ".join(f"{WRITTEN[name]} {given[name]}" for name in ("data", "tensor", "pipeline", "context"))
@@ -495,68 +438,36 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, A
     return given
 
 
-def ranks_of(layout: Mapping[str, Any]) -> int:
+def ranks_of(layout: Mapping[str, int]) -> int:
     """GPUs of a layout."""
-    return int(layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"])
+    return layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"]
 
 
-def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Mapping[str, Any]) -> Planned:
-    """One layout, by the names of WRITTEN, whether it fits or not. Raises UserError for one that cannot be run."""
-    codes = {name: names.index(layout[name]) for name, names in NAMED.items()}
-    grid = Grid({name: np.array([value]) for name, value in {**layout, **codes}.items()}, {})
-    stage, offload, pipeline, chunks = (layout[name] for name in ("zero_stage", "offload", "pipeline", "chunks"))
-    framework = training.framework or usual_framework(stage, offload)
-    if stage > 3:
-        raise UserError(f"ZeRO has stages 0 to 3, but {stage} was requested.")
-    training = replace(training, offloads=(offload,))
-    if not runs(framework, grid.columns)[0]:
-        why = "" if offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
-        raise UserError(f"{framework} cannot run {written(layout)}{why}: name another --framework, or another layout.")
-    training.peak_on(cluster.gpu)
-    reason = uneven(training, cluster, layout["tensor"], layout["context"], pipeline, layout["data"])
-    if reason is None and not cuts(training, pipeline, chunks):
-        reason = f"{training.model.layers} layers are not {pipeline} stages of {chunks} chunks"
-    if reason is None and training.model.experts % layout["expert"]:
-        reason = f"EP does not divide the {training.model.experts} experts"
-    if reason:
-        raise UserError(f"{written(layout)} does not come out even: {reason}.")
-    # The plan has a sentence for a batch or experts that do not divide.
-    plan_at(training, cluster, grid, 0)
+def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Mapping[str, int]) -> Planned:
+    """One layout, as of `layout_of`, whether it fits or not. Raises UserError for one that does not divide."""
+    training = replace(training, offloads=(OFFLOADS[layout["offload"]],))
+    grid = held_to(layouts(training, cluster, layout), layout, training.framework)
     return evaluated(training, cluster, grid, laws)
 
 
 def surely_faster(training: Training, first: PredictedLayout, second: PredictedLayout) -> float:
-    """How sure it is that the first of two layouts takes less time: the share of such pairs of published runs."""
+    """Confidence that the first of two layouts takes less time: the share of such pairs of published runs."""
     apart = math.log(second.seconds / first.seconds)
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
     right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
     return right if apart >= 0 else 1 - right
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a training takes: `tokens` in all, on GPUs at `price` dollars an hour; None if not requested."""
-
-    tokens: float | None = None
-    price: float | None = None
-
-    def __post_init__(self) -> None:
-        for option, value, most in (("--tokens", self.tokens, 1e18), ("--price", self.price, 1e6)):
-            if value is not None and not 0 < value <= most:
-                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was requested.")
-
-
-def smallest_network(found: Planned, plan: ParallelPlan) -> float | None:
+def smallest_network(found: Planned, place: int) -> float | None:
     """Bytes/s that a GPU has to send out of its node for a step at most ENOUGH longer than over an endless network.
 
-    None within one node, and where even a very slow one is enough.
+    None where even a very slow one is enough.
     """
-    if found.cluster.gpus <= found.cluster.gpus_per_node:
-        return None
+    layout = found.grid.taken([place])
 
     def seconds(rate: float) -> float:
         cluster = replace(found.cluster, network=rate)
-        return float(exactly(found.training, cluster, found.laws, axes_of(plan)).seconds[0])
+        return float(evaluated(found.training, cluster, layout, found.laws).seconds[0])
 
     longest = (1 + ENOUGH) * seconds(ENDLESS)
     if seconds(SLOWEST) <= longest:
@@ -566,10 +477,3 @@ def smallest_network(found: Planned, plan: ParallelPlan) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if seconds(math.exp(middle)) <= longest else (middle, high)
     return math.exp(high)
-
-
-def ends_of(predicted: PredictedLayout) -> Iterator[float]:
-    """Seconds of an iteration as predicted, and where known the low and the high end."""
-    yield predicted.seconds
-    if not math.isnan(predicted.low):
-        yield from (predicted.low, predicted.high)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,100 +12,73 @@ from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findin
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.explained import counted
-from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import KINDS, LOW_PRECISION, MEANT
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import kind_of
 from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
-    DAY_S,
     ENOUGH,
     VERDICTS,
-    Budget,
-    LayoutRule,
     Planned,
     PredictedLayout,
-    described_step,
-    ends_of,
     rules,
     smallest_network,
     surely_faster,
 )
 
-NO_BUDGET = Budget()
-# Extrapolated shares of the time that are worth a mark.
-MARKED_SHARE = 0.05
-
-# A ranked layout, and the share of its time for which the laws extrapolate.
-Ranked = tuple[PredictedLayout, float]
+DAY_S = 86400.0
+# What a whole training takes, where it is asked: tokens in all, and dollars a GPU and hour.
+Budget = tuple[float | None, float | None]
+NO_BUDGET: Budget = (None, None)
 
 
-@dataclass(frozen=True)
-class LayoutAnswer:
-    """The answer: `top` ranked, `splits` the best of each split, and `excluded`, which are faster but do not fit.
-
-    With each excluded layout stands the nearest that fits.
-    """
-
-    planned: Planned
-    top: tuple[Ranked, ...]
-    splits: tuple[Ranked, ...]
-    rules: tuple[LayoutRule, ...]
-    excluded: tuple[tuple[PredictedLayout, PredictedLayout], ...]
-    laws: UnseenPrices
-    notes: tuple[str, ...] = ()
-
-
-def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> LayoutAnswer:
-    """Work out the answer, of each list at most so many."""
-    top = planned.ranked[:most].tolist()
-    splits = planned.best_of_splits(planned.ranked, most)
-    shares, laws = planned.unseen([*top, *splits])
-    ranked = [(planned.at(place), share) for place, share in zip([*top, *splits], shares, strict=True)]
-    faster = planned.fastest(~planned.fits & (planned.seconds < planned.best.seconds))
-    excluded = [(planned.at(place), planned.nearest_that_fits(place)) for place in planned.best_of_splits(faster, most)]
-    return LayoutAnswer(
-        planned,
-        tuple(ranked[: len(top)]),
-        tuple(ranked[len(top) :]),
-        tuple(rules(planned)),
-        tuple(excluded),
-        laws,
-        tuple(notes),
-    )
-
-
-def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Findings:
-    """The fastest layout that fits surely, a faster one that may not, what that stands on, and tables."""
-    best, surest = answer.planned.best, answer.planned.surest
-    what = "Faster, if it fits, is " if surest else "Fastest is "
+def findings_of_layouts(planned: Planned, most: int, budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
+    """The fastest layout that fits surely, a faster one that may not, what they stand on, and tables of `most` rows."""
+    best, surest = planned.best, planned.surest
+    top = [planned.at(place) for place in planned.ranked[:most].tolist()]
+    splits = [planned.at(place) for place in planned.best_of_splits(planned.ranked)[:most].tolist()]
+    faster = planned.fastest(~planned.fits & (planned.seconds < best.seconds))
+    too_large = planned.best_of_splits(faster)[:most].tolist()
+    excluded = [(planned.at(place), planned.nearest_that_fits(place)) for place in too_large]
     return findings(
-        _fastest(answer.planned, surest, "Fastest that fits surely is ") if surest else None,
-        _fastest(answer.planned, best, what) if best != surest else None,
-        budgeted(answer.planned, surest or best, budget),
-        _training(answer.planned, answer.planned.best),
-        _counted_layouts(answer.planned),
-        _choice(answer.planned),
-        _network(answer.planned),
-        _host(answer.planned, _shown(answer)),
-        enough(answer.planned, answer.planned.best),
-        _engines(answer.planned, _shown(answer)),
-        _errors(answer),
-        _untested(_shown(answer)),
-        (remark(note, kind="caution") for note in answer.notes),
-        _ranking("Fastest layouts (predicted)", answer.top),
-        _ranking("Best of each split (predicted)", answer.splits),
-        _shares(answer.top),
-        _memory(answer.top),
-        table("The recipe's rules", RULES, answer.rules),
-        table("Faster, but too large", EXCLUDED, answer.excluded),
+        _fastest(planned, surest, "Fastest that fits surely is ") if surest else None,
+        _fastest(planned, best, "Faster, if it fits, is " if surest else "Fastest is ") if best != surest else None,
+        _budgeted(planned, surest or best, budget),
+        _training(planned, best),
+        _counted_layouts(planned),
+        _choice(planned),
+        _enough(planned, best),
+        _assumed(planned, [*top, *splits], notes),
+        _ranking("Fastest layouts (predicted)", top),
+        _ranking("Best of each split (predicted)", splits),
+        _shares(top),
+        _memory(top),
+        table("The recipe's rules", RULES, rules(planned)),
+        table("Faster, but too large", EXCLUDED, excluded),
     )
 
 
-def _fastest(planned: Planned, best: PredictedLayout, what: str) -> Iterator[Remark]:
-    cluster = planned.cluster
-    yield remark(
+def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
+    """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
+    rows = [each.at(0) for each in given]
+    heads = ("",) if len(given) == 1 else ("A is ", "B is ")
+    return findings(
+        _compared(given[0].training, *rows) if len(given) == 2 else None,
+        *(_fastest(each, row, head) for each, row, head in zip(given, rows, heads, strict=True)),
+        *(_budgeted(each, row, budget) for each, row in zip(given, rows, strict=True)),
+        _training(given[0], rows[0]),
+        *(_enough(each, row) for each, row in zip(given, rows, strict=True)),
+        _assumed(replace(given[0], found={**given[0].found, **given[-1].found}), rows, notes),
+        _ranking("Layouts (predicted)", rows),
+        _shares(rows),
+        _memory(rows),
+    )
+
+
+def _fastest(planned: Planned, best: PredictedLayout, what: str) -> Remark:
+    interval = "" if np.isnan(best.low) else f" (90 % interval {best.low:.3g} to {best.high:.3g} s)"
+    return remark(
         "{what}{layout} under {framework}: {time} an iteration{interval}, {tokens} tokens a second, {mfu} of the peak "
         "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
@@ -114,11 +86,11 @@ def _fastest(planned: Planned, best: PredictedLayout, what: str) -> Iterator[Rem
         layout=written(best.plan),
         framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
-        interval=interval_of(best),
+        interval=interval,
         tokens=Quantity(best.tokens_per_s, "count", predicted=True),
         mfu=Quantity(best.mfu, "%", predicted=True),
         memory=Quantity(best.memory_bytes, "size", predicted=True),
-        usable=Quantity(cluster.usable_bytes, "size"),
+        usable=Quantity(planned.cluster.usable_bytes, "size"),
         verdict=best.verdict,
     )
 
@@ -148,9 +120,9 @@ def _training(planned: Planned, best: PredictedLayout) -> Iterator[Remark]:
         )
 
 
-def _counted_layouts(planned: Planned) -> Iterator[Remark]:
+def _counted_layouts(planned: Planned) -> Remark:
     surely, perhaps, not_at_all = np.bincount(planned.verdicts, minlength=len(VERDICTS)).tolist()
-    yield remark(
+    return remark(
         "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, by what frameworks were "
         "found to hold; {ranked} are ranked. All times are predictions, none was measured.",
         kind="predicted",
@@ -162,16 +134,9 @@ def _counted_layouts(planned: Planned) -> Iterator[Remark]:
     )
 
 
-def interval_of(predicted: PredictedLayout) -> str:
-    """In words, empty where it is not known."""
-    if np.isnan(predicted.low):
-        return ""
-    return f" (90 % interval {predicted.low:.3g} to {predicted.high:.3g} s)"
-
-
 def _choice(planned: Planned) -> Remark:
-    """How many layouts the laws cannot tell from the best."""
-    error = (planned.error_percent() or 0.0) / 100
+    """Count the layouts that the laws cannot tell from the best."""
+    error = (planned.error_percent(planned.best.framework) or 0.0) / 100
     if not error:
         return remark(
             "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
@@ -182,12 +147,50 @@ def _choice(planned: Planned) -> Remark:
         "Within the law's error of the fastest: {count} in {splits} of the GPUs. Try the best of a few splits.",
         kind="predicted",
         count=counted(len(near), "layout"),
-        splits=counted(len(planned.best_of_splits(near, len(near) or 1)), "split"),
+        splits=counted(len(planned.best_of_splits(near)), "split"),
     )
 
 
-def _network(planned: Planned) -> Remark | None:
-    cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
+def _enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
+    """The smallest network with which the step is not much longer than with an endless one."""
+    if planned.cluster.gpus <= planned.cluster.gpus_per_node:
+        return None
+    rate = smallest_network(planned, predicted.place)
+    if rate is None:
+        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.plan))
+    return remark(
+        "{layout} needs {rate} a GPU between nodes: from there on an endless network would save less than {share} of "
+        "the iteration.",
+        kind="predicted",
+        layout=_short(predicted.plan),
+        rate=Quantity(rate, "GB/s", predicted=True),
+        share=Quantity(ENOUGH, "%"),
+    )
+
+
+def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence[str]) -> Iterator[Remark | None]:
+    """State the assumptions behind the layouts shown, and the law's error on such."""
+    frameworks = sorted({each.framework for each in shown})
+    yield _network(planned, frameworks[0])
+    yield from _host(planned, shown)
+    usual = " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
+    yield remark(
+        "Frameworks: {meant}.{how}",
+        meant="; ".join(f"{name} is {MEANT[name]}" for name in frameworks),
+        how="" if planned.training.framework else usual,
+    )
+    yield from (_law_error(planned, name) for name in frameworks)
+    if untested := sorted({name for each in shown for name in each.untested}):
+        yield remark(
+            "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
+            kind="caution",
+            what=", ".join(untested),
+        )
+    yield from (remark(note, kind="caution") for note in notes)
+
+
+def _network(planned: Planned, framework: str) -> Remark | None:
+    cluster, network = planned.cluster, planned.cluster.network or planned.found[framework].constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
     how = "during computation where possible" if planned.training.overlap else "after computation"
@@ -203,12 +206,12 @@ def _network(planned: Planned) -> Remark | None:
     )
 
 
-def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Remark]:
-    """What is offloaded, where to, and what that was reckoned with."""
-    kinds = dict.fromkeys(each.plan.offload for each in predicted if each.plan.offload != "none")
+def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    """Name the offloads shown and the host that is assumed for them."""
+    kinds = dict.fromkeys(each.plan.offload for each in shown if each.plan.offload != "none")
     if not kinds:
         return
-    host, most = planned.cluster.hosted, max(each.memory["host"] for each in predicted)
+    host, most = planned.cluster.hosted, max(each.memory["host"] for each in shown)
     yield remark(
         "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth "
         "and {drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); "
@@ -231,51 +234,44 @@ def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Re
     )
 
 
-def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
-    """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
-    shares = [each.unseen([0])[0][0] for each in given]
-    rows = [(each.at(0), share) for each, share in zip(given, shares, strict=True)]
-    known = {name: found for each in given for name, found in each.found.items()}
-    first, priced = replace(given[0], found=known), [predicted for predicted, _ in rows]
-    heads = ("",) if len(given) == 1 else ("A is ", "B is ")
-    return findings(
-        *((compared(first.training, *priced),) if len(given) == 2 else ()),
-        *(_fastest(each, predicted, head) for each, predicted, head in zip(given, priced, heads, strict=True)),
-        *(budgeted(each, predicted, budget) for each, predicted in zip(given, priced, strict=True)),
-        _training(first, priced[0]),
-        _network(first),
-        _host(first, priced),
-        *(enough(each, predicted) for each, predicted in zip(given, priced, strict=True)),
-        _engines(first, priced),
-        law_errors(first, priced),
-        _untested(priced),
-        (remark(note, kind="caution") for note in notes),
-        _ranking("Layouts (predicted)", rows),
-        _shares(rows),
-        _memory(rows),
+def _law_error(planned: Planned, framework: str) -> Remark | None:
+    """State the error of the law of a step on runs whose source it had not seen."""
+    error = planned.error_percent(framework)
+    if error is None:
+        return None
+    cluster, another = planned.cluster, planned.found[framework].is_transferred
+    return remark(
+        "The law of a step errs by {error} on runs under {framework} ({runs}) whose source its constants were "
+        "not fitted on{elsewhere}.",
+        kind="caution" if another else "law",
+        error=Quantity(error / 100, "%"),
+        framework=framework,
+        runs=KINDS[kind_of(planned.training.model, planned.training.dtype_on(cluster.gpu))],
+        elsewhere=f", none of them on {cluster.gpu.name}: its interval is wider" if another else "",
     )
 
 
-def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
+def _budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
     """Days and dollars of a training, with their ends where the law states an interval."""
-    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
-    days = [seconds / tokens / DAY_S for seconds in ends_of(predicted)]
-    if budget.tokens:
+    (tokens, price), gpus = budget, planned.cluster.gpus
+    ends = [predicted.seconds] + ([] if np.isnan(predicted.low) else [predicted.low, predicted.high])
+    days = [seconds / (planned.training.global_batch * planned.training.seq) / DAY_S for seconds in ends]
+    if tokens:
         yield remark(
             "{gpus} GPUs train {tokens} tokens in {days} days.",
             kind="predicted",
             gpus=gpus,
-            tokens=f"{budget.tokens:g}",
-            days=_span([budget.tokens * each for each in days]),
+            tokens=f"{tokens:g}",
+            days=_span([tokens * each for each in days]),
         )
-    for what, count in (("A billion tokens cost", 1e9), ("The whole training costs", budget.tokens)):
-        if budget.price and count:
+    for what, count in (("A billion tokens cost", 1e9), ("The whole training costs", tokens)):
+        if price and count:
             yield remark(
                 "{what} {dollars} dollars at {price} an hour and GPU.",
                 kind="predicted",
                 what=what,
-                dollars=_span([24 * gpus * budget.price * count * each for each in days]),
-                price=f"{budget.price:g}",
+                dollars=_span([24 * gpus * price * count * each for each in days]),
+                price=f"{price:g}",
             )
 
 
@@ -284,25 +280,8 @@ def _span(values: Sequence[float]) -> str:
     return f"{first} ({ends[0]} to {ends[1]})" if ends else first
 
 
-def enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
-    """The smallest network with which the step is not much longer than with an endless one."""
-    if planned.cluster.gpus <= planned.cluster.gpus_per_node:
-        return None
-    rate = smallest_network(planned, predicted.plan)
-    if rate is None:
-        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.plan))
-    return remark(
-        "{layout} needs {rate} a GPU between nodes: from there on an endless network would save less than {share} of "
-        "the iteration.",
-        kind="predicted",
-        layout=_short(predicted.plan),
-        rate=Quantity(rate, "GB/s", predicted=True),
-        share=Quantity(ENOUGH, "%"),
-    )
-
-
-def compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
-    """Which of two layouts is faster, and how sure that is."""
+def _compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
+    """Name the faster of two layouts, with the confidence."""
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(
@@ -315,117 +294,48 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
     )
 
 
-def _shown(answer: LayoutAnswer) -> list[PredictedLayout]:
-    return [predicted for predicted, _ in (*answer.top, *answer.splits)]
-
-
-def _engines(planned: Planned, predicted: Sequence[PredictedLayout]) -> Remark:
-    """Whose constants stand for the frameworks shown."""
-    shown = sorted({each.framework for each in predicted})
-    meant = "; ".join(f"{name} is {MEANT[name]}" for name in shown)
-    how = (
-        ""
-        if planned.training.framework
-        else " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
-    )
-    return remark("Frameworks: {meant}.{how}", meant=meant, how=how)
-
-
-def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
-    yield from law_errors(answer.planned, _shown(answer))
-    for law, error in answer.laws.errors.items():
-        yield remark(
-            "The law of {law} errs by {error} on measurements that it was not fitted on.",
-            kind="law",
-            law=law,
-            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
-        )
-
-
-def _untested(shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
-    if untested := sorted({name for predicted in shown for name in predicted.untested}):
-        yield remark(
-            "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
-            kind="caution",
-            what=", ".join(untested),
-        )
-
-
-def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
-    """How far off the law of a step was on runs whose source it had not seen, by framework."""
-    for name in sorted({each.framework for each in shown}):
-        found = planned.found[name]
-        error = planned.error_percent(found)
-        if error is None or np.isnan(error):
-            continue
-        yield remark(
-            "The law of a step errs by {error} on runs under {framework} ({runs}) whose source its constants were "
-            "not fitted on{elsewhere}.",
-            kind="caution" if found.is_transferred else "law",
-            error=Quantity(error / 100, "%"),
-            framework=name,
-            runs=KINDS[kind_of(planned.training.model, planned.training.dtype_on(planned.cluster.gpu))],
-            elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
-            if found.is_transferred
-            else "",
-        )
-
-
-def _ranking(heading: str, rows: Sequence[Ranked]) -> Table:
+def _ranking(heading: str, rows: Sequence[PredictedLayout]) -> Table:
     """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
     axes = []
     for name, title in WRITTEN.items():
-        values = {getattr(predicted.plan, name) for predicted, _ in rows}
-        axes.append(Column(title, _of(f"plan.{name}"), priority=2 if len(values) > 1 else 0))
+        values = {getattr(row.plan, name) for row in rows}
+        axes.append(Column(title, f"plan.{name}", priority=2 if len(values) > 1 else 0))
+    several = len({row.framework for row in rows}) > 1
     return table(
         heading,
         (
             *axes,
-            *((Column("framework", _of("framework")),) if len({each.framework for each, _ in rows}) > 1 else ()),
-            Column("iteration", _of("seconds"), "duration", priority=2),
-            Column("from", lambda row: None if np.isnan(row[0].low) else row[0].low, "duration"),
-            Column("to", lambda row: None if np.isnan(row[0].high) else row[0].high, "duration"),
-            Column("tokens/s", _of("tokens_per_s"), "count"),
-            Column("MFU", _of("mfu"), "%"),
-            Column("a GPU", _of("memory_bytes"), "GiB"),
-            Column("memory", _of("verdict")),
-            Column("extrapolated share of the time", lambda row: row[1] if row[1] >= MARKED_SHARE else None, "%"),
-            Column("untested", lambda row: ", ".join(row[0].untested) or None, priority=0),
+            *([Column("framework")] if several else []),
+            Column("iteration", "seconds", "duration", priority=2),
+            Column("from", lambda row: None if np.isnan(row.low) else row.low, "duration"),
+            Column("to", lambda row: None if np.isnan(row.high) else row.high, "duration"),
+            Column("tokens/s", "tokens_per_s", "count"),
+            Column("MFU", "mfu", "%"),
+            Column("a GPU", "memory_bytes", "GiB"),
+            Column("memory", "verdict"),
         ),
         rows,
     )
 
 
-def _of(name: str) -> Any:
-    """The value of a ranked layout's attribute."""
-    get = attrgetter(name)
-    return lambda row: get(row[0])
+def _shares(rows: Sequence[PredictedLayout]) -> Table:
+    """The parts of the time that are 0.05 % of it in any row."""
+
+    def share(name: str, row: PredictedLayout) -> float:
+        return row.parts.get(name, 0.0) / row.seconds
+
+    names = dict.fromkeys(name for row in rows for name in row.parts)
+    shown = [name for name in names if any(share(name, row) > 0.0005 for row in rows)]
+    columns = [Column(name, partial(share, name), "%") for name in shown]
+    title = "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)"
+    return table(title, (LAYOUT, *columns), rows)
 
 
-def _shares(rows: Sequence[Ranked]) -> Table:
-    def share(name: str) -> Any:
-        return lambda row: row[0].parts.get(name, 0.0) / row[0].seconds
-
-    return table(
-        "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
-        (LAYOUT, *(Column(name, share(name), "%") for name in _parts([each.parts for each, _ in rows], 0.0005))),
-        rows,
-    )
-
-
-def _memory(rows: Sequence[Ranked]) -> Table:
-    def taken(name: str) -> Any:
-        return lambda row: row[0].memory[name]
-
-    parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
-    total = Column("on the GPU", _of("memory_bytes"), "GiB", priority=2)
-    return table("Memory of the fullest GPU", (LAYOUT, *parts, total), rows)
-
-
-def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
-    """The parts that are anything in any row."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
+def _memory(rows: Sequence[PredictedLayout]) -> Table:
+    shown = [name for name in rows[0].memory if any(row.memory[name] > 0 for row in rows)]
+    columns = [Column(name, partial(lambda part, row: row.memory[part], name), "GiB") for name in shown]
+    total = Column("on the GPU", "memory_bytes", "GiB", priority=2)
+    return table("Memory of the fullest GPU", (LAYOUT, *columns, total), rows)
 
 
 def _short(layout: ParallelPlan) -> str:
@@ -438,6 +348,12 @@ def _short(layout: ParallelPlan) -> str:
     return " ".join(words + ([f"off-{layout.offload}"] if layout.offload != "none" else []))
 
 
+def _steps(before: ParallelPlan, after: ParallelPlan) -> str:
+    """The axes that differ, as "TP 1 -> 2, micro-batch 4 -> 2"."""
+    changed = [name for name in WRITTEN if getattr(before, name) != getattr(after, name)]
+    return ", ".join(f"{WRITTEN[name]} {getattr(before, name)} -> {getattr(after, name)}" for name in changed)
+
+
 def _name(predicted: PredictedLayout | None) -> str:
     return "none fits" if predicted is None else _short(predicted.plan)
 
@@ -446,23 +362,24 @@ def _time(predicted: PredictedLayout | None) -> Quantity | None:
     return None if predicted is None else Quantity(predicted.seconds, "duration", predicted=True)
 
 
-LAYOUT = Column("layout", lambda row: _short(row[0].plan), priority=2)
+LAYOUT = Column("layout", lambda row: _short(row.plan), priority=2)
 RULES = (
-    Column("rule", lambda rule: rule.rule, priority=2),
-    Column("here", lambda rule: rule.here),
+    Column("rule", priority=2),
+    Column("here"),
     Column("laws agree", lambda rule: {True: "yes", False: "no", None: None}[rule.agrees], priority=2),
     Column("fastest that keeps it", lambda rule: _name(rule.kept)),
     Column("iteration", lambda rule: _time(rule.kept), "duration"),
     Column("fastest that does not", lambda rule: _name(rule.broken)),
     Column("iteration", lambda rule: _time(rule.broken), "duration"),
-    Column("breaking it takes", lambda rule: rule.gain, "+%", priority=2),
+    Column("breaking it takes", "gain", "+%", priority=2),
 )
+# Of pairs: the layout, and the nearest that fits.
 EXCLUDED = (
-    LAYOUT,
-    Column("iteration", lambda row: _time(row[0]), "duration", priority=2),
-    Column("a GPU", _of("memory_bytes"), "GiB"),
-    Column("too much by", _of("over_bytes"), "size"),
-    Column("memory", _of("verdict")),
-    Column("nearest that fits", lambda row: described_step(row[0].plan, row[1].plan)),
-    Column("iteration then", lambda row: _time(row[1]), "duration"),
+    Column("layout", lambda pair: _short(pair[0].plan), priority=2),
+    Column("iteration", lambda pair: _time(pair[0]), "duration", priority=2),
+    Column("a GPU", lambda pair: pair[0].memory_bytes, "GiB"),
+    Column("too much by", lambda pair: pair[0].over_bytes, "size"),
+    Column("memory", lambda pair: pair[0].verdict),
+    Column("nearest that fits", lambda pair: _steps(pair[0].plan, pair[1].plan)),
+    Column("iteration then", lambda pair: _time(pair[1]), "duration"),
 )

@@ -250,7 +250,7 @@ def ratio(row: Row) -> float:
 
 
 def kind_of(row: Row) -> str:
-    """What a law is requested together: `bfloat16 products`."""
+    """Name of the cases that one call of a law prices: `bfloat16 products`."""
     return f"{row.dtype} {'products' if row.operator == 'matmul' else 'attentions'}"
 
 
@@ -264,7 +264,7 @@ def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
 
 
 def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
-    """How far the shipped law is off, and to which side."""
+    """State the error and the bias of the shipped law."""
     errors = [abs(ratio - 1) for ratio in ratios]
     return remark(
         "The law shipped for {gpu} predicts these {count} {kind_of} with an error of {mean} (median {median}); "

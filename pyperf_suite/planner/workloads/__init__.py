@@ -1,1 +1,1 @@
-"""What is measured for the planner alone: training steps cut over ranks."""
+"""Training steps cut over ranks, which only the planner measures."""

@@ -1,17 +1,14 @@
-"""How a GPT is cut over ranks by torch's own engine: into stages of a pipeline, by heads and columns, and by ZeRO.
+"""Cuts of a GPT over ranks by torch's own engine: into stages of a pipeline, by heads and columns, and by ZeRO.
 
-And what lies on a rank then: what engines allocate, and what autograd keeps of the parts.
 Imported where a case is prepared and nowhere else, for its classes are torch's.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -23,7 +20,7 @@ from torch.nn import functional
 
 from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, SHARDED_FROM_STAGE, ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import average, distributed
-from pyperf_suite.workloads.training.held_bytes import Watch, addresses, bytes_of
+from pyperf_suite.workloads.training.held_bytes import bytes_of
 
 LEARNING_RATE = 1e-4
 # Of attention's first matrix, of queries, keys and values.
@@ -174,7 +171,7 @@ def rows_by_rank(parameters: ParallelStepParameters) -> Tensor:
 
 
 def loss_cut_by_vocabulary(parameters: ParallelStepParameters) -> AbstractContextManager[Any]:
-    """What forward and backward are in, so that logits that lie by vocabulary are not gathered for their loss."""
+    """Context of forward and backward in which logits cut by vocabulary are not gathered for their loss."""
     if parameters.tensor == 1:
         return nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
@@ -184,7 +181,7 @@ def loss_cut_by_vocabulary(parameters: ParallelStepParameters) -> AbstractContex
 
 
 def local(tensor: Any) -> Any:
-    """What of a DTensor lies on this rank; a plain tensor is its own."""
+    """The part of a DTensor on this rank; a plain tensor is its own."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -209,7 +206,7 @@ class DataCut:
             each.grad = None
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """What forward and backward of a micro-batch are in where there is no pipeline."""
+        """Context of forward and backward of a micro-batch where there is no pipeline."""
         return nullcontext()
 
     def finish(self) -> None:
@@ -217,7 +214,7 @@ class DataCut:
         self.optimizer.step()
 
     def backward(self, loss: Any, micro_batches: int) -> None:
-        """Of one micro-batch's share of the mean."""
+        """Run backward of one micro-batch's share of the mean."""
         (loss / micro_batches).backward()
 
     def seeded(self) -> list[Any]:
@@ -242,24 +239,12 @@ class DataCut:
         for state in owner.state.values():
             yield from ((name, local(each)) for name, each in state.items() if torch.is_tensor(each))
 
-    def buckets(self) -> int:
-        """Bytes of DDP's buckets, in which gradients lie."""
-        return 0
-
     def allocated(self) -> dict[str, int]:
-        """Bytes that lie on this rank after an iteration; each storage counts once and whole, padding included.
-
-        `parameter_bytes` of parameters, or of their shards; `gradient_bytes` likewise, of which `bucket_bytes` are in
-        DDP's buckets, whose views they are; `optimizer_bytes` of both moments, `counter_bytes` of AdamW's counts of
-        steps, a number of four bytes a parameter.
-        """
-        states = list(self.moments())
+        """Bytes on this rank after an iteration; each storage counts once and whole, padding included."""
         return {
             "parameter_bytes": bytes_of(self.weights),
             "gradient_bytes": bytes_of([each.grad for each in self.weights]),
-            "bucket_bytes": self.buckets(),
-            "optimizer_bytes": bytes_of([each for name, each in states if name != "step"]),
-            "counter_bytes": bytes_of([each for name, each in states if name == "step"]),
+            "optimizer_bytes": bytes_of([each for name, each in self.moments() if name != "step"]),
         }
 
     def _update(self, weights: Sequence[Any]) -> str:
@@ -304,13 +289,6 @@ class Replicated(DataCut):
             return nullcontext()
         held: AbstractContextManager[Any] = self.calls[0].no_sync()
         return held
-
-    def buckets(self) -> int:
-        if self._is_alone:
-            return 0
-        message = [call._get_ddp_logging_data() for call in self.calls]
-        sizes = [str(each.get("rebuilt_bucket_sizes") or each.get("bucket_sizes") or "0") for each in message]
-        return sum(int(size) for words in sizes for size in words.split(","))
 
 
 class ReducedLocally(DataCut):
@@ -458,95 +436,9 @@ class ByDeepSpeed(DataCut):
 
 
 def cut_by_data(parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> DataCut:
-    """What the stage of ZeRO asks for, of parts that lie on their device."""
+    """Wrap parts that lie on their device as the stage of ZeRO asks."""
     if parameters.engine == DEEPSPEED:
         return ByDeepSpeed(parts, parameters, mesh)
     if parameters.is_sharded:
         return Sharded(parts, parameters, mesh)
     return (Replicated if parameters.tensor == 1 else ReducedLocally)(parts, parameters, mesh)
-
-
-def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
-    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
-
-    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
-    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
-    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
-    """
-    watch = _SavedInForward()
-    for part in parts:
-        watch.over(part)
-    try:
-        iteration()
-    finally:
-        for hook in watch.hooks:
-            hook.remove()
-    return watch.most
-
-
-class _SavedInForward(Watch):
-    """Knows the most bytes that were saved or made, and live, at the end of a forward pass of one of several parts."""
-
-    most = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks: list[Any] = []
-        self._held: Counter[int] = Counter()
-        self._made: set[int] = set()
-        self._entered: list[Any] = []
-
-    def over(self, part: Any) -> None:
-        self.hooks += [part.register_forward_pre_hook(self._begin), part.register_forward_hook(self._end)]
-        # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
-        self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]
-
-    def remember(self, tensors: Any) -> list[int]:
-        found = super().remember(tensors)
-        # FSDP gathers without autograd.
-        if torch.is_grad_enabled():
-            self._made.update(found)
-        return found
-
-    def _begin(self, _part: Any, inputs: Any) -> None:
-        # What another stage sent is kept by the first group of blocks, where they are checkpointed, until its gradient
-        # is there; the schedule has buffers for it all the time.
-        for each in inputs:
-            if each.requires_grad:
-                keys = set(super().remember(each))
-                self._made |= keys
-                self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
-        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, lambda held: held.tensor), self]
-        for each in self._entered:
-            each.__enter__()
-
-    def _end(self, _part: Any, _inputs: Any, result: Any) -> None:
-        for each in reversed(self._entered):
-            each.__exit__(None, None, None)
-        # A schedule holds what is returned until its backward.
-        self._made -= addresses(result)
-        sizes = self.living()
-        self._made &= sizes.keys()
-        kept = {key for key in sizes if key in self._made or self._held[key] > 0} - self._weights
-        self.most = max(self.most, sum(sizes[key] for key in kept))
-
-    def _forget(self, keys: set[int], _gradient: Tensor) -> None:
-        self._made -= keys
-
-    def _note_weights(self, module: Any, _inputs: Any) -> None:
-        self._weights |= addresses([*module.parameters(recurse=False), *module.buffers(recurse=False)])
-
-    def _save(self, tensor: Tensor) -> _Held:
-        super().remember(tensor)
-        return _Held(tensor, self._held)
-
-
-class _Held:
-    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
-
-    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
-        self.tensor, self._counts, self._keys = tensor, held, addresses(tensor)
-        held.update(self._keys)
-
-    def __del__(self) -> None:
-        self._counts.subtract(self._keys)

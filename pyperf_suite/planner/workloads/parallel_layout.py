@@ -1,4 +1,4 @@
-"""How a training step is cut over ranks, as plain data: DP, TP, PP with chunks, the stage of ZeRO."""
+"""Cuts of a training step over ranks, as plain data: DP, TP, PP with chunks, the stage of ZeRO."""
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@
 Forward and backward of all micro-batches, exchange of gradients, AdamW's update; the gradients are compared with those
 of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
-most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
-and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (cuts.most_saved), or on a GPU
-`peak_bytes`, the allocator's most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`, is what the
-system sees, and `capacity_bytes` what there is for a rank.
+most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes` and `optimizer_bytes`
+(cuts.DataCut.allocated), and `peak_bytes`, the most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`,
+is what the system sees, and `capacity_bytes` what there is for a rank.
 """
 
 from __future__ import annotations
@@ -127,11 +126,15 @@ class ParallelSteps(RankSteps):
         return ", ".join(words)
 
     def _allocations(self) -> dict[str, int]:
-        """Bytes on this rank after an iteration, and what one more keeps for backward, or on a GPU holds, at most."""
+        """Bytes on this rank after an iteration, and the most that one more holds."""
+        from pyperf_suite.workloads.training import held_bytes
+
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
             if found:
-                found["saved_activation_bytes"] = self._cuts.most_saved(self.parts, self.step)
+                self.data.clear()
+                before = sum(self.data.allocated().values())
+                found["peak_bytes"] = before + held_bytes.peak_bytes(self.step, self.torch.device("cpu"))
             found["resident_bytes"] = resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
@@ -144,7 +147,7 @@ class ParallelSteps(RankSteps):
         return found | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
 
     def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
-        """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
+        """The most of any rank of each figure, and under `rank_bytes` every rank's, in order."""
         torch = self.torch
         row = torch.tensor(list(mine.values()), dtype=torch.int64, device=self._where)
         rows = [torch.empty_like(row) for _ in range(self._parameters.ranks)]
@@ -215,7 +218,7 @@ class ParallelSteps(RankSteps):
         return found
 
     def _room_for_whole(self) -> str:
-        """Where there is room for the whole model.
+        """The device with room for the whole model.
 
         On a GPU unless weights, gradients and their float32 sums would take over half of what is free on any rank.
         """

@@ -7,12 +7,8 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
-from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import Cluster, Grid, Training, layouts
 from pyperf_suite.planner.layout.plan import Planned, evaluated
-from tools.fit.published import SAMPLE
-from tools.fit.step import MULTI_NODE, read_iterations
 
 A100 = find_gpu("A100")
 
@@ -22,18 +18,6 @@ def one(recompute: Recompute, **counts: int) -> Grid:
     usual = dict.fromkeys(("data", "tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
     values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), "offload": 0, **counts}
     return Grid({name: np.array([value]) for name, value in values.items()}, {})
-
-
-def test_the_planner_prices_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
-    """Without SP, overlap and fused attention, as they were run."""
-    for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
-        plan = iteration.plan
-        training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False, dtype=plan.dtype)
-        cluster = Cluster(A100, plan.tensor * plan.data * plan.pipeline, 8, A100.memory_bytes)
-        counts = {name: getattr(plan, name) for name in ("data", "tensor", "pipeline", "micro_batch")}
-        found = evaluated(training, cluster, one("layers", **counts), A100)
-        by_law = step_time("A100", iteration.model, plan, None, Prices("A100")).seconds
-        assert float(found.seconds[0]) == pytest.approx(float(by_law), rel=1e-12)
 
 
 # Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, tables 3 and 5: layers,

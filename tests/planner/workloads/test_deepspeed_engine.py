@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 torch = pytest.importorskip("torch")
@@ -99,11 +99,8 @@ def test_gradients_are_kept_of_the_iteration_that_is_watched_and_the_seed_comes_
 def test_stage_micro_batches_and_offload_are_asked_for(double: list[Engine]) -> None:
     _, data = cut(ParallelStepParameters(**{**vars(SMALL), "zero_stage": 3, "offload": "cpu"}))
     zero = double[0].config["zero_optimization"]
-    assert (zero["stage"], zero["offload_optimizer"], zero["offload_param"]) == (
-        3,
-        {"device": "cpu"},
-        {"device": "cpu"},
-    )
+    assert zero["stage"] == 3
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}
     assert double[0].config["train_micro_batch_size_per_gpu"] == SMALL.batch
     assert double[0].config["gradient_accumulation_steps"] == SMALL.micro_batches
     assert data.allocated() == {}, "what it holds is not counted by parts"
@@ -118,18 +115,3 @@ def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Monk
     )
     with pytest.raises(Unsupported, match="pip install deepspeed"):
         require_possible(SMALL, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"tensor": 2}, "data parallelism alone"),
-        ({"engine": "torch", "offload": "cpu"}, "zero_stage 2 or 3"),
-        ({"offload": "cpu", "zero_stage": 0}, "needs shards"),
-        ({"engine": "horovod"}, "horovod"),
-        ({"offload": "nvme"}, "nvme"),
-    ],
-)
-def test_what_no_engine_can_is_refused(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        ParallelStepParameters(**{**vars(SMALL), **change}).validate()

@@ -15,6 +15,11 @@ REFUSED = [
     ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
     ({"tensor": 3}, "cannot be cut over TP = 3"),
     ({"zero_stage": 4}, "zero_stage lies between 0 and 3"),
+    ({"engine": "deepspeed", "tensor": 2}, "data parallelism alone"),
+    ({"data": 2, "zero_stage": 1, "offload": "cpu"}, "zero_stage 2 or 3"),
+    ({"offload": "cpu"}, "needs shards"),
+    ({"engine": "horovod"}, "horovod"),
+    ({"zero_stage": 3, "offload": "nvme"}, "nvme"),
 ]
 
 
