@@ -18,7 +18,6 @@ from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
 from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
-from tools.fit.collectives import fit_collectives
 from tools.fit.gemm import fit_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
@@ -39,7 +38,6 @@ FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
     "memory": lambda folder, _: fit_memory(folder),
-    "collectives": lambda folder, _: fit_collectives(folder),
     "step": lambda folder, fitted: {
         calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },

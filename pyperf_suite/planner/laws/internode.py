@@ -41,15 +41,16 @@ class NetworkStage:
 
 
 STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
-# Where measured times lie, by bytes, as `tools.fit.collectives` finds with sources left out; and through two points.
-BETWEEN_NODES = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])
+# Where measured times lie around the law, by bytes, and its median error in %: by the rate of the network, as
+# `tools.fit.collectives` finds with sources left out, and through two measured points.
+BY_RATE = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])),
+    14.4,
 )
-THROUGH_POINTS = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])
+BY_POINTS = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])),
+    9.1,
 )
-# Their median errors.
-BETWEEN_PERCENT, THROUGH_PERCENT = 14.4, 9.1
 # A pipeline between nodes fills with a third of what crosses, up to this much.
 FILL_SHARE, FILL_BYTES = 1 / 3, 5.3e6
 
@@ -128,7 +129,7 @@ def crossing_bytes(operation: str, size: ArrayLike, ranks: ArrayLike, per_node: 
 
 
 def between_nodes_s(
-    operation: str, size: Floats, ranks: Floats, per_node: NDArray[np.int64], in_node_s: Floats, rate: float
+    operation: str, size: Floats, ranks: Floats, per_node: Floats, in_node_s: Floats, rate: float
 ) -> Floats:
     """Seconds of the whole operation, of which `in_node_s` pass within nodes; those alone where there is one node."""
     nodes = np.ceil(ranks / per_node)

@@ -19,7 +19,6 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.traffic import OPERATIONS
 from pyperf_suite.planner.laws.attention import PLAIN, attention_time, mla_time
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
@@ -43,7 +42,6 @@ BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
 # Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
-RANKS = (2, 3, 8, 64)
 # DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
 # measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
 LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
@@ -260,9 +258,6 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
             )
     if "memory" in laws:
         yield "memory", memory_bound_time(calibration, BYTES)
-    if "collectives" in laws:
-        for operation, ranks in product(OPERATIONS, RANKS):
-            yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
 
 
 def _wrong(law: str, priced: Explained) -> str | None:

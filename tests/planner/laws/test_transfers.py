@@ -15,7 +15,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
 from pyperf_suite.planner import laws
 from pyperf_suite.planner.laws.calibration import LIBRARIES, shipped_calibration
-from pyperf_suite.planner.laws.collectives import PCIE_ONLY, link_bytes_per_s, link_kind
 from pyperf_suite.planner.laws.transfers import have_same_kernels, nearest
 from tools.fit.published import SAMPLE
 
@@ -42,17 +41,6 @@ MEASURED = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
 )
 def test_first_the_same_kernels_then_the_same_memory_then_the_nearest_rate(gpu, source):
     assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == source
-
-
-def test_pcie_never_stands_for_nvlink_nor_a_switch_that_adds_up_for_direct_links():
-    def source(gpu, known):
-        return nearest(find_gpu(gpu), known, "collectives are", link_bytes_per_s, link_kind)
-
-    assert source("RTX 4090", MEASURED).name == "L40S"
-    assert link_kind(source("V100 SXM", MEASURED)) > PCIE_ONLY
-    assert source("L40S", set(MEASURED) - {"L40S"}).name == "A100 SXM"
-    assert source("MI300X", MEASURED).name == source("H100 PCIe", MEASURED).name == "A100 SXM"
-    assert source("H800 SXM", MEASURED).name == "H100 SXM"
 
 
 def test_consumer_blackwell_has_not_the_kernels_of_servers():
