@@ -35,8 +35,6 @@ SHIPPED = Path(__file__).parent / "calibrations"
 # Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
 POOLED = "any GPU"
 HEADER = "header.json"
-# What the names of blocks begin with that hold laws of a CPU.
-OF_CPU = "cpu_"
 # A calibration is kilobytes; what unpacks to more than this is not one, and is not unpacked.
 MOST_BYTES = 64 << 20
 # The earliest time that a zip file can hold: the same coefficients make the same file whenever they are saved.
@@ -65,11 +63,6 @@ class Calibration:
     gpu: str
     blocks: Mapping[str, CalibrationBlock] = field(default_factory=dict)
     version: int = VERSION
-
-    @property
-    def device_kind(self) -> str:
-        """What its laws are of: "cpu", whose blocks say so by their names, or "cuda"."""
-        return "cpu" if any(name.startswith(OF_CPU) for name in self.blocks) else "cuda"
 
     def with_block(self, name: str, block: CalibrationBlock) -> Calibration:
         return replace(self, blocks={**self.blocks, name: block})
