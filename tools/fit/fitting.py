@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,12 +73,11 @@ def fit_constants(
     missed: Callable[[MenuCoefficients], Floats],
     hold: float,
     evaluations: int,
-    shares: Collection[str] = (),
 ) -> MenuCoefficients:
     """The constants with the least errors in log seconds, far rows counting less.
 
     `hold` is how firmly they stay near where they start, in log seconds per factor of e: what the rows cannot separate
-    must not run away. `shares` names those that cannot exceed 1.
+    must not run away.
     """
     from scipy.optimize import least_squares
 
@@ -87,9 +86,7 @@ def fit_constants(
     def residuals(vector: Floats) -> Floats:
         return np.concatenate([missed(_from_vector(vector, start)), hold * (vector - origin)])
 
-    most = [np.full(array.size, 0.0 if name in shares else np.inf) for name, array in start.as_arrays().items()]
-    bounds = -np.inf, np.concatenate(most)
-    found = least_squares(residuals, origin, bounds=bounds, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
+    found = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
     return _from_vector(found.x, start)
 
 

@@ -109,8 +109,8 @@ MEMORY_OF_OTHER_KERNELS = Band(
 MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
 # Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
-# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone
-# (`python -m tools.fit TABLES --left-out GPU`). Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
+# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone.
+# Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
 # B200 was found to err by 14 %, as B200 off H200 does (TensorRT-LLM, 0.28); RTX 5090 and PRO 6000 off L40S at least as
 # far as A100 from L40S: single published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
 TWIN, SAME_KIND, OTHER_GENERATION, OTHER_KIND = ATTENTION_WIDTHS = 0.12, 0.30, 0.50, 0.95

@@ -150,17 +150,13 @@ def block_of(log_ratio: np.ndarray, degree: int) -> CalibrationBlock:
     return CalibrationBlock(arrays, {}, limits)
 
 
-def test_slopes_in_the_sizes_are_found_and_a_bend_takes_the_second_degree() -> None:
+def test_slopes_in_the_sizes_are_found_by_the_first_degree_and_none_by_a_level() -> None:
     log_ratio = 0.1 + 0.05 * np.log(SIZES["m"]) - 0.02 * np.log(SIZES["k"])
     np.testing.assert_allclose(correction(block_of(log_ratio, 1), SIZES), np.exp(log_ratio), rtol=0.01)
-    log_ratio = 0.03 * (np.log(SIZES["n"]) - 7) ** 2
-    straight, bent = (
-        np.abs(np.log(correction(block_of(log_ratio, degree), SIZES)) - log_ratio).max() for degree in (1, 2)
-    )
-    assert bent < 0.2 * straight
+    np.testing.assert_allclose(correction(block_of(log_ratio, 0), SIZES), np.exp(log_ratio.mean()))
 
 
-@pytest.mark.parametrize("degree", [0, 1, 2])
+@pytest.mark.parametrize("degree", [0, 1])
 def test_beyond_what_was_measured_the_factor_stays_as_at_the_edge(degree: int) -> None:
     block = block_of(0.1 * np.log(SIZES["m"]), degree)
     edge = {name: size.max() for name, size in SIZES.items()}
@@ -179,7 +175,7 @@ def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None
     assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
 
 
-@pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 3), (60, -1)])
+@pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 2), (60, -1)])
 def test_what_cannot_be_fitted_is_refused(rows: int, degree: int) -> None:
     with pytest.raises(ValueError, match="cannot be fitted"):
         fit_correction(np.zeros(rows), {"m": np.ones(rows)}, degree)
