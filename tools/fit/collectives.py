@@ -205,11 +205,9 @@ def main() -> None:
     points = measured_points(rows)
     known = [index for index, row in enumerate(rows) if key_of(row) in points and row["bytes"] not in POINTS]
     through = np.log(measured[known] / predicted_s([rows[i] for i in known], lambda row: points[key_of(row)]))
-    for low, high in ((0, 2**17), (2**17, 2**22), (2**22, 2**28), (2**28, 2**40), (0, 2**40)):
-        chosen = [i for i, row in enumerate(rows) if row["fabric"] in FITTED and low < row["bytes"] <= high]
-        near = [at for at, index in enumerate(known) if index in chosen]
-        print(f"left out, {low} to {high}: {in_words(missed[chosen])}")
-        print(f"   the same, through its own points: {in_words(through[near])}")
+    fitted = np.array([row["fabric"] in FITTED for row in rows])
+    print(f"sources left out: {in_words(missed[fitted])}")
+    print(f"through points of their own: {in_words(through[fitted[known]])}")
 
 
 if __name__ == "__main__":

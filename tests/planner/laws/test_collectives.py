@@ -24,10 +24,9 @@ from pyperf_suite.planner.laws.collectives import (
     collective_time,
     link_bytes_per_s,
     link_law,
-    link_peers,
     usual_network_bytes_per_s,
 )
-from pyperf_suite.planner.laws.internode import FILL_BYTES, STAGE, Point, between_nodes_s, network_of
+from pyperf_suite.planner.laws.internode import Point, between_nodes_s, network_of
 from tools.fit import collectives as fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
@@ -151,21 +150,6 @@ def test_operations_without_a_table_take_as_long_as_those_that_load_the_bus_alik
     assert broadcast == pytest.approx(float(collective_time("A100 SXM", "all_gather", 8e8, 8).seconds))
 
 
-def test_beyond_a_node_the_slower_of_network_and_links_decides() -> None:
-    def seconds(network: float, operation: str = "all_reduce") -> float:
-        return float(collective_time("A100 SXM", operation, 1e9, 16, ranks_per_node=8, network=network).seconds)
-
-    # As many bytes on the bus as 15/14 of the message puts there among the eight of one node.
-    in_node = float(collective_time("A100 SXM", "all_reduce", 1e9 * 15 / 14, 8).seconds)
-    switched = STAGE.switch_s * 1e9 / (1e9 + STAGE.switch_bytes)
-    assert seconds(1e15) == pytest.approx(in_node + STAGE.step_s + switched)
-    # Between two nodes a tree sends an eighth of the message from each of eight GPUs, and fills with 5.3 MB of it.
-    sent = 1e9 / 8 / STAGE.tree + FILL_BYTES
-    assert seconds(1e9) == pytest.approx(sent / 1e9 + STAGE.step_s + switched)
-    for operation, share, crossing in (("all_gather", STAGE.ring, 15 / 16 / 8), ("all_to_all", STAGE.direct, 8 / 16)):
-        assert seconds(1e9, operation) == pytest.approx(crossing / share, rel=0.05)
-
-
 # Trees, rings and direct sends reach 0.90, 0.857 and 0.457 of the network; a step between nodes takes 20 microseconds
 # and fills with a third of what crosses, at most 5.3 MB; messages of far more than 250 kB wait 42 microseconds once.
 @pytest.mark.parametrize(
@@ -206,37 +190,15 @@ class TestMeasuredPointsOfANetwork:
 
     def test_rates_and_points_read_as_people_write_them(self) -> None:
         assert network_of("NDR") == network_of("400Gbps") == 50e9
-        rates = {
-            "EDR": 12.5e9,
-            "hdr": 25e9,
-            "XDR": 100e9,
-            " 100 gbit/s": 12.5e9,
-            "0.5Gbps": 62.5e6,
-            "1000000Gbps": 1.25e14,
-        }
+        rates = {"EDR": 12.5e9, "hdr": 25e9, "XDR": 100e9, " 100 gbit/s": 12.5e9, "0.5Gbps": 62.5e6}
         assert {text: network_of(text) for text in rates} == rates
         assert network_of("1MiB:20GB/s,1GiB:1B/s") == (Point(2.0**20, 20e9), Point(2.0**30, 1.0))
         assert network_of("1g:0.5TB/s,2k:3MB/s") == (Point(2e3, 3e6), Point(1e9, 0.5e12))
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "",
-            "fast",
-            "0Gbps",
-            "1000001Gbps",
-            "400",
-            "-1 Gbps",
-            "1GB:180",
-            ":180GB/s",
-            "1GB:180GB/s,",
-            "1GB:fast",
-            "-1GB:1GB/s",
-            "1GB:0GB/s",
-            "1GB:1GB/s,1GB:2GB/s",
-            "x",
-        ],
-    )
+    @pytest.mark.parametrize("text", [
+        "", "x", "400", "0Gbps", "1000001Gbps", "-1 Gbps", "1GB:180", ":180GB/s", "1GB:180GB/s,", "1GB:fast",
+        "-1GB:1GB/s", "1GB:0GB/s", "1GB:1GB/s,1GB:2GB/s",
+    ])  # fmt: skip
     def test_others_are_refused_in_a_sentence(self, text: str) -> None:
         with pytest.raises(UserError, match=r"[.]$"):
             network_of(text)
@@ -324,11 +286,6 @@ class TestLinksAsTheyAre:
         assert [float(link_bytes_per_s(mesh, ranks)) * 7 for ranks in (2, 8, np.inf)] == [448e9, 7 * 448e9, 7 * 448e9]
         rates = [usual_network_bytes_per_s(find_gpu(name)) for name in ("A100", "H100", "B200", "B300")]
         assert rates == [25e9, 50e9, 50e9, 100e9]
-
-    def test_a_link_that_was_given_joins_all(self) -> None:
-        given = replace(find_gpu("A100 PCIe"), link_bytes_per_s=450e9)
-        assert link_peers(given) is None
-        assert link_bytes_per_s(given, 8) == 450e9
 
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
