@@ -58,11 +58,10 @@ class CalibrationBlock:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All blocks of one GPU, `gpu` being its name in the catalogue; `version` that of the file's format."""
+    """All blocks of one GPU, `gpu` being its name in the catalogue."""
 
     gpu: str
     blocks: Mapping[str, CalibrationBlock] = field(default_factory=dict)
-    version: int = VERSION
 
     def with_block(self, name: str, block: CalibrationBlock) -> Calibration:
         return replace(self, blocks={**self.blocks, name: block})
@@ -108,7 +107,7 @@ class Calibration:
                     content = io.BytesIO()
                     np.save(content, np.asarray(block.arrays[array]), allow_pickle=False)
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
-            header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
+            header = {"gpu": self.gpu, "version": VERSION, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path.resolve(), whole.getvalue())

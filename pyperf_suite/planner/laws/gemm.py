@@ -8,7 +8,7 @@ seconds on end come on top. A GPU without tables has the law of the most similar
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -468,7 +468,7 @@ def gemm_time(
     ideal = 2.0 * sizes[0] * sizes[1] * sizes[2] / law.gpu.peak(dtype)
     aligned = np.maximum(plain * law.library_factor(*sizes) * here, ideal)
     burst = aligned * penalty
-    seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
+    seconds = burst * sustained_slowdown(law.gpu, ideal / burst) if mode == "sustained" else burst
 
     def parts() -> dict[str, NDArray[np.float64]]:
         beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
@@ -515,8 +515,3 @@ def _menu_parts(law: GemmLaw, m: Floats, n: Floats, k: Floats) -> dict[str, Floa
         "split": split_s,
         "launch": np.full_like(ideal, costs.launch_s),
     }
-
-
-def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
-    m, n, k = sizes
-    return sustained_slowdown(law.gpu, 2.0 * m * n * k / law.gpu.peak(law.dtype) / burst)

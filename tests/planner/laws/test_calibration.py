@@ -33,7 +33,7 @@ BLOCK = CalibrationBlock(
 def test_a_calibration_is_read_as_it_was_saved(tmp_path):
     saved = Calibration("H200 SXM").with_block("gemm_bf16", BLOCK)
     read = load_calibration(saved.save(tmp_path / "h200.npz"))
-    assert (read.gpu, read.version) == ("H200 SXM", VERSION)
+    assert read.gpu == "H200 SXM"
     block = read.block("gemm_bf16")
     assert block.held_out == BLOCK.held_out
     assert block.fitted_range == BLOCK.fitted_range

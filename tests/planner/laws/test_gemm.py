@@ -117,12 +117,6 @@ def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_
     assert is_cut == [True, False]
 
 
-def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
-    message = gemm_time("H100", 8192, 4096, 10922)
-    assert message.parts["alignment"] > 0.2 * message.seconds
-    assert gemm_time("H100", 8192, 4096, 10944).seconds < message.seconds
-
-
 def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
     cube, thin = (
         gemm_time("H200", m, 8192, 8192, mode="sustained").seconds / gemm_time("H200", m, 8192, 8192).seconds
