@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 from pyperf_suite.planner.laws import internode
 from pyperf_suite.planner.laws.calibration import Band, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
-from pyperf_suite.planner.laws.internode import Network, Point
+from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.transfers import have_same_kernels, log_ratio
 
 Floats = NDArray[np.float64]
@@ -114,7 +113,7 @@ def collective_time(
     nbytes: ArrayLike,
     ranks: ArrayLike,
     ranks_per_node: ArrayLike | None = None,
-    network: float | str | Iterable[Point] | None = None,
+    network: Network | str | None = None,
 ) -> Explained:
     """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
 
@@ -151,7 +150,15 @@ def collective_time(
         raise UserError(f"{operation} among {np.min(count):g} ranks was requested: give 1 rank or more.")
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node):g} ranks were requested: give 1 or more.")
-    reached = internode.checked_network(usual_network_bytes_per_s(spec) if network is None else network)
+    reached = (
+        internode.network_of(network)
+        if isinstance(network, str)
+        else usual_network_bytes_per_s(spec)
+        if network is None
+        else network
+    )
+    if isinstance(reached, (int, float)) and not 0 < reached < np.inf:
+        raise UserError(f"A network of {reached:g} bytes/s carries nothing: give more.")
     law, origin = link_law(spec)
     inside, crosses = np.minimum(count, per_node), count > per_node
     # As many bytes on each rank's bus as the whole operation puts there, among the ranks of one node.
@@ -168,7 +175,7 @@ def collective_time(
     is_known &= (size >= MEASURED_BYTES[0]) & (size <= MEASURED_BYTES[1])
     low, high, percent = _interval(spec, law, operation, np.maximum(size, 1.0), inside)
     if np.any(crosses):
-        stage, stage_percent = internode.BY_RATE if isinstance(reached, float) else internode.BY_POINTS
+        stage, stage_percent = internode.BY_RATE if isinstance(reached, (int, float)) else internode.BY_POINTS
         between, percent = stage.around(1.0, np.maximum(size, 1.0)), max(stage_percent, percent or 0.0)
         low = np.where(crosses, np.minimum(between[0], low), low)
         high = np.where(crosses, np.maximum(between[1], high), high)
@@ -242,7 +249,7 @@ def _with_network(
     network: Network,
 ) -> Floats:
     """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
-    if isinstance(network, float):
+    if isinstance(network, (int, float)):
         return internode.between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
     for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
