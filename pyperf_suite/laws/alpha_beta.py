@@ -45,16 +45,6 @@ class PiecewiseAlphaBeta:
         return np.asarray(np.interp(size, knots, at_knots) + beyond)
 
     @classmethod
-    def through(cls, size_bytes: ArrayLike, seconds: ArrayLike) -> PiecewiseAlphaBeta:
-        """The curve through one time a size, sizes ascending; where more bytes took less time, through the middle."""
-        size, time = _checked_times(size_bytes, seconds)
-        logs = np.log(time)
-        rising = np.maximum.accumulate(logs) + np.minimum.accumulate(logs[::-1])[::-1]
-        level = np.exp(rising / 2)
-        betas = (0.0, *(np.diff(level) / np.diff(size)).tolist())
-        return cls(float(level[0]), tuple(size[:-1].tolist()), betas)
-
-    @classmethod
     def fit(cls, size_bytes: ArrayLike, seconds: ArrayLike, most_segments: int = MOST_SEGMENTS) -> PiecewiseAlphaBeta:
         """Fit to measured times, one per size or several.
 

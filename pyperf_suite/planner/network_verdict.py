@@ -1,27 +1,20 @@
-"""Whether a measured network is enough to train over, as the findings of the probe `collectives`."""
+"""Verdicts of the probe `collectives`: is a measured network enough to train over?"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Quantity, Remark, Table, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.traffic import bus_factor
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.traffic import (
-    PARALLELISMS,
-    AlphaBetaOverRanks,
-    NetworkVerdict,
-    Traffic,
-    TrainingWorkload,
-    bound_below_s,
-    seconds_of,
-    verdict,
-)
+from pyperf_suite.planner.laws.traffic import PARALLELISMS, Phase, StepTransfer, TrainingWorkload, exposed_comm_s
 from pyperf_suite.probes.collectives.curves import Curve, plain
 
 # Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
@@ -30,6 +23,8 @@ DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, voc
 TOP_K, FEWEST_EXPERTS = 2, 8
 # What a rank is taken to compute: 40 % of an H100's dense bfloat16 peak, and what some ten CPU cores do.
 FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
+# Exposed communication of more than this share of a step is called network-bound: what a user would act on.
+TOLERATED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -84,17 +79,56 @@ def _assignment(part: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True)
-class ParallelismTraffic:
-    """A way to train in parallel over `ranks`, what it sends in a step, and whether the network is enough for it.
+class WayToTrain:
+    """A way to train in parallel over `ranks`, and the seconds a step of each of its transfers.
 
-    It waits for the network where a step computes for less than `bound_s`: inf where it always does, 0 where never.
+    `compute_s` is what a step computes for, a third of it forward. The best case is judged: all that can overlap a pass
+    does so from its start to its end. The step waits for the network where it computes for less than `bound_s`: inf
+    where it always does, 0 where never.
     """
 
     name: str
     ranks: int
-    sent: Traffic
-    judged: NetworkVerdict
-    bound_s: float
+    compute_s: float
+    sent_s: tuple[tuple[StepTransfer, float], ...]
+
+    @property
+    def communication_s(self) -> float:
+        return sum(seconds for _, seconds in self.sent_s)
+
+    @property
+    def bus_bytes(self) -> float:
+        return sum(transfer.bus_bytes for transfer, _ in self.sent_s)
+
+    def exposed_s(self, compute_s: float) -> float:
+        """Seconds that no computation hides: what it waits for, and what is longer than the pass that it overlaps."""
+        passes_s = {"forward": (1 - BACKWARD_SHARE) * compute_s, "backward": BACKWARD_SHARE * compute_s, None: 0.0}
+        sent_s: dict[tuple[Phase | None, float], float] = {}
+        for transfer, seconds in self.sent_s:
+            during = transfer.behind, transfer.share
+            sent_s[during] = sent_s.get(during, 0.0) + seconds
+        exposed = (exposed_comm_s(sent, share * passes_s[behind]) for (behind, share), sent in sent_s.items())
+        return float(sum(exposed))
+
+    def exposed_share(self, compute_s: float) -> float:
+        exposed_s = self.exposed_s(compute_s)
+        return exposed_s / (compute_s + exposed_s) if exposed_s else 0.0
+
+    @property
+    def network_bound(self) -> bool:
+        return self.exposed_share(self.compute_s) > TOLERATED_SHARE
+
+    @functools.cached_property
+    def bound_s(self) -> float:
+        low, high = 1e-7, 1e7
+        if self.exposed_share(high) > TOLERATED_SHARE:
+            return math.inf
+        if self.exposed_share(low) <= TOLERATED_SHARE:
+            return 0.0
+        while high / low > 1.001:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.exposed_share(middle) > TOLERATED_SHARE else (low, middle)
+        return high
 
     @property
     def bound(self) -> Quantity | str:
@@ -103,15 +137,15 @@ class ParallelismTraffic:
 
     def remark(self) -> Remark:
         sentence = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
-        bound = "; enough from {bound}" if self.judged.network_bound else "; too slow below {bound}"
+        bound = "; enough from {bound}" if self.network_bound else "; too slow below {bound}"
         return remark(
             sentence + (bound if isinstance(self.bound, Quantity) else ""),
             kind="predicted",
             way=self.name,
             ranks=self.ranks,
-            rate=Quantity(self.sent.bus_bytes / self.judged.communication_s, "GB/s", predicted=True),
-            judged="too slow" if self.judged.network_bound else "enough",
-            compute=Quantity(self.judged.compute_s, "duration"),
+            rate=Quantity(self.bus_bytes / self.communication_s, "GB/s", predicted=True),
+            judged="too slow" if self.network_bound else "enough",
+            compute=Quantity(self.compute_s, "duration"),
             bound=self.bound,
         )
 
@@ -119,12 +153,12 @@ class ParallelismTraffic:
 WAYS_TO_TRAIN = (
     Column("parallelism", "name", priority=2),
     Column("ranks", priority=0),
-    Column("calls a step", lambda way: sum(transfer.calls for transfer in way.sent.transfers), priority=0),
-    Column("on the bus a step", lambda way: way.sent.bus_bytes, "GB"),
-    Column("communication", lambda way: way.judged.communication_s, "duration", predicted=True),
-    Column("exposed", lambda way: way.judged.exposed_s, "duration", predicted=True),
-    Column("of the step", lambda way: way.judged.exposed_share, "%", 2, predicted=True),
-    Column("network", lambda way: "network-bound" if way.judged.network_bound else "enough", priority=2),
+    Column("calls a step", lambda way: sum(transfer.calls for transfer, _ in way.sent_s), priority=0),
+    Column("on the bus a step", "bus_bytes", "GB"),
+    Column("communication", "communication_s", "duration", predicted=True),
+    Column("exposed", lambda way: way.exposed_s(way.compute_s), "duration", predicted=True),
+    Column("of the step", lambda way: way.exposed_share(way.compute_s), "%", 2, predicted=True),
+    Column("network", lambda way: "network-bound" if way.network_bound else "enough", priority=2),
     Column("too slow below compute of", "bound", "duration", 2),
 )
 
@@ -132,7 +166,7 @@ WAYS_TO_TRAIN = (
 def network_judge(kind: str, model: str | None = None) -> Callable[[Sequence[Curve]], Iterator[Remark | Table]]:
     """The service of that name: `judged` for a device of that kind, and the model of `--model` or a usual one."""
     training = TrainingSizes().at(FLOP_PER_S[kind]) if model is None else TrainingSizes.parse(model, FLOP_PER_S[kind])
-    return partial(judged, training)
+    return functools.partial(judged, training)
 
 
 def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark | Table]:
@@ -140,10 +174,9 @@ def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark 
     laws = measured_laws(curves)
     if not laws:
         return
-    ranks = max(count for law in laws.values() for count in law.curves)
-    seconds, model = seconds_of(laws), training.model
+    ranks, model = max(count for curves in laws.values() for count in curves), training.model
     experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
-    ways: list[ParallelismTraffic] = []
+    ways: list[WayToTrain] = []
     unjudged: dict[str, list[str]] = {}
     for way, traffic in PARALLELISMS.items():
         name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
@@ -152,12 +185,12 @@ def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark 
         except UserError as error:
             unjudged.setdefault(str(error).rstrip("."), []).append(name)
             continue
-        missing = sorted({transfer.operation for transfer in sent.transfers} - laws.keys())
+        missing = sorted({transfer.operation for transfer in sent} - laws.keys())
         if missing:
             unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
         else:
-            found = verdict(sent, training.compute_s, seconds)
-            ways.append(ParallelismTraffic(name, ranks, sent, found, bound_below_s(sent, seconds)))
+            sent_s = tuple((transfer, seconds_of(laws[transfer.operation], transfer)) for transfer in sent)
+            ways.append(WayToTrain(name, ranks, training.compute_s, sent_s))
     if ways:
         # The first, and what needs most of the network; the others are in the table.
         yield from (way.remark() for way in dict.fromkeys((ways[0], max(ways, key=lambda way: way.bound_s))))
@@ -176,10 +209,17 @@ def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark 
     yield table("Ways to train in parallel (predicted)", WAYS_TO_TRAIN, ways)
 
 
-def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
-    """A law for each operation from its plain curves; those with too few sizes are left out."""
+def measured_laws(curves: Sequence[Curve]) -> dict[str, dict[int, PiecewiseAlphaBeta]]:
+    """A law by operation and ranks from plain curves; those with too few sizes are left out."""
     laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     for curve in plain(curves):
         if curve.law is not None and curve.ranks > 1 and not curve.pairs:
             laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
-    return {operation: AlphaBetaOverRanks(operation, by_ranks) for operation, by_ranks in laws.items()}
+    return laws
+
+
+def seconds_of(laws: Mapping[int, PiecewiseAlphaBeta], transfer: StepTransfer) -> float:
+    """Seconds of all calls by the law of the nearest number of ranks, at as many bytes on the bus."""
+    nearest = min(laws, key=lambda ranks: (abs(math.log(ranks / transfer.ranks)), ranks))
+    scale = bus_factor(transfer.operation, transfer.ranks) / bus_factor(transfer.operation, nearest)
+    return transfer.calls * float(laws[nearest].seconds(transfer.size_bytes * scale))

@@ -443,6 +443,24 @@ def float_bytes(dtype: str) -> int:
     return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
 
 
+def narrowed(found: Mapping[str, Any], wanted: Mapping[str, Any], input_bytes: Sequence[int]) -> Verification | None:
+    """The verdict on a result of a narrower float than inputs of these sizes and the reference; None if it is none."""
+    if found["kind"] in ("tuple", "dict"):
+        keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
+        pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
+        return next((each for pair in pairs if (each := narrowed(*pair, input_bytes)) is not None), None)
+    if found["kind"] != "array" or wanted["kind"] != "array" or not input_bytes:
+        return None
+    returned, right = (each.get("precision", each["dtype"]) for each in (found, wanted))
+    if not 0 < float_bytes(returned) < min(float_bytes(right), *input_bytes):
+        return None
+    return refused(
+        "wrong dtype",
+        f"it returned {returned}, which is narrower than its inputs and the reference's {right}; if that is meant, have "
+        "the reference return it as well",
+    )
+
+
 def stored_type(dtype: str) -> np.dtype[Any]:
     """As numpy stores it. Raises ValueError for objects."""
     found = np.dtype(np.uint8 if dtype.startswith(("float8_", "float6_", "float4_")) else BITS.get(dtype, dtype))

@@ -39,6 +39,7 @@ from pyperf_suite.user_kernels.checks import (
     are_equal,
     float_bytes,
     holds_poison,
+    narrowed,
     read_array,
     read_bytes,
     read_sizes,
@@ -455,7 +456,8 @@ class UserLaunches(Prepared):
             if not verdict.passed:
                 verdict = replace(verdict, message=f"{verdict.message}{self._hint(found, wanted)}")
             elif self._built["tolerance"] is None:
-                verdict = self._narrowed(found, wanted) or verdict
+                widths = [width for leaf in self._arrays if (width := float_bytes(leaf["dtype"]))]
+                verdict = narrowed(found, wanted, widths) or verdict
             is_shared = fetched["repeats"] or shares_elements(found)
             if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(wanted)):
                 verdict = refused(
@@ -494,24 +496,6 @@ class UserLaunches(Prepared):
             # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
             found = replace(found, terms=found.terms**2)
         return answer, found
-
-    def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
-        if found["kind"] in ("tuple", "dict"):
-            keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
-            pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
-            return next((each for pair in pairs if (each := self._narrowed(*pair)) is not None), None)
-        if found["kind"] != "array" or wanted["kind"] != "array":
-            return None
-        widths = [float_bytes(leaf["dtype"]) for leaf in self._arrays]
-        returned, right = (each.get("precision", each["dtype"]) for each in (found, wanted))
-        allowed = min([float_bytes(right), *(width for width in widths if width)])
-        if not widths or not 0 < float_bytes(returned) < allowed:
-            return None
-        return refused(
-            "wrong dtype",
-            f"it returned {returned}, which is narrower than its inputs and the reference's {right}; "
-            "if that is meant, have the reference return it as well",
-        )
 
     def _changed_late(self, reported: Mapping[str, Any]) -> Verification | None:
         if not reported.get("changed"):

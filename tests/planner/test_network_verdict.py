@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Quantity
 from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner import network_verdict
-from pyperf_suite.planner.laws.traffic import TrainingWorkload
-from pyperf_suite.planner.network_verdict import TrainingSizes
+from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer, TrainingWorkload
+from pyperf_suite.planner.laws.training.step import exposed_exchange_s
+from pyperf_suite.planner.network_verdict import DEFAULT_MODEL, TrainingSizes, WayToTrain, seconds_of
 from pyperf_suite.probes.collectives import analyse
 from pyperf_suite.runner.record import Record
 from tests.core.probes.conftest import Network
@@ -93,3 +96,59 @@ def test_a_model_is_given_by_its_dimensions() -> None:
 def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainingSizes.parse(text)
+
+
+def way(compute_s: float, *sent_s: tuple[StepTransfer, float]) -> WayToTrain:
+    return WayToTrain("made up", 2, compute_s, sent_s)
+
+
+def transfer(behind: str | None = None) -> StepTransfer:
+    return StepTransfer("", "broadcast", 1, 1.0, 2, behind)  # type: ignore[arg-type]
+
+
+def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
+    # Forward takes 0.3 s and hides 0.3 of 0.5 s; backward takes 0.6 s and hides all; 0.2 s are waited for.
+    judged = way(0.9, (transfer("forward"), 0.5), (transfer("backward"), 0.5), (transfer(), 0.2))
+    assert judged.exposed_s(0.9) == pytest.approx(0.4)
+    assert judged.exposed_share(0.9) == pytest.approx(0.4 / 1.3)
+    assert judged.communication_s == pytest.approx(1.2)
+
+
+def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not() -> None:
+    # 0.3 s behind a backward of 2/3 c: a tenth of the step is exposed where 0.9 (0.3 - 2/3 c) = 0.1 c.
+    bound_s = way(1.0, (transfer("backward"), 0.3)).bound_s
+    assert bound_s == pytest.approx(0.27 / 0.7, rel=1e-3)
+    at = [way(times * bound_s, (transfer("backward"), 0.3)).network_bound for times in (0.99, 1.01)]
+    assert at == [True, False]
+    assert [way(1.0, (transfer(), seconds)).bound_s for seconds in (0.0, 1e9)] == [0, math.inf]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_verdict_exposes_what_the_law_of_the_exchange_says(stage: int) -> None:
+    # 4 micro-batches: what is sent once has one pass of them, and what is sent in each has each.
+    work, compute_s = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4), 2.0
+    sent = [*PARALLELISMS.values()][stage](DEFAULT_MODEL, work, 64)
+    sent_s: dict[str, float] = {}
+    for each in sent:
+        if each.behind == "backward" or each.operation != "all_gather" or stage < 3:
+            times = 4 if each.share == 1 else 1
+            sent_s[each.operation] = sent_s.get(each.operation, 0.0) + each.bus_bytes / 20e9 / times
+    passes_s = {"forward": compute_s / 3 / 4, "backward": compute_s * 2 / 3 / 4}
+    exposed = exposed_exchange_s(stage, sent_s, passes_s)
+    due = sum(seconds * (4 if each else 1) for (_, each), seconds in exposed.items())
+    assert way(compute_s, *((each, each.bus_bytes / 20e9) for each in sent)).exposed_s(compute_s) == pytest.approx(due)
+    assert due > 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds"),
+    [
+        (2, 11e-6),
+        (8, 30e-6 + 1e-6 / 3),
+        (3, 10e-6 + (2 * 2 / 3) / 1 * 1e-6),  # the curve of 2, the bytes on the bus, 1.33 to 1
+        (16, 30e-6 + (2 * 15 / 16) / (2 * 7 / 8) * 1e-6 / 3),
+    ],
+)
+def test_a_curve_of_other_ranks_is_read_at_as_many_bytes_on_the_bus(ranks: int, seconds: float) -> None:
+    laws = {2: PiecewiseAlphaBeta(10e-6, (), (1e-9,)), 8: PiecewiseAlphaBeta(30e-6, (), (1e-9 / 3,))}
+    assert seconds_of(laws, StepTransfer("", "all_reduce", 5, 1000, ranks)) == pytest.approx(5 * seconds)

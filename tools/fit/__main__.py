@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,17 +10,13 @@ import click
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.calibrate import described
 from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
-from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
-from tools.fit.collectives import fit_collectives
 from tools.fit.gemm import fit_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
-from tools.validate import Validated, findings_of, validate
 
 # A calibration is downloaded with the package by everybody, for every GPU.
 LARGEST_BYTES = 600_000
@@ -39,7 +33,6 @@ FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
     "memory": lambda folder, _: fit_memory(folder),
-    "collectives": lambda folder, _: fit_collectives(folder),
     "step": lambda folder, fitted: {
         calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },
@@ -52,13 +45,10 @@ def calibrate_tables(
     """Each block as it is fitted: the GPU, the block's name, itself, and the GPU's calibration with it.
 
     `laws` names some of `FITS`, all where it is empty; blocks of others stay as they are shipped. Raises UserError for
-    a law that there is not, a folder that is not there, or one without the tables.
+    a folder that is not there, or one without the tables.
     """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name the one that the published tables lie in.")
-    for law in laws:
-        if law not in FITS:
-            raise UserError(f"There is no law {law!r} to fit: choose from {', '.join(FITS)}.")
     fitted: dict[str, calibration.Calibration] = {}
     for law, fit in FITS.items():
         if laws and law not in laws:
@@ -127,34 +117,12 @@ def _cell(block: calibration.CalibrationBlock | None) -> str:
     return f"{block.held_out['mape']:.1f} / {block.held_out['median']:.1f}{coverage}"
 
 
-def read_off_others(tables: Path, gpu: str) -> list[Validated]:
-    """A GPU's tables against laws that are read off the other GPUs, as if none of its own were shipped.
-
-    What was read before stays in caches, so this runs once a process. Raises UserError where there is no table.
-    """
-    name, slug = find_gpu(gpu).name, find_gpu(gpu).slug
-    with tempfile.TemporaryDirectory() as folder:
-        for each in calibration.SHIPPED.glob("*.npz"):
-            if each != calibration.shipped_path(name):
-                shutil.copy(each, folder)
-        calibration.SHIPPED = Path(folder)
-        own = [path for path in sorted(tables.glob("*")) if path.stem.endswith((f"_{slug}", "collectives"))]
-        own = [path for path in own if "_decode_" not in path.stem]  # which no law prices
-        found = [each for path in own for each in validate(path) if each.gpu == name]
-    if not found:
-        raise UserError(f"{tables} has no table of {name}: name the folder of the published tables, or a measured GPU.")
-    return found
-
-
 @click.command()
 @click.argument("tables", type=click.Path(path_type=Path), required=False)
 @click.option("--law", "laws", multiple=True, type=click.Choice(list(FITS)), help="Only this one; may be repeated.")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to write to; by default the package's own.")
 @click.option("--judge-steps", is_flag=True, help="Fit nothing: print how far off steps are whose runs were left out.")
-@click.option("--left-out", metavar="GPU", help="Fit nothing: hold this GPU's tables against the laws of the others.")
-def main(
-    tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_steps: bool, left_out: str | None
-) -> None:
+def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_steps: bool) -> None:
     """Fit law by law and report each as soon as it is done; then write a file a GPU.
 
     Without TABLES print what the shipped laws state of their error.
@@ -167,10 +135,6 @@ def main(
         if judge_steps:
             for line in judged_steps(tables):
                 click.echo(line)
-            return
-        if left_out is not None:
-            found = findings_of(read_off_others(tables, left_out))
-            print_findings(console_for(everything=True), {"left out": found}, [])
             return
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
             known = ", as shipped" if is_as_shipped(gpu, name, block) else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,12 +73,11 @@ def fit_constants(
     missed: Callable[[MenuCoefficients], Floats],
     hold: float,
     evaluations: int,
-    shares: Collection[str] = (),
 ) -> MenuCoefficients:
     """The constants with the least errors in log seconds, far rows counting less.
 
     `hold` is how firmly they stay near where they start, in log seconds per factor of e: what the rows cannot separate
-    must not run away. `shares` names those that cannot exceed 1.
+    must not run away.
     """
     from scipy.optimize import least_squares
 
@@ -87,9 +86,7 @@ def fit_constants(
     def residuals(vector: Floats) -> Floats:
         return np.concatenate([missed(_from_vector(vector, start)), hold * (vector - origin)])
 
-    most = [np.full(array.size, 0.0 if name in shares else np.inf) for name, array in start.as_arrays().items()]
-    bounds = -np.inf, np.concatenate(most)
-    found = least_squares(residuals, origin, bounds=bounds, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
+    found = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=evaluations)
     return _from_vector(found.x, start)
 
 
@@ -193,8 +190,6 @@ class SimilarProducts:
 
     def read(self, sites: Floats, m: Floats) -> tuple[list[Floats], sparse.csr_matrix]:
         """The nodes of both axes, and what reads each site's and m's value off the nodes."""
-        from scipy import sparse
-
         n, k, rows = sites[:, 0][:, None], sites[:, 1][:, None], m[None, :]
         if self.tile is None:
             size = rows * n + rows * k + n * k
@@ -203,20 +198,12 @@ class SimilarProducts:
         else:
             size = np.ceil(rows / self.tile[0]) * np.ceil(n / self.tile[1])
         other = k if self.other_size == "k" else rows
-        shape = (len(sites), len(m))
-        nodes, below, above = [], [], []
-        for each, step in zip((size, other), self.steps, strict=True):
-            place = np.broadcast_to(np.log2(each) / step, shape).ravel()
-            low = np.floor(place)
-            nodes.append(np.arange(low.min(), low.max() + 2) * step)
-            below.append((low - low.min()).astype(np.intp))
-            above.append(place - low)
-        columns = [(below[0] + i) * nodes[1].size + below[1] + j for i in (0, 1) for j in (0, 1)]
-        weights = [
-            (above[0] if i else 1 - above[0]) * (above[1] if j else 1 - above[1]) for i in (0, 1) for j in (0, 1)
-        ]
-        entries = (np.concatenate(weights), (np.tile(np.arange(place.size), 4), np.concatenate(columns)))
-        return nodes, sparse.csr_matrix(entries, shape=(place.size, nodes[0].size * nodes[1].size))
+        sizes = [np.broadcast_to(each, (len(sites), len(m))).ravel() for each in (size, other)]
+        nodes = []
+        for each, step in zip(sizes, self.steps, strict=True):
+            place = np.log2(each) / step
+            nodes.append(np.arange(np.floor(place.min()), np.floor(place.max()) + 2) * step)
+        return nodes, reading([2.0**axis for axis in nodes], sizes)
 
 
 @dataclass(frozen=True)

@@ -85,11 +85,6 @@ def requested_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, 
 
     if calibration is not None:
         fitted = load_calibration(calibration)
-        if fitted.device_kind != "cuda":
-            raise UserError(
-                f"{calibration} was fitted on a CPU ({fitted.gpu}), but the laws used here are of GPUs: name "
-                "one fitted on a GPU, or a GPU alone with --gpu."
-            )
         check_form(fitted, calibration)
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")

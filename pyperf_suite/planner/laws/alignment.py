@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,57 +29,27 @@ PADDED_BYTES = 16
 ALIGNED_BYTES = 32
 
 
-@dataclass(frozen=True)
-class Cliff:
-    """How much longer a product takes whose worst row starts at multiples of so many bytes and no more.
+# Factors on the time, and the least and the most that measurements leave possible.
+Penalty = tuple[Any, Any, Any]
 
-    `low` and `high` are the least and the most that measurements leave possible.
-    """
-
-    aligned_bytes: int
-    factor: float
-    low: float
-    high: float
-    origin: str
-
-
-SWIGLU_H100 = "stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922 against 10848 to 11008"
-SQUARE_4090 = "pytorch/pytorch issue 181718, RTX 4090, bf16, M = N = K = 2055 to 2073 against 2040"
-# Without TMA and wgmma, which need rows of whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor
-# is near the ratio of their peaks, so it is taken for all that is below 16 bytes. Odd sizes were not published and may
-# be worse. Where nothing was published at 16 bytes, nothing is taken off.
-ON_HOPPER = (
-    Cliff(2, 1.45, 1.45, 2.5, f"at least that of 4 bytes: {SWIGLU_H100}"),
-    Cliff(4, 1.45, 1.44, 1.46, SWIGLU_H100),
-    Cliff(8, 1.45, 1.0, 1.46, f"the kernels of 4 bytes: {SWIGLU_H100}"),
-    Cliff(16, 1.0, 1.0, 1.46, "nothing published: rows that TMA takes"),
-)
-# 2040 just fills its tiles and 2055 begins new ones. What tile quantization explains is taken out (tiles of 128 x 128,
-# as the kernels are called: 11 %); what the second wave explains may be all of the rest, hence `low`. At 16 bytes the
-# library took a good kernel once and a bad one twice: the geometric mean of the three.
-ON_ADA = (
-    Cliff(2, 1.27, 1.0, 1.46, SQUARE_4090),
-    Cliff(4, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
-    Cliff(8, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
-    Cliff(16, 1.39, 1.0, 1.86, f"{SQUARE_4090}: 2056 and 2072 got tiles of 64 x 64, 2040 did not"),
-)
+# Slowdown of a product whose worst row starts at multiples of so many bytes and no more. Without TMA and wgmma, which
+# need rows of whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor is near the ratio of their
+# peaks, so it is taken for all that is below 16 bytes (stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922
+# against 10848 to 11008). Odd sizes were not published and may be worse; of 16 bytes nothing was, so they cost nothing.
+ON_HOPPER: Mapping[int, Penalty] = {
+    2: (1.45, 1.45, 2.5),
+    4: (1.45, 1.44, 1.46),
+    8: (1.45, 1.0, 1.46),
+    16: (1.0, 1.0, 1.46),
+}
+# pytorch/pytorch issue 181718, RTX 4090, bf16, M = N = K = 2055 to 2073 against 2040, which just fills its tiles where
+# 2055 begins new ones. What tile quantization explains is taken out (tiles of 128 x 128, as the kernels are called:
+# 11 %); what the second wave explains may be all of the rest, hence the least. At 16 bytes the library took a good
+# kernel once and a bad one, of 64 x 64, twice: the geometric mean of the three.
+ON_ADA: Mapping[int, Penalty] = {**dict.fromkeys((2, 4, 8), (1.27, 1.0, 1.46)), 16: (1.39, 1.0, 1.86)}
 
 
-@dataclass(frozen=True)
-class AlignmentPenalty:
-    """Factors of at least 1 on a product's time, and the range each may lie in; all arrays of one shape.
-
-    `aligned_bytes` is the largest power of two that divides the bytes of every row, at most `ALIGNED_BYTES`.
-    """
-
-    factor: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    aligned_bytes: NDArray[np.int64]
-    origin: str
-
-
-def cliffs_of(gpu: GpuSpec) -> tuple[Cliff, ...]:
+def cliffs_of(gpu: GpuSpec) -> Mapping[int, Penalty]:
     """The cliffs to reckon with on a GPU: Hopper's if its tensor cores read operands through TMA, else Ada's."""
     capability = gpu.compute_capability
     return ON_ADA if capability is None or architecture(capability).generation == "Ampere" else ON_HOPPER
@@ -107,26 +77,19 @@ def aligned_bytes(
 
 def alignment_penalty(
     gpu: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN"
-) -> AlignmentPenalty:
-    """What rows that start off 16 and 32 bytes cost a product: factors on its time, of the sizes' broadcast shape.
+) -> Penalty:
+    """Factors of at least 1 on a product's time for rows that start off 16 and 32 bytes, of the sizes' broadcast shape.
 
     The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). A dtype whose units take only
     whole 16 bytes is priced as padded to them. Raises UserError for a dtype or layout that is not known.
     """
     divisor = aligned_bytes(m, n, k, dtype, layout)
     if dtype in PADDED_DTYPES:
-        factor = _padded(m, n, k, dtype, layout)
-        return AlignmentPenalty(factor, factor, factor, divisor, f"padded to {PADDED_BYTES} bytes, as cuBLAS demands")
+        return (_padded(m, n, k, dtype, layout),) * 3
     cliffs = cliffs_of(gpu)
-    alignment_class = np.searchsorted([cliff.aligned_bytes for cliff in cliffs], divisor)
-    factor, low, high = (
-        np.array([*(getattr(cliff, name) for cliff in cliffs), 1.0])[alignment_class]
-        for name in ("factor", "low", "high")
-    )
-    # Not np.unique: it imports numpy.ma.
-    classes = np.flatnonzero(np.bincount(np.ravel(alignment_class)))
-    hit = [cliffs[index].origin for index in classes if index < len(cliffs)]
-    return AlignmentPenalty(factor, low, high, divisor, "; ".join(hit))
+    place = np.searchsorted(list(cliffs), divisor)
+    factor, low, high = np.moveaxis(np.array([*cliffs.values(), (1.0, 1.0, 1.0)])[place], -1, 0)
+    return factor, low, high
 
 
 def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.int64]]:

@@ -165,13 +165,12 @@ class AttentionLaws:
         known = sorted({kind[0] for kind in self.kernels if not kind[1]})
         if width in known or (width, window) in self.kernels:
             return self._windowed(width, window, seq)
-        sides = [[each for each in known if (each < width) == is_below] for is_below in (True, False)]
-        ends = [max(sides[0], default=min(known)), min(sides[1], default=max(known))]
-        share = (width - ends[0]) / (ends[1] - ends[0]) if all(sides) else float(not sides[0])
-        octaves = 1.0 if all(sides) else max(1.0, abs(np.log2(width / ends[round(share)])))
+        narrower = max((each for each in known if each < width), default=known[0])
+        wider = min((each for each in known if each > width), default=known[-1])
+        share = (width - narrower) / (wider - narrower) if narrower < wider else 1.0
         return [
-            (weight * part, kind, np.hypot(unsure, OTHER_WIDTH * octaves))
-            for part, end in zip((1 - share, share), ends, strict=True)
+            (weight * part, kind, np.hypot(unsure, OTHER_WIDTH))
+            for part, end in ((1 - share, narrower), (share, wider))
             if part
             for weight, kind, unsure in self._windowed(end, window, seq)
         ]

@@ -35,8 +35,6 @@ SHIPPED = Path(__file__).parent / "calibrations"
 # Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
 POOLED = "any GPU"
 HEADER = "header.json"
-# What the names of blocks begin with that hold laws of a CPU.
-OF_CPU = "cpu_"
 # A calibration is kilobytes; what unpacks to more than this is not one, and is not unpacked.
 MOST_BYTES = 64 << 20
 # The earliest time that a zip file can hold: the same coefficients make the same file whenever they are saved.
@@ -60,16 +58,10 @@ class CalibrationBlock:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All blocks of one GPU, `gpu` being its name in the catalogue; `version` that of the file's format."""
+    """All blocks of one GPU, `gpu` being its name in the catalogue."""
 
     gpu: str
     blocks: Mapping[str, CalibrationBlock] = field(default_factory=dict)
-    version: int = VERSION
-
-    @property
-    def device_kind(self) -> str:
-        """What its laws are of: "cpu", whose blocks say so by their names, or "cuda"."""
-        return "cpu" if any(name.startswith(OF_CPU) for name in self.blocks) else "cuda"
 
     def with_block(self, name: str, block: CalibrationBlock) -> Calibration:
         return replace(self, blocks={**self.blocks, name: block})
@@ -115,7 +107,7 @@ class Calibration:
                     content = io.BytesIO()
                     np.save(content, np.asarray(block.arrays[array]), allow_pickle=False)
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
-            header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
+            header = {"gpu": self.gpu, "version": VERSION, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path.resolve(), whole.getvalue())
@@ -198,8 +190,8 @@ def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(entry, content)
 
 
-# Terms of each degree: a level; a slope in each size; what bends, and what two sizes do together.
-DEGREES = (0, 1, 2)
+# Terms of each degree: a level; a slope in each size.
+DEGREES = (0, 1)
 
 
 def correction_name(law: str) -> str:
@@ -233,18 +225,12 @@ def stated(gpu: Gpu, law: str, error_percent: float | None, origin: str) -> tupl
 
 def correction(block: CalibrationBlock, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """The factor of a block. Raises KeyError where a size that it was fitted with is not given."""
-    inside = [
-        np.clip(np.asarray(sizes[name], dtype=np.float64), *block.fitted_range[name]) for name in block.fitted_range
-    ]
-    coefficients = block.arrays["coefficients"]
-    scaled = [
-        (np.log(size) - centre) / spread
-        for size, centre, spread in zip(inside, block.arrays["centre"], block.arrays["spread"], strict=True)
-    ]
-    log_factor = np.zeros(np.broadcast_shapes(*(size.shape for size in scaled)))
-    for coefficient, exponents in zip(coefficients, _exponents(len(scaled)), strict=False):
-        if coefficient:
-            log_factor += coefficient * _product(scaled, exponents)
+    level, *slopes = block.arrays["coefficients"]
+    terms = zip(slopes, block.fitted_range.items(), block.arrays["centre"], block.arrays["spread"], strict=True)
+    log_factor = np.asarray(level)
+    for slope, (name, limits), centre, spread in terms:
+        inside = np.clip(np.asarray(sizes[name], dtype=np.float64), *limits)
+        log_factor = log_factor + slope * (np.log(inside) - centre) / spread
     return np.exp(log_factor)
 
 
@@ -253,38 +239,23 @@ def fit_correction(
 ) -> tuple[Mapping[str, NDArray[np.float64]], Mapping[str, tuple[float, float]]]:
     """Arrays and range of a block whose factor follows log(measured / predicted) in the least squares.
 
-    `log_ratio` and every size are arrays of one length. Half of a unit of noise is held against each coefficient but
-    the level, so that few points make no steep slope (ridge regression: Hoerl & Kennard, Technometrics 12, 1970).
+    `log_ratio` and every size are arrays of one length. Half of a unit of noise is held against each slope, so that few
+    points make no steep one (ridge regression: Hoerl & Kennard, Technometrics 12, 1970).
 
     Raises ValueError for no rows or a degree there is not.
     """
     wanted = np.asarray(log_ratio, dtype=np.float64)
     if degree not in DEGREES or wanted.size == 0:
         raise ValueError(f"a correction of degree {degree} cannot be fitted to {wanted.size} rows")
-    logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes.values()]
-    centre = np.array([size.mean() for size in logs])
-    spread = np.array([size.std() or 1.0 for size in logs])
-    scaled = [(size - middle) / width for size, middle, width in zip(logs, centre, spread, strict=True)]
-    terms = [exponents for exponents in _exponents(len(scaled)) if sum(exponents) <= degree]
-    design = np.stack([_product(scaled, exponents) * np.ones_like(wanted) for exponents in terms], axis=1)
-    penalty = np.diag([0.0] + [0.5] * (len(terms) - 1))
+    logs = np.log([np.asarray(size, dtype=np.float64) for size in sizes.values()])
+    centre, spread = logs.mean(axis=1), logs.std(axis=1)
+    spread[spread == 0] = 1.0
+    slopes = (logs - centre[:, None]) / spread[:, None]
+    design = np.vstack([np.ones_like(wanted), slopes * degree]).T
+    penalty = np.diag([0.0] + [0.5] * len(slopes))
     coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ wanted)
     limits = {name: (float(np.min(size)), float(np.max(size))) for name, size in sizes.items()}
     return {"centre": centre, "spread": spread, "coefficients": coefficients}, limits
-
-
-def _exponents(count: int) -> list[tuple[int, ...]]:
-    unit = np.eye(count, dtype=int)
-    pairs = [unit[i] + unit[j] for i in range(count) for j in range(i, count)]
-    return [(0,) * count, *(tuple(row) for row in unit), *(tuple(row) for row in pairs)]
-
-
-def _product(scaled: list[NDArray[np.float64]], exponents: tuple[int, ...]) -> NDArray[np.float64]:
-    term: NDArray[np.float64] = np.ones(())
-    for size, exponent in zip(scaled, exponents, strict=True):
-        if exponent:
-            term = term * size**exponent
-    return term
 
 
 # Steps of one byte up to the largest factor: about a third of a percent each.

@@ -8,7 +8,7 @@ seconds on end come on top. A GPU without tables has the law of the most similar
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -361,13 +361,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         return replace(law, band=None, error_percent=None)
     law = _with_band_of_others(law, pooled.block(f"{name}.{law.library}"))
     law = replace(law, library=law.library if gpu.compute_capability else PYTORCH)
-    law = law if maximum is None else _held_to(law, maximum)
-    # It is no slower than those of its kind with less power and peak.
-    size = gpu.power_w, gpu.peak("fp16")
-    smaller = [each for each in kin if each.peak("fp16") <= size[1] and (each.power_w, each.peak("fp16")) < size]
-    laws = [each for each in (gemm_law(gpu, dtype, law.library) for gpu in smaller) if each.block is law.block]
-    least = (each.peak_scale * each.gpu.peak("fp16") / size[1] for each in laws)
-    return replace(law, peak_scale=max(law.peak_scale, *least, 0.0))
+    return law if maximum is None else _held_to(law, maximum)
 
 
 def _with_band_of_others(law: GemmLaw, others: CalibrationBlock) -> GemmLaw:
@@ -469,12 +463,12 @@ def gemm_time(
     sizes = validated_sizes("product", m=m, n=n, k=k)
     here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
-    penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
+    penalty, least_penalty, most_penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
     ideal = 2.0 * sizes[0] * sizes[1] * sizes[2] / law.gpu.peak(dtype)
     aligned = np.maximum(plain * law.library_factor(*sizes) * here, ideal)
-    burst = aligned * penalty.factor
-    seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
+    burst = aligned * penalty
+    seconds = burst * sustained_slowdown(law.gpu, ideal / burst) if mode == "sustained" else burst
 
     def parts() -> dict[str, NDArray[np.float64]]:
         beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
@@ -483,7 +477,7 @@ def gemm_time(
     low = high = None
     if law.band is not None:
         low, high = law.interval(seconds, sizes[0], sizes[1])
-        low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
+        low, high = low * least_penalty / penalty, high * most_penalty / penalty
         low = np.maximum(low, np.minimum(seconds, ideal) / ABOVE_PEAK)
     error_percent, origin = stated(gpu, BLOCK_OF[dtype], law.error_percent, law.origin)
     beyond = outside(law.block.fitted_range, dict(zip("mnk", sizes, strict=True))) | law.is_transferred
@@ -521,8 +515,3 @@ def _menu_parts(law: GemmLaw, m: Floats, n: Floats, k: Floats) -> dict[str, Floa
         "split": split_s,
         "launch": np.full_like(ideal, costs.launch_s),
     }
-
-
-def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
-    m, n, k = sizes
-    return sustained_slowdown(law.gpu, 2.0 * m * n * k / law.gpu.peak(law.dtype) / burst)

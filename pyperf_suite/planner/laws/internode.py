@@ -7,11 +7,11 @@ Fitted to nccl-tests that others published of 2 to 8 nodes (tests/data/published
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.laws.calibration import Band
@@ -41,15 +41,16 @@ class NetworkStage:
 
 
 STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
-# Where measured times lie, by bytes, as `tools.fit.collectives` finds with sources left out; and through two points.
-BETWEEN_NODES = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])
+# Where measured times lie around the law, by bytes, and its median error in %: by the rate of the network, as
+# `tools.fit.collectives` finds with sources left out, and through two measured points.
+BY_RATE = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])),
+    14.4,
 )
-THROUGH_POINTS = Band(
-    np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])
+BY_POINTS = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])),
+    9.1,
 )
-# Their median errors.
-BETWEEN_PERCENT, THROUGH_PERCENT = 14.4, 9.1
 # A pipeline between nodes fills with a third of what crosses, up to this much.
 FILL_SHARE, FILL_BYTES = 1 / 3, 5.3e6
 
@@ -86,7 +87,10 @@ def network_of(text: str) -> Network:
             raise UserError(f"{part[:40]!r} is not a measured point: write bytes and bus bandwidth as in 1GB:180GB/s.")
         size, unit, rate, rate_unit = (group or "" for group in match.groups())
         points.append(Point(float(size) * _SIZES[unit.lower()], float(rate) * _UNITS[rate_unit.lower()]))
-    return checked_network(points)
+    sizes = {point.nbytes for point in points}
+    if len(sizes) < len(points) or any(point.nbytes <= 0 or point.bus_bytes_per_s <= 0 for point in points):
+        raise UserError("Measured points of a network need sizes and rates above 0, each size once: correct them.")
+    return tuple(sorted(points, key=lambda point: point.nbytes))
 
 
 def _named_rate(text: str) -> float:
@@ -99,45 +103,22 @@ def _named_rate(text: str) -> float:
     return float(match[1]) / 8 * 1e9
 
 
-def checked_network(network: float | str | Iterable[Point]) -> Network:
-    """The network as the laws take it. Raises UserError for one that carries nothing, or two points of one size."""
-    if isinstance(network, str):
-        return network_of(network)
-    if isinstance(network, Iterable):
-        points = tuple(sorted(network, key=lambda point: point.nbytes))
-        sizes = {point.nbytes for point in points}
-        if not points or len(sizes) < len(points) or any(p.nbytes <= 0 or p.bus_bytes_per_s <= 0 for p in points):
-            raise UserError("Measured points of a network need sizes and rates above 0, each size once: correct them.")
-        return points
-    if not 0 < network < float("inf"):
-        raise UserError(f"A network of {network:g} bytes/s carries nothing: give more.")
-    return float(network)
-
-
-def crossing_bytes(operation: str, size: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> Floats:
-    """What each GPU sends out of its node.
-
-    An all_reduce crosses once between two nodes; among more, a node of NCCL's two trees sends as much up as down. Of
-    rings, one for each GPU of a node, each crosses once.
-    """
-    nbytes, count, inside = (np.asarray(value, dtype=np.float64) for value in (size, ranks, per_node))
-    if operation == "all_reduce":
-        return np.asarray(nbytes * np.where(count > 2 * inside, 2, 1) / inside)
-    blocks = (count - inside) / count if operation in UNRELAYED else (count - 1) / count / inside
-    return np.asarray(nbytes * blocks)
-
-
 def between_nodes_s(
-    operation: str, size: Floats, ranks: Floats, per_node: NDArray[np.int64], in_node_s: Floats, rate: float
+    operation: str, size: Floats, ranks: Floats, per_node: Floats, in_node_s: Floats, rate: float
 ) -> Floats:
     """Seconds of the whole operation, of which `in_node_s` pass within nodes; those alone where there is one node."""
     nodes = np.ceil(ranks / per_node)
-    crossing = crossing_bytes(operation, size, ranks, per_node)
-    if operation == "all_reduce" or operation in UNRELAYED:
-        share = STAGE.tree if operation == "all_reduce" else STAGE.direct
-        steps = np.log2(np.maximum(nodes, 1))
+    if operation == "all_reduce":
+        # It crosses once between two nodes; among more, a node of NCCL's two trees sends as much up as down.
+        share, steps = STAGE.tree, np.log2(np.maximum(nodes, 1))
+        crossing = size * np.where(ranks > 2 * per_node, 2, 1) / per_node
+    elif operation in UNRELAYED:
+        share, steps = STAGE.direct, np.log2(np.maximum(nodes, 1))
+        crossing = size * (ranks - per_node) / ranks
     else:
+        # Of rings, one for each GPU of a node, each crosses once.
         share, steps = STAGE.ring, np.maximum(nodes - 1, 0)
+        crossing = size * (ranks - 1) / ranks / per_node
     latency = steps * (STAGE.step_s + np.minimum(FILL_SHARE * crossing, FILL_BYTES) / rate)
     latency = latency + STAGE.switch_s * size / (size + STAGE.switch_bytes)
     seconds = np.maximum(in_node_s, crossing / (share * rate)) + latency

@@ -1,23 +1,16 @@
-"""What each way to train in parallel sends in a step, and whether a measured network is enough for it.
-
-A step's transfers have the S of nccl-tests, so that a measured curve of time over size can be read at them.
-"""
+"""Messages of a step for each way to train in parallel, of the S of nccl-tests, as curves of time over size have it."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions
 
@@ -57,55 +50,6 @@ def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
 
 # Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
 BUCKET_BYTES = 25 * 2**20
-# Exposed communication of more than this share of a step is called network-bound: what a user would act on.
-TOLERATED_SHARE = 0.1
-
-# Seconds of one operation, measured; called with operation, S in bytes, ranks.
-SecondsOf = Callable[[str, float, int], float]
-
-
-@dataclass(frozen=True)
-class AlphaBetaOverRanks:
-    """One operation's law at several numbers of ranks, and between them.
-
-    Between two measured numbers of ranks the time at a size is drawn straight over log n. Beyond them the nearest
-    curve is read at the size with as many bytes on the bus, which scales bandwidth and not latency.
-
-    On the published tables of ai-dynamo/aiconfigurator (095f58a5), all GPUs and libraries, the median error is 9 % for
-    4 ranks from 2 and 8, and 16 % for 8 from 2 and 4: beyond what was measured this is a first guess.
-    """
-
-    operation: str
-    curves: Mapping[int, PiecewiseAlphaBeta]
-
-    def seconds(self, size_bytes: ArrayLike, ranks: int) -> NDArray[np.float64]:
-        """Predicted seconds of messages of `size_bytes` among that many ranks; 1 rank moves nothing in no time."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        if ranks == 1:
-            return np.zeros(size.shape)
-        known = np.array(sorted(self.curves))
-        if not known[0] <= ranks <= known[-1]:
-            nearest = int(known[0] if ranks < known[0] else known[-1])
-            scale = bus_factor(self.operation, ranks) / bus_factor(self.operation, nearest)
-            return self.curves[nearest].seconds(size * scale)
-        above = int(known[np.searchsorted(known, ranks)])
-        if above == ranks:
-            return self.curves[above].seconds(size)
-        below = int(known[np.searchsorted(known, ranks) - 1])
-        share = np.log(ranks / below) / np.log(above / below)
-        return (1 - share) * self.curves[below].seconds(size) + share * self.curves[above].seconds(size)
-
-
-def seconds_of(laws: Mapping[str, AlphaBetaOverRanks]) -> SecondsOf:
-    """The laws of several operations as one function. It raises UserError for an operation that has no law."""
-
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
-        if operation not in laws:
-            known = ", ".join(sorted(laws)) or "nothing"
-            raise UserError(f"{operation} was not measured, only {known}: measure it for a verdict that needs it.")
-        return float(laws[operation].seconds(size_bytes, ranks))
-
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -150,24 +94,9 @@ class StepTransfer:
     def bus_bytes(self) -> float:
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
-    def seconds(self, seconds_of: SecondsOf) -> float:
-        """All calls together; nothing among one rank."""
-        return self.calls * float(seconds_of(self.operation, self.size_bytes, self.ranks)) if self.ranks > 1 else 0.0
 
-
-@dataclass(frozen=True)
-class Traffic:
-    """Everything that one rank takes part in, in one step, for one kind of parallelism."""
-
-    parallelism: str
-    transfers: tuple[StepTransfer, ...]
-
-    @property
-    def bus_bytes(self) -> float:
-        return sum(transfer.bus_bytes for transfer in self.transfers)
-
-    def seconds(self, seconds_of: SecondsOf) -> float:
-        return sum(transfer.seconds(seconds_of) for transfer in self.transfers)
+# What one rank takes part in in a step, for one kind of parallelism.
+Traffic = tuple[StepTransfer, ...]
 
 
 def data_parallel(stage: int, model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
@@ -179,7 +108,7 @@ def data_parallel(stage: int, model: ModelDimensions, work: TrainingWorkload, ra
         for where, calls, size in _messages(model, element_bytes, stage):
             name = f"{sent.what}{where}, {sent.behind}"
             transfers.append(StepTransfer(name, sent.operation, times * calls, size, ranks, sent.behind, share))
-    return Traffic(f"ZeRO-{stage}" if stage else "DDP", tuple(transfers))
+    return tuple(transfers)
 
 
 def _messages(model: ModelDimensions, element_bytes: int, stage: int) -> list[tuple[str, int, float]]:
@@ -207,14 +136,11 @@ def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) 
             raise UserError(f"TP over {ranks} ranks cannot divide {name} = {getattr(model, name)} evenly.")
     size, m = work.activation_bytes(model.hidden), work.micro_batches
     per_token = work.micro_batch * work.seq * 4
-    return Traffic(
-        "TP",
-        (
-            StepTransfer("activations", "all_reduce", 2 * model.layers * m, size, ranks),
-            StepTransfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
-            StepTransfer("embedding and output", "all_reduce", 2 * m, size, ranks),
-            StepTransfer("loss", "all_reduce", 3 * m, per_token, ranks),
-        ),
+    return (
+        StepTransfer("activations", "all_reduce", 2 * model.layers * m, size, ranks),
+        StepTransfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
+        StepTransfer("embedding and output", "all_reduce", 2 * m, size, ranks),
+        StepTransfer("loss", "all_reduce", 3 * m, per_token, ranks),
     )
 
 
@@ -226,12 +152,12 @@ def tensor_and_sequence_parallel(model: ModelDimensions, work: TrainingWorkload,
     """
     split = [
         replace(transfer, operation=operation)
-        for transfer in tensor_parallel(model, work, ranks).transfers
+        for transfer in tensor_parallel(model, work, ranks)
         for operation in (("all_reduce",) if transfer.purpose == "loss" else ("reduce_scatter", "all_gather"))
     ]
     again = 2 * model.layers * work.micro_batches
     size = work.activation_bytes(model.hidden)
-    return Traffic("TP+SP", (*split, StepTransfer("inputs of blocks", "all_gather", again, size, ranks, "backward")))
+    return (*split, StepTransfer("inputs of blocks", "all_gather", again, size, ranks, "backward"))
 
 
 def pipeline_parallel(model: ModelDimensions, work: TrainingWorkload, stages: int) -> Traffic:
@@ -243,12 +169,11 @@ def pipeline_parallel(model: ModelDimensions, work: TrainingWorkload, stages: in
     if not 1 <= stages <= model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages.")
     if stages == 1:
-        return Traffic("PP", ())
+        return ()
     size, calls = work.activation_bytes(model.hidden), work.micro_batches
     sent: tuple[tuple[str, Phase], ...] = (("activations", "forward"), ("gradients of activations", "backward"))
-    return Traffic(
-        "PP",
-        tuple(StepTransfer(what, "send_receive", calls, size, 2, phase if calls > 1 else None) for what, phase in sent),
+    return tuple(
+        StepTransfer(what, "send_receive", calls, size, 2, phase if calls > 1 else None) for what, phase in sent
     )
 
 
@@ -263,7 +188,7 @@ def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) 
     size = work.activation_bytes(model.hidden) * model.top_k
     calls = 2 * model.sparse_layers * work.micro_batches
     both = ("tokens to experts and back", "their gradients")
-    return Traffic("EP", tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both))
+    return tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both)
 
 
 PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
@@ -275,58 +200,3 @@ PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Tr
     "EP": expert_parallel,
 }
 """Each way to train over all ranks; it raises UserError where a model cannot be spread so."""
-
-
-@dataclass(frozen=True)
-class NetworkVerdict:
-    """Whether the network is enough for one kind of parallelism at one compute time; all in seconds a step.
-
-    `exposed_s` is what no computation hides: what has to be waited for, and what is longer than what it overlaps.
-    """
-
-    parallelism: str
-    compute_s: float
-    communication_s: float
-    exposed_s: float
-
-    @property
-    def step_s(self) -> float:
-        return self.compute_s + self.exposed_s
-
-    @property
-    def exposed_share(self) -> float:
-        return self.exposed_s / self.step_s if self.step_s else 0.0
-
-    @property
-    def network_bound(self) -> bool:
-        return self.exposed_share > TOLERATED_SHARE
-
-
-def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> NetworkVerdict:
-    """Judge a parallelism by a measured curve, at `compute_s` of computing a step.
-
-    A third of that is taken for the forward pass. The best case: all that can overlap a pass does so from its start
-    to its end. Raises UserError for a negative compute time.
-    """
-    if compute_s < 0:
-        raise UserError(f"A step cannot compute for {compute_s} s.")
-    passes_s = {"forward": (1 - BACKWARD_SHARE) * compute_s, "backward": BACKWARD_SHARE * compute_s, None: 0.0}
-    sent_s: dict[tuple[Phase | None, float], float] = {}
-    for each in traffic.transfers:
-        during = each.behind, each.share
-        sent_s[during] = sent_s.get(during, 0.0) + each.seconds(seconds_of)
-    exposed = (exposed_comm_s(sent, share * passes_s[behind]) for (behind, share), sent in sent_s.items())
-    return NetworkVerdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), float(sum(exposed)))
-
-
-def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
-    """Seconds of computing a step below which that traffic is network-bound; inf where it always is, 0 where never."""
-    low, high = 1e-7, 1e7
-    if verdict(sent, high, seconds_of).network_bound:
-        return math.inf
-    if not verdict(sent, low, seconds_of).network_bound:
-        return 0.0
-    while high / low > 1.001:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if verdict(sent, middle, seconds_of).network_bound else (low, middle)
-    return high

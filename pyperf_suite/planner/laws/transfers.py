@@ -1,12 +1,12 @@
 """Which calibration's law answers for a GPU: its own, or the nearest one's, and how wide the interval is then.
 
-One rule for all laws: first a GPU with the same kernels, then one with the same kind of memory, then the nearest in the
-rate that the law follows. The widths are what leaving whole GPUs of the tables out showed, law by law.
+One rule for all laws: first a GPU with the same kernels, then one with the same kind of memory, then the nearest in
+bandwidth. The widths are what leaving whole GPUs of the tables out showed, law by law.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,48 +14,29 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import Band, Calibration, Gpu, all_shipped, shipped_calibration, spec_of
 
-# An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
-Interval = tuple[float, float, float]
 
-
-def find_law(
-    gpu: Gpu,
-    law: str,
-    subject: str,
-    library: str | None = None,
-    rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], int] | None = None,
-) -> tuple[Calibration, bool]:
+def find_law(gpu: Gpu, law: str, subject: str, library: str | None = None) -> tuple[Calibration, bool]:
     """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
 
     First the calibration given, then the one shipped for the GPU, of whatever library; else that of the nearest GPU
-    which has the law, of `library` if any has it. The library "" is that of a law which is of none. `subject`, `rate`
-    and `link` are those of `nearest`. Raises UserError for an unknown GPU, and where no calibration has the law.
+    which has the law, of `library` if any has it. The library "" is that of a law which is of none. `subject` is
+    the `law` of `nearest`. Raises UserError for an unknown GPU, and where no calibration has the law.
     """
     spec = spec_of(gpu)
     given, shipped = gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec.name)
-    # A GPU that was given another link than its maker's is read off whoever has one like that.
-    as_made = link is None or spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
     any_library = "" if library == "" else None
-    for own in (given, shipped if as_made else None):
+    for own in (given, shipped):
         if own is not None and own.has(law, any_library):
             return own, True
     of_any = {each.gpu: each for each in all_shipped() if each.has(law, any_library)}
     known = {name: each for name, each in of_any.items() if each.has(law, library)} or of_any
-    return known[nearest(spec, known, subject, rate, link).name], False
+    return known[nearest(spec, known, subject).name], False
 
 
-def nearest(
-    spec: GpuSpec,
-    known: Iterable[str],
-    law: str,
-    rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
-    link: Callable[[GpuSpec], int] | None = None,
-) -> GpuSpec:
+def nearest(spec: GpuSpec, known: Iterable[str], law: str) -> GpuSpec:
     """Of GPUs known by name the nearest one, whose law `spec` takes; of equals the first by name.
 
-    Only collectives have a `link`, whose kind has to be as near as can be before all else. Raises UserError if none is
-    known; `law` says of what, as in "memory is".
+    Raises UserError if none is known; `law` says of what, as in "memory is".
     """
     gpus = [find_gpu(name) for name in sorted(known)]
     if not gpus:
@@ -63,10 +44,9 @@ def nearest(
     return min(
         gpus,
         key=lambda other: (
-            0 if link is None else abs(link(other) - link(spec)),
             not have_same_kernels(other, spec),
             is_desktop(other) != is_desktop(spec),
-            log_ratio(rate(other), rate(spec)),
+            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
         ),
     )
 
@@ -129,8 +109,8 @@ MEMORY_OF_OTHER_KERNELS = Band(
 MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
 # Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
-# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone
-# (`python -m tools.fit TABLES --left-out GPU`). Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
+# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone.
+# Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
 # B200 was found to err by 14 %, as B200 off H200 does (TensorRT-LLM, 0.28); RTX 5090 and PRO 6000 off L40S at least as
 # far as A100 from L40S: single published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
 TWIN, SAME_KIND, OTHER_GENERATION, OTHER_KIND = ATTENTION_WIDTHS = 0.12, 0.30, 0.50, 0.95
@@ -161,15 +141,3 @@ def transfer_width(spec: GpuSpec, source: GpuSpec, widths: tuple[float, ...], as
     if spec.compute_capability[0] == source.compute_capability[0]:  # type: ignore[index]
         return widths[1]
     return widths[2] if is_desktop(spec) else widths[3]
-
-
-# Collectives: GPUs left out whole (left_out_gpu_errors in tools/fit/collectives.py): H100 off H200 and back, 0.16, and
-# what other machines of B200, H100 and H200 lie off the law on top (0.13); A100, B200 and Hopper off one another.
-SAME_LINK: Interval = (-0.21, 0.21, 5.0)
-OTHER_NVLINK: Interval = (-0.50, 0.52, 29.0)
-# Over PCIe a machine's own wiring decides: 14 published ones of 2 to 8 GPUs reach 5 to 80 % of their slot's peak (RTX
-# 4090 without P2P in a container the least, RTX PRO 6000 behind one switch the most; L40S of the tables 5 % among 8).
-# Launches differ by less. By bytes; tests/data/published/nccl_tests_pcie.csv.
-PCIE_SHARE, PCIE_LAUNCH = 0.45, 1.3
-OVER_PCIE = Band(np.array([2e4, 2e5, 4e6]), np.array([-0.32, -0.35, -0.57]), np.array([0.63, 1.90, 2.30]))
-OVER_PCIE_PERCENT = 45.0

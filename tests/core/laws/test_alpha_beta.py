@@ -19,16 +19,6 @@ def test_each_segment_adds_its_own_seconds_a_byte():
     assert line(1e-6, 2).seconds(4000) == pytest.approx(3e-6)
 
 
-def test_a_curve_through_times_goes_through_the_middle_where_more_bytes_took_less():
-    found = PiecewiseAlphaBeta.through([1, 2, 4], [2.0, 1.0, 4.0])
-    # What rises through 2 and 1 is their geometric mean.
-    assert found.start_s == pytest.approx(math.sqrt(2))
-    assert found.bends_bytes == (1.0, 2.0)
-    assert found.betas_s_per_byte == pytest.approx((0.0, 0.0, (4 - math.sqrt(2)) / 2))
-    rising = PiecewiseAlphaBeta.through([1, 2, 4], [1.0, 2.0, 5.0])
-    assert rising.seconds([1, 2, 3, 4, 6]) == pytest.approx([1.0, 2.0, 3.5, 5.0, 8.0])
-
-
 @pytest.mark.parametrize(
     "true",
     [
@@ -115,6 +105,6 @@ def test_sizes_are_left_out_in_five_turns_and_fewer_than_five_are_not():
     ],
 )
 def test_times_that_are_none_are_refused(sizes, seconds, words):
-    for fit in (PiecewiseAlphaBeta.fit, PiecewiseAlphaBeta.through, held_out_errors):
+    for fit in (PiecewiseAlphaBeta.fit, held_out_errors):
         with pytest.raises(ValueError, match=words):
             fit(sizes, seconds)

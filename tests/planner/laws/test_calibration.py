@@ -33,7 +33,7 @@ BLOCK = CalibrationBlock(
 def test_a_calibration_is_read_as_it_was_saved(tmp_path):
     saved = Calibration("H200 SXM").with_block("gemm_bf16", BLOCK)
     read = load_calibration(saved.save(tmp_path / "h200.npz"))
-    assert (read.gpu, read.version) == ("H200 SXM", VERSION)
+    assert read.gpu == "H200 SXM"
     block = read.block("gemm_bf16")
     assert block.held_out == BLOCK.held_out
     assert block.fitted_range == BLOCK.fitted_range
@@ -111,55 +111,34 @@ def test_what_is_no_archive_or_not_there_is_told_apart(tmp_path):
         load_calibration(tmp_path / "absent.npz")
 
 
+def with_array(block, name, value):
+    return dataclasses.replace(block, arrays={**block.arrays, name: np.asarray(value)})
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "wrong"),
     [
-        lambda block: dataclasses.replace(block, held_out={}),
-        lambda block: dataclasses.replace(block, held_out={"mape": float("nan")}),
-        lambda block: dataclasses.replace(block, held_out={"mape": "small"}),
-        lambda block: dataclasses.replace(block, fitted_range={}),
-        lambda block: dataclasses.replace(block, arrays={}),
-        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array(float("nan"))}),
-        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array([1e-6, 2e-6])}),
-        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array("soon")}),
+        ("memory", lambda block: dataclasses.replace(block, held_out={})),
+        ("memory", lambda block: dataclasses.replace(block, held_out={"mape": float("nan")})),
+        ("memory", lambda block: dataclasses.replace(block, held_out={"mape": "small"})),
+        ("memory", lambda block: dataclasses.replace(block, fitted_range={})),
+        ("memory", lambda block: dataclasses.replace(block, arrays={})),
+        ("memory", lambda block: with_array(block, "launch_s", float("nan"))),
+        ("memory", lambda block: with_array(block, "launch_s", [1e-6, 2e-6])),
+        ("memory", lambda block: with_array(block, "launch_s", "soon")),
+        *((name, lambda block: with_array(block, "launch_s", -1e-3)) for name in ("memory", "gemm_bf16.trtllm")),
+        *((name, lambda block: with_array(block, "launch_s", 1e300)) for name in ("memory", "gemm_fp8.sglang")),
+        ("gemm_bf16.trtllm", lambda block: with_array(block, "overlap", 0.0)),
+        ("attention_bf16.trtllm", lambda block: with_array(block, "costs", np.full_like(block.arrays["costs"], 1e300))),
     ],
 )
-def test_a_block_of_another_form_is_refused_in_one_sentence(wrong):
+def test_a_block_that_gives_no_time_or_error_is_refused_in_one_sentence(name, wrong):
     good = shipped_calibration("H200 SXM")
     check_form(good, "own.npz")
-    odd = good.with_block("memory", wrong(good.block("memory")))
-    with pytest.raises(UserError, match=r"own.npz has a block memory that this pyperf-suite cannot read: make it anew"):
-        check_form(odd, "own.npz")
-
-
-@pytest.mark.parametrize(
-    "name", ["gemm_bf16.trtllm", "gemm_fp8.sglang", "attention_bf16.trtllm", "memory", "collectives"]
-)
-def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
-    good = shipped_calibration("H200 SXM")
-    block = good.block(name)
-    first = next(array for array in ("launch_s", "costs", "start_s") if array in block.arrays)
-    for wrong in (-block.arrays[first], np.full_like(block.arrays[first], 1e300)):
-        odd = good.with_block(name, dataclasses.replace(block, arrays={**block.arrays, first: wrong}))
-        with pytest.raises(UserError, match=r"^own\.npz .* make it anew with `pyperf-suite calibrate`\.$"):
-            check_form(odd, "own.npz")
-
-
-def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
-    own = Calibration("L4").with_block("another_law", BLOCK)
-    check_form(own, "own.npz")
-    with pytest.raises(UserError, match="another_law"):
-        check_form(own.with_block("another_law", CalibrationBlock({}, {})), "own.npz")
-
-
-def test_a_block_by_which_a_law_gives_no_time_is_refused_though_no_coefficient_is_negative():
+    with pytest.raises(UserError, match=r"^own\.npz .* make it anew with `pyperf-suite calibrate`\.$"):
+        check_form(good.with_block(name, wrong(good.block(name))), "own.npz")
     with pytest.raises(UserError, match="for its laws end in KeyError"):
         check_form(Calibration("L4").with_block("gemm_bf16_here", BLOCK), "own.npz")
-    good = shipped_calibration("H200 SXM")
-    block = good.block("gemm_bf16.trtllm")
-    without = dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)})
-    with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
-        check_form(good.with_block("gemm_bf16.trtllm", without), "own.npz")
 
 
 RANDOM = np.random.default_rng(0)
@@ -171,17 +150,13 @@ def block_of(log_ratio: np.ndarray, degree: int) -> CalibrationBlock:
     return CalibrationBlock(arrays, {}, limits)
 
 
-def test_slopes_in_the_sizes_are_found_and_a_bend_takes_the_second_degree() -> None:
+def test_slopes_in_the_sizes_are_found_by_the_first_degree_and_none_by_a_level() -> None:
     log_ratio = 0.1 + 0.05 * np.log(SIZES["m"]) - 0.02 * np.log(SIZES["k"])
     np.testing.assert_allclose(correction(block_of(log_ratio, 1), SIZES), np.exp(log_ratio), rtol=0.01)
-    log_ratio = 0.03 * (np.log(SIZES["n"]) - 7) ** 2
-    straight, bent = (
-        np.abs(np.log(correction(block_of(log_ratio, degree), SIZES)) - log_ratio).max() for degree in (1, 2)
-    )
-    assert bent < 0.2 * straight
+    np.testing.assert_allclose(correction(block_of(log_ratio, 0), SIZES), np.exp(log_ratio.mean()))
 
 
-@pytest.mark.parametrize("degree", [0, 1, 2])
+@pytest.mark.parametrize("degree", [0, 1])
 def test_beyond_what_was_measured_the_factor_stays_as_at_the_edge(degree: int) -> None:
     block = block_of(0.1 * np.log(SIZES["m"]), degree)
     edge = {name: size.max() for name, size in SIZES.items()}
@@ -200,7 +175,7 @@ def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None
     assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
 
 
-@pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 3), (60, -1)])
+@pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 2), (60, -1)])
 def test_what_cannot_be_fitted_is_refused(rows: int, degree: int) -> None:
     with pytest.raises(ValueError, match="cannot be fitted"):
         fit_correction(np.zeros(rows), {"m": np.ones(rows)}, degree)

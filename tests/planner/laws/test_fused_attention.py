@@ -17,7 +17,6 @@ from pyperf_suite.planner.laws.attention import (
     mla_time,
 )
 from pyperf_suite.planner.laws.calibration import (
-    Calibration,
     CalibrationBlock,
     correction_name,
     fit_correction,
@@ -118,12 +117,6 @@ def test_a_window_takes_less_the_shorter_it_is_and_none_from_the_sequence_on(gpu
     assert seconds(8192, seq=2048) == pytest.approx(seconds(0, seq=2048), rel=0.1)
 
 
-def test_more_multiprocessors_of_the_same_kind_are_faster():
-    for faster, slower in (("GB200", "B200"), ("H100", "H100 PCIe")):
-        one, other = (attention_time(gpu, 8, 8192, 8192, 32, 8, 128).seconds for gpu in (faster, slower))
-        assert one < other
-
-
 def test_what_was_measured_on_a_machine_corrects_the_law_there():
     arrays, limits = fit_correction(np.full(4, np.log(1.25)), {"batch": np.array([1, 2, 4, 8])}, degree=0)
     block = CalibrationBlock(arrays, {"mape": 2.0}, limits)
@@ -134,11 +127,6 @@ def test_what_was_measured_on_a_machine_corrects_the_law_there():
     assert explained.parts["this machine"] == pytest.approx(0.2 * explained.seconds)
     backward = attention_time(here, *shape, backward=True)
     assert explained.error_percent == 2.0 < backward.error_percent
-
-
-def test_a_calibration_without_attention_falls_back_to_what_is_shipped():
-    shape = (2, 4096, 4096, 32, 8, 128)
-    assert attention_time(Calibration("H200 SXM"), *shape).seconds == attention_time("H200", *shape).seconds
 
 
 def sdpa(dtype, what):

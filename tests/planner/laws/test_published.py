@@ -8,7 +8,6 @@ import pytest
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import LATENT, PLAIN, WINDOWED, attention_time, mla_time
 from pyperf_suite.planner.laws.calibration import shipped_calibration
-from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.gemm import gemm_law, gemm_time
 from pyperf_suite.planner.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.planner.laws.prices import Prices
@@ -16,7 +15,6 @@ from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.planner.laws.training.framework import found_constants
 from pyperf_suite.planner.laws.training.step import step_time
 from tools.fit.attention import read_tables
-from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
 from tools.fit.memory import read_runs
 from tools.fit.published import GPUS, SAMPLE, read_columns
@@ -117,14 +115,6 @@ def test_few_rows_read_their_weights_within_the_stated_error(gpu):
     seconds = np.nanmedian(runs, axis=0)
     price = memory_bound_time(gpu, nbytes)
     assert percent(price.seconds, seconds).mean() < 1.15 * price.error_percent
-
-
-def test_shipped_curves_of_collectives_lie_on_what_was_measured():
-    errors = [
-        percent(collective_time(gpu, operation, list(times), ranks).seconds, np.array(list(times.values())))
-        for (gpu, operation, ranks), times in read_curves(SAMPLE).items()
-    ]
-    assert np.median(np.concatenate(errors)) < 3
 
 
 @pytest.mark.slow
