@@ -456,8 +456,8 @@ def narrowed(found: Mapping[str, Any], wanted: Mapping[str, Any], input_bytes: S
         return None
     return refused(
         "wrong dtype",
-        f"it returned {returned}, which is narrower than its inputs and the reference's {right}; if that is meant, have "
-        "the reference return it as well",
+        f"it returned {returned}, which is narrower than its inputs and the reference's {right}; if that is meant, "
+        "have the reference return it as well",
     )
 
 
