@@ -16,6 +16,7 @@ from pyperf_suite.cli.measuring import progress_on
 from pyperf_suite.cli.options import (
     Finite,
     OutcomeOptions,
+    audit_option,
     axes_option,
     device_option,
     finish,
@@ -76,6 +77,7 @@ Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
 )
 @results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
 @seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
+@audit_option
 @outcome_options
 def ab(
     probes: tuple[str, ...],

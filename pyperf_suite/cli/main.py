@@ -23,7 +23,7 @@ import click
 from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
 from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
-from pyperf_suite.cli.options import Finite, measuring_options
+from pyperf_suite.cli.options import Finite, audit_option, measuring_options
 from pyperf_suite.errors import Interrupted, UserError, ending_of, printable
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def main() -> None:
     help="Use the shapes of a model: bert-base, bert-large or gpt2. Default: the shapes of the profile. Without "
     "PROBE all probes with such shapes are run. Example: --shape gpt2.",
 )
+@audit_option
 @measuring_options
 def run(
     probes: tuple[str, ...],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -131,6 +132,25 @@ axes_option = click.option(
     metavar="[PROBE.]AXIS=VALUE[,VALUE]",
     help="Replace the values of one axis of the sweep. May be repeated. Default: the values of the profile. "
     "Example: -a tile=64x64x256 -a workers=1,2.",
+)
+
+
+def _begin_audit(_context: click.Context, _option: click.Parameter, requested: bool | None) -> None:
+    """Have the processes of this command audit kernels where that is requested, or the pyproject.toml here says so."""
+    from pyperf_suite.regressions.thresholds import load_setting
+    from pyperf_suite.workloads.workload import AUDIT_VARIABLE
+
+    if load_setting("audit", False) if requested is None else requested:
+        os.environ[AUDIT_VARIABLE] = "1"
+
+
+audit_option = click.option(
+    "--audit/--no-audit",
+    default=None,
+    expose_value=False,
+    callback=_begin_audit,
+    help="Check kernels of FILE.py as code that may be written to deceive, which takes longer. Default: `audit` in "
+    "[tool.pyperf_suite] of pyproject.toml, else no.",
 )
 
 run_options = options(

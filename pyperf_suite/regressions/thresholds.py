@@ -59,18 +59,36 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
     Raises UserError where the file cannot be read, or says something that is not a threshold.
     """
     path = (folder or Path()) / "pyproject.toml"
+    table = _table(path, TABLE)
+    return Thresholds() if table is None else _thresholds(path, table)
+
+
+def load_setting(name: str, default: bool) -> bool:
+    """The value of a switch in `[tool.pyperf_suite]` of the pyproject.toml here.
+
+    Raises UserError where the file cannot be read, or the value is no true or false.
+    """
+    path, suite = Path("pyproject.toml"), TABLE.rpartition(".")[0]
+    table = _table(path, suite)
+    value = table.get(name, default) if isinstance(table, dict) else default
+    if not isinstance(value, bool):
+        raise UserError(f"{path}: [{suite}] {name} is {value!r}: write true or false.")
+    return value
+
+
+def _table(path: Path, name: str) -> Any:
+    """A table of a TOML file, empty where the file has none; None where there is no file."""
     try:
-        read = files.parse_toml(files.read_text(path, LARGEST_BYTES))
+        table: Any = files.parse_toml(files.read_text(path, LARGEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
-        return Thresholds()
+        return None
     except OSError as error:
         raise UserError(f"{path}, where margins may stand, cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, where margins may stand, is not TOML: {error}.") from None
-    table: Any = read
-    for name in TABLE.split("."):
-        table = table.get(name, {}) if isinstance(table, dict) else {}
-    return _thresholds(path, table)
+    for part in name.split("."):
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    return table
 
 
 def _thresholds(path: Path, table: Any) -> Thresholds:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,21 +42,21 @@ CHECKING_SHARE = 0.05
 # Launches that take so long have fresh inputs each; what making them takes is no time of samples, up to so much.
 LONG_S, UNSAMPLED_S = 5e-3, 2.0
 
-# Launches that are checked at the end: at least so many, and at most, in so long or in the share of a longer case.
-FEWEST_LAST_CHECKS, LAST_CHECKS, CHECKING_S = 2, 8, 0.25
+# Launches that are checked at the end: at least so many, and at most, in `checking_s` or in the share of a longer case.
+FEWEST_LAST_CHECKS, LAST_CHECKS = 2, 8
 
-# Launches at the end that are compared with those: so many, at most so many a request, in so long.
-AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 250, 1.5
+# Launches at the end that are compared with those in one request.
+MAX_COMPARED_AT_ONCE = 250
 
 # Launches of what is random that may all give the same.
 REPEATED = 8
 
-# What trying inputs of other kinds may take after one; and the reason of a verdict where the reference fails on them.
-OTHER_INPUTS_S, UNSUITED = 0.5, "unsuited"
+# The reason of a verdict where the reference fails on inputs of another kind.
+UNSUITED = "unsuited"
 
-# Launches on fresh inputs that are compared with as many on seen ones: so many decide, in so long; more where they look
-# slower after so many.
-LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 12, 60, 3.0
+# Launches on fresh inputs that are compared with as many on seen ones: at most so many, in so long. Whether they are
+# slower is looked at after each 12, and for longer where it seems so after a few.
+MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
 # A launch on fresh inputs takes no longer than so many times what is reported of one, and so many seconds; it was at
 # most 2.5 times of honest kernels.
@@ -90,6 +90,26 @@ BITS = {
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How far checks of a case go, in all its processes: seconds, and numbers of launches.
+
+    `other_inputs_s` is for inputs of kinds after the first, `checking_s` for launches that are verified at the end, of
+    which `repeated` in `repeating_s` are compared bit for bit with verified ones; `compared` pairs of fresh and seen
+    inputs decide where they look alike.
+    """
+
+    other_inputs_s: float
+    checking_s: float
+    repeated: int
+    repeating_s: float
+    compared: int
+
+
+USUAL_EXTENT = Extent(other_inputs_s=0.05, checking_s=0.05, repeated=250, repeating_s=0.1, compared=4)
+AUDIT = Extent(other_inputs_s=0.5, checking_s=0.25, repeated=1000, repeating_s=1.5, compared=12)
+
+
 class PartStopwatch:
     """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
 
@@ -118,9 +138,15 @@ class PartChecks:
     left. Nothing that runs can know which launch that will be.
     """
 
-    def __init__(self, launches: Any, processes: int = 1, earlier: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        launches: Any,
+        processes: int = 1,
+        earlier: Mapping[str, Any] = MappingProxyType({}),
+        extent: Extent = USUAL_EXTENT,
+    ) -> None:
         """One of so many `processes`, with what `earlier` ones found (`joined`)."""
-        self._launches, self._processes, self._earlier = launches, processes, earlier
+        self._launches, self._processes, self._earlier, self._extent = launches, processes, earlier, extent
         self.clock: Callable[[], float] = time.monotonic
         self._checked = self._before = self._audited = 0
         self._fresh_s: list[float] = []
@@ -153,7 +179,10 @@ class PartChecks:
 
     def _try_other_inputs(self) -> None:
         """Check launches on inputs of other kinds: those that tell most first, and as many as there is time for."""
-        end_s, tried = self.clock() + OTHER_INPUTS_S / self._processes, self._earlier.get("inputs_tried", ())
+        end_s, tried = (
+            self.clock() + self._extent.other_inputs_s / self._processes,
+            self._earlier.get("inputs_tried", ()),
+        )
         kinds = [each for each in self._launches.other_inputs() if each not in tried]
         # The first again where the reference failed on it, as where one of few large values overflows.
         for number, kind in enumerate((*kinds[:1], *kinds)):
@@ -211,7 +240,7 @@ class PartChecks:
         if not self._is_long:
             self._require_that_it_computes()
         # At the end: what stops to work after some launches has stopped by now.
-        allowed_s = max(CHECKING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
+        allowed_s = max(self._extent.checking_s / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
         end_s, fewest = self.clock() + allowed_s, self._share(FEWEST_LAST_CHECKS)
         for number in range(LAST_CHECKS):
             if number >= fewest and self.clock() > end_s:
@@ -233,9 +262,10 @@ class PartChecks:
             "inputs_tried": [USUAL, *self._tried],
             "fresh_s": [float(f"{each:.4g}") for each in self._fresh_s],
             "seen_s": [float(f"{each:.4g}") for each in self._seen_s],
-            "caching_checked": self._fresh and (self._is_long or len(self._all_fresh_s) >= LEAST_COMPARED),
+            "caching_checked": self._fresh and (self._is_long or len(self._all_fresh_s) >= self._extent.compared),
             "released_s": self._released_s,
             "rounding": self._launches.rounding,
+            "audited": self._extent is AUDIT,
             **({"copied_bytes_per_s": self._copied_per_s} if self._copied_per_s else {}),
         }
 
@@ -270,9 +300,10 @@ class PartChecks:
 
     def _audit(self) -> None:
         """Compare many launches with those that were checked last. Raises WrongLaunch."""
-        end_s = self.clock() + AUDIT_S
-        at_once = max(1, min(AUDITED_AT_ONCE, int(AUDIT_S / 8 / self._wall_s)))
-        while self._audited < AUDITED and self.clock() < end_s:
+        most, repeating_s = self._extent.repeated, self._extent.repeating_s
+        end_s = self.clock() + repeating_s
+        at_once = max(1, min(most, MAX_COMPARED_AT_ONCE, int(repeating_s / 8 / self._wall_s)))
+        while self._audited < most and self.clock() < end_s:
             equal, verdict = self._launches.audit(at_once)
             if verdict is not None and not verdict.passed:
                 raise WrongLaunch(verdict)
@@ -330,7 +361,8 @@ class PartChecks:
         is slower.
         """
         fresh, seen = self._all_fresh_s, [*self._earlier.get("seen_s", ())]
-        known, least = len(fresh), min(len(fresh) + self._share(LEAST_COMPARED), max(LEAST_COMPARED, len(fresh)))
+        known, compared = len(fresh), self._extent.compared
+        least = min(known + self._share(compared), max(compared, known))
         allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
         begin_s, looks_alike = self.clock(), True
         while len(fresh) < known + MOST_COMPARED and self.clock() - begin_s < allowed_s:
@@ -348,7 +380,7 @@ class PartChecks:
             if not looks_alike and len(fresh) >= SUSPECTED_AFTER:
                 # What looks as if it remembered is given the time to show it.
                 allowed_s = SUSPECTED_S
-            if len(fresh) % LEAST_COMPARED == 0 and recognises(fresh, seen):
+            if len(fresh) % LOOK_AFTER == 0 and recognises(fresh, seen):
                 ratio = statistics.median(fresh) / statistics.median(seen)
                 message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))

@@ -6,6 +6,7 @@ checked, and reports what it saw.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,13 +51,18 @@ class Observed:
     samples: Sequence[float]
 
 
+# Set to 1, checks of users' kernels go as far as for code that nobody trusts (`run --audit`).
+AUDIT_VARIABLE = "PYPERF_AUDIT"
+
+
 @dataclass(frozen=True)
 class ExecutionContext:
     """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
 
     `sets` is how many operand sets to rotate through; None for as many as leave caches cold. `inputs` is the seed of a
     user's inputs where two processes are to be given the same; None for one that is drawn in secret. Of so many
-    `processes` each makes its share of a case's checks, and goes on from what `earlier` ones found (checks.joined).
+    `processes` each makes its share of a case's checks, and goes on from what `earlier` ones found (checks.joined);
+    with `audit` as far as for code that nobody trusts.
     """
 
     device: Device
@@ -67,6 +73,7 @@ class ExecutionContext:
     inputs: int | None = None
     processes: int = 1
     earlier: Mapping[str, Any] = field(default_factory=dict)
+    audit: bool = field(default_factory=lambda: os.environ.get(AUDIT_VARIABLE) == "1")
 
     @property
     def ranks(self) -> Group:

@@ -1,7 +1,8 @@
 """Count how often each cheat of cheats.md is caught, and how often a kernel of the other pages is refused.
 
-python count_cheats.py 10 [WORD...] [--profile standard]: ten trials of each case of each kernel whose name or page
-holds one of the words, its function under another name each time. Exits with 1 where one ended otherwise than it must.
+python count_cheats.py 10 [WORD...] [--profile standard] [--no-audit]: ten trials of each case of each kernel whose
+name or page holds one of the words, its function under another name each time. Exits with 1 where one ended otherwise
+than it must.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from catalogue import Entry, Values, end_of, entries, label
 from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.runner.profiles import PROFILES, Effort
 from pyperf_suite.user_kernels import workload as user_kernel
+from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 
 def main() -> int:
@@ -26,7 +28,9 @@ def main() -> int:
     parser.add_argument("times", type=int)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--profile", choices=PROFILES, default="quick")
+    parser.add_argument("--no-audit", action="store_true")
     requested = parser.parse_args()
+    os.environ[AUDIT_VARIABLE] = str(int(not requested.no_audit))
     effort = PROFILES[requested.profile].effort
     pages = {
         page: [each for each in entries(page) if any(word in f"{page} {each.name}" for word in requested.words or [""])]
