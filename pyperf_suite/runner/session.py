@@ -130,18 +130,18 @@ class Session:
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )
         self._workers.best_loop_s = remembered(str(self._identity["slug"]))
+        self._last_workers = self._workers
+        if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
+            fresh = self._resources.enter_context(closing(WorkerPool(self.plan.device, self.deadline_s)))
+            fresh.best_loop_s = self._workers.best_loop_s
+            self._last_workers = fresh
         # Its first process has done nothing yet, and goes on with the cases.
         self._measure_sentinel(self._workers)
         return self
 
     def finish(self) -> None:
         try:
-            with ExitStack() as stack:
-                workers: Workers = self._workers
-                if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
-                    workers = stack.enter_context(WorkerPool(self.plan.device, self.deadline_s))
-                    workers.best_loop_s = self._workers.best_loop_s
-                self._measure_sentinel(workers)
+            self._measure_sentinel(self._last_workers)
             remember(str(self._identity["slug"]), self.folder.run_id, self.records)
         finally:
             self.close()
@@ -358,6 +358,8 @@ class Session:
         if all(planned.is_exact for planned in self.plan.cases):
             return
         sentinel = SENTINELS[self.plan.device.kind]
+        if workers is not self._last_workers:
+            self._last_workers.start(sentinel)  # next to the first one, to wait for the run's end
         answer = workers.measure(0, sentinel, SENTINEL_EFFORT)
         self._take_reference_clock(answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0))
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")

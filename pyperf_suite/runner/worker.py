@@ -47,6 +47,8 @@ def main() -> None:
             stand_by()
             _serve_as_a_rank(line)
             return
+        import pyperf_suite.runner.measuring  # noqa: F401 - before the first request, while others start
+
         for request in line.requests():
             for answer in _answers(request):
                 line.write(answer)

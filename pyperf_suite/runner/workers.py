@@ -292,6 +292,9 @@ class Workers:
 
     best_loop_s: Mapping[str, float] | None = None
 
+    def start(self, case: Case) -> None:
+        """Start what is to measure such a case later, where that takes a while."""
+
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """Cases that take turns in one process; every way a case can end is an outcome."""
         for number, case in enumerate(cases):
@@ -339,6 +342,11 @@ class WorkerPool(Workers):
                 left.remove(requested[number])
                 self._spared.note(cases[requested[number]], answer)
                 yield requested[number], answer
+
+    def start(self, case: Case) -> None:
+        """Start the first process that measures such cases now: it imports what it needs, and waits."""
+        key, command, environment, _ = self._kind_of_worker(0, case)
+        self._workers[key] = WorkerProcess(self._device, command, environment)
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """As many as come before the worker is of no further use."""
