@@ -56,9 +56,9 @@ UPWARD = {
 CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.user_kernels.api"})}
 # How large each part may be: modules and lines. These go down only, but for what an issue says that it adds:
 # tools/nightly.py took 100, a GPU's time at one clock the rest.
-MOST = {"core": (162, 44_153), "planner": (54, 12_034), "node": (21, 4_087)}
+MOST = {"core": (163, 44_437), "planner": (54, 12_034), "node": (21, 4_087)}
 # The package and tools together, and lines of one module, and modules in one folder.
-MOST_LINES_OF_ALL, MOST_LINES, MOST_IN_A_FOLDER = 64_549, 640, 24
+MOST_LINES_OF_ALL, MOST_LINES, MOST_IN_A_FOLDER = 64_833, 640, 24
 
 ABOVE_MEASURING = {"regressions", "render", "cli", "planner", "node", "__main__"}
 MEASURING_MAY_IMPORT = {

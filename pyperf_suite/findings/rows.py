@@ -173,7 +173,7 @@ def _shared_groups(slow: Reading, fast: Reading) -> set[str]:
 
 
 def _slices(record: Record) -> dict[tuple[str, int], float]:
-    """The reported quantile of the samples of each slice that was not discarded, by group and round."""
+    """The reported quantile, or mean, of the samples of each slice that was not discarded, by group and round."""
     import numpy as np
 
     sizes = record.sampling["slices"] if record.at_clock is None else record.at_clock.slices
@@ -182,8 +182,9 @@ def _slices(record: Record) -> dict[tuple[str, int], float]:
     parts = np.split(np.asarray(record.time.samples, dtype=np.float64), np.cumsum(sizes)[:-1])
     share = record.sampling.get("quantile", USUAL)
     left_out = set(record.sampling.get("left_out", ()))
+    is_mean = bool(record.quality.get("levels", {}).get("is_figure"))
     return {
-        at: float(np.quantile(part, share))
+        at: float(part.mean() if is_mean else np.quantile(part, share))
         for number, (at, part) in enumerate(zip(rounds, parts, strict=True))
         if part.size and at[0] and number not in left_out
     }

@@ -233,6 +233,7 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
             loose=loose,
             measured=len(measured),
         )
+    yield from _about_levels(measured)
     kept = [each for each in measured if each.quality.get("kept_despite")]
     if kept:
         reasons = sorted({str(reason) for each in kept for reason in each.quality["kept_despite"]})
@@ -242,6 +243,34 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
             count=len(kept),
             measured=len(measured),
             reasons=", ".join(reasons),
+        )
+
+
+def _about_levels(measured: Sequence[Record]) -> Iterator[Remark]:
+    """Launches of several levels that nothing which disturbs explains: whose mean is reported, and whose is not."""
+    leveled = [(each, each.quality["levels"]) for each in measured if each.quality.get("levels")]
+    for record, levels in leveled:
+        if levels["is_figure"]:
+            yield remark(
+                "Launches of {case} have two levels, {fast} and {slow}, the slow one in {share} of samples: the time "
+                "shown is their mean.",
+                kind="caution",
+                case=record.label,
+                fast=quantity(levels["fast_s"], "duration"),
+                slow=quantity(levels["slow_s"], "duration"),
+                share=quantity(levels["slow_share"], "%"),
+            )
+    others = [(levels["mean_s"] / record.seconds, record) for record, levels in leveled if not levels["is_figure"]]
+    if others:
+        ratio, record = max(others, key=lambda each: each[0])
+        yield remark(
+            "In {count} of {measured} measurements some launches are much slower than others, which nothing known of "
+            "the machine explains: the most in {case}, whose mean is {ratio} as long as the time shown.",
+            kind="caution",
+            count=len(others),
+            measured=len(measured),
+            case=record.label,
+            ratio=quantity(ratio, "x"),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -307,7 +307,8 @@ class Measurement:
     the reasons, and `converged` is false. All statistics are of `kept`. `slices` says how many samples each turn
     took. `left_out` are the numbers of slices whose cores were slow, if there were enough others; if there were not,
     `slow_by` is by which factor the cores were slower than at their best. `interval` is (low, high, confidence
-    reached); `converged` says whether it is as narrow and certain as requested, whatever ended the sampling.
+    reached); `converged` says whether it is as narrow and certain as requested, whatever ended the sampling. `levels`
+    are those of launches that no single figure stands for (measure/levels.py).
     """
 
     seconds: tuple[float, ...]
@@ -325,6 +326,7 @@ class Measurement:
     quantile: float = USUAL
     left_out: tuple[int, ...] = ()
     slow_by: float = 1.0
+    levels: Mapping[str, Any] | None = None
 
     @cached_property
     def kept(self) -> tuple[float, ...]:
@@ -341,7 +343,9 @@ class Measurement:
 
     @cached_property
     def value(self) -> float:
-        """Seconds a launch takes: the requested quantile of samples."""
+        """Seconds a launch takes: the requested quantile of samples, or where these have levels, their mean."""
+        if self.levels and self.levels["is_figure"]:
+            return float(self.levels["mean_s"])
         return float(np.quantile(self.kept, self.quantile))
 
     @property

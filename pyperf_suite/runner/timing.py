@@ -16,6 +16,7 @@ import numpy as np
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import USUAL, MedianInterval, another_runs
+from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.power import Settled, settle
 from pyperf_suite.measure.sampling import Measurement, Turns, WarmUp, sampling
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
@@ -262,6 +263,8 @@ def sampled(
             others_ran = yield
         watts = loads[0].watts(joules(), load_clock()) if loads else None
     disturbed = disturbances.report() if disturbances else {}
+    if disturbances:
+        measurement = with_levels(measurement, disturbances.reasons, disturbances.loops_s)
     metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0), is_compute))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
@@ -284,6 +287,7 @@ def sampled(
         **telemetry.report,
         **({"gpu": gpu.report | {"slices": slices.report()}} if gpu and slices else {}),
         **({"disturbances": disturbed} if disturbed else {}),
+        **({"levels": measurement.levels} if measurement.levels else {}),
     }
     return measurement, {"metrics": metrics, "sampling": how, "quality": quality}
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
 from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.measure.telemetry import SLOW, Disturbances, are_slow
@@ -42,7 +43,7 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
     visits = (first, second)
     slices = [size for visit in visits for size in visit.sampling["slices"]]
     rule = dataclasses.replace(rule, quantile=first.sampling["quantile"])
-    disturbances = _disturbances(visits)
+    disturbances, reasons = _disturbances(visits)
     measurement = concluded(
         rule,
         WarmUp(
@@ -58,6 +59,7 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         loops_s=disturbances["loop_s"],
         best_loop_s=disturbances.get("best_loop_s", math.inf),
     )
+    measurement = with_levels(measurement, reasons, disturbances["loop_s"])
     time = time_metric(measurement, disturbances["drift"], bool(second.work.get("flop")))
     sampling = {**second.sampling, **_of_ranks(visits)}
     sampling |= {name: getattr(measurement, name) for name in SAMPLING_FIELDS}
@@ -77,7 +79,10 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
         "disturbances": disturbances,
+        **({"levels": measurement.levels} if measurement.levels else {}),
     }
+    if measurement.levels is None:
+        quality.pop("levels", None)
     return dataclasses.replace(
         second,
         started_at=first.started_at,
@@ -93,8 +98,8 @@ def _sum(visits: Sequence[Record], member: str, name: str) -> Any:
     return sum(getattr(visit, member)[name] for visit in visits)
 
 
-def _disturbances(visits: Sequence[Record]) -> dict[str, Any]:
-    """The disturbances of all slices, by the best loop that is known after the second visit."""
+def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
+    """The disturbances of all slices, by the best loop that is known after the second visit; and of each slice."""
     reports = [visit.quality["disturbances"] for visit in visits]
     best_s = min(report.get("best_loop_s", math.inf) for report in reports)
     reasons: list[str] = []
@@ -103,7 +108,7 @@ def _disturbances(visits: Sequence[Record]) -> dict[str, Any]:
         slow = are_slow(report["loop_s"], best_s)
         reasons += [other.get(number) or SLOW * is_slow for number, is_slow in enumerate(slow)]
     loops_s = [loop_s for report in reports for loop_s in report["loop_s"]]
-    return reports[1] | Disturbances.described(reasons, loops_s, best_s)
+    return reports[1] | Disturbances.described(reasons, loops_s, best_s), reasons
 
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:

@@ -33,9 +33,9 @@ from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, 
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.checks import (
-    AUDIT,
+    AUDIT_BUDGET,
     UNSUITED,
-    USUAL_EXTENT,
+    USUAL_BUDGET,
     PartChecks,
     PartStopwatch,
     are_equal,
@@ -210,7 +210,7 @@ class UserLaunches(Prepared):
         except BaseException:
             self.close()
             raise
-        self.checks = PartChecks(self, place.processes, place.earlier, AUDIT if place.audit else USUAL_EXTENT)
+        self.checks = PartChecks(self, place.processes, place.earlier, AUDIT_BUDGET if place.audit else USUAL_BUDGET)
 
     def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         device = str(place.device)

@@ -21,6 +21,9 @@ BITS = {
     "float16": (24, 11, 24),
     "float8_e4m3fn": (13, 4, 9),
     "float8_e5m2": (13, 3, 16),
+    "float8_e4m3fnuz": (13, 4, 10),
+    "float8_e5m2fnuz": (13, 3, 17),
+    "float8_e8m0fnu": (13, 1, 127),
 }
 
 

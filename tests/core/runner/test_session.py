@@ -201,7 +201,7 @@ def test_the_last_sentinel_of_a_gpu_is_measured_by_the_worker_that_is_there(kind
     asked = []
     monkeypatch.setattr(Session, "_measure_sentinel", lambda session, workers: asked.append(workers))
     plan = a_plan()
-    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=Instant()).open()
+    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=Instant())
     session.plan = replace(plan, device=Device(kind, 0))
-    session.finish()
+    session.open().finish()
     assert [each is session.workers for each in asked] == [True, kind == "cuda"]

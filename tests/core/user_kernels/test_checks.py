@@ -80,7 +80,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def checks_of(launches: Launches, **how: Any) -> PartChecks:
     """Checks of launches that were found right before timing; what was asked since is in `asked`."""
-    checks = PartChecks(launches, **how)
+    checks = PartChecks(launches, **{"budget": module.AUDIT_BUDGET, **how})
     checks.clock = lambda: launches.now_s
     assert checks.before_timing() is RIGHT
     return checks
@@ -149,6 +149,15 @@ def test_two_to_eight_launches_are_checked_at_the_end_in_a_quarter_of_a_second(
     checks.after_timing()
     assert (drawn, checks.report()["timed_launches_checked"]) == ([16, 8] * count, count)
     assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 7, 1, 16)] * count
+
+
+def test_without_an_audit_fewer_launches_are_compared() -> None:
+    asked: list[int] = []
+    launches = Launches(audit=lambda count: asked.append(count) or (count, None))
+    checks = checks_of(launches, budget=module.USUAL_BUDGET)
+    checks._audit()
+    assert asked == [12] * 21  # an eighth of 0.1 s holds 12 launches of a millisecond, and 250 are enough
+    assert checks._budget.compared < module.AUDIT_BUDGET.compared
 
 
 def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_a_thousand() -> None:

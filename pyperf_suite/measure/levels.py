@@ -1,0 +1,147 @@
+"""Samples that no single figure stands for: launches of two levels, a drift, or a tail that no machine explains.
+
+The undisturbed time is a low quantile, which is right where whatever lies above it is the machine's doing. Where slices
+were clean, and the reference loop around them kept its time, it is the launch's own. Where many launches are of a slow
+level the mean takes the quantile's place, for half of the work may be left out in the others; a drift, a tail and a few
+slow launches are said next to it. Of 1,323 cases of nine idle runs of `make bench` one had a slow level, and one in ten
+a tail or a few slow launches: hypervisors do not report all that they take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.measure.estimates import FEWEST_VALUES, USUAL, chance_of_no_trend
+from pyperf_suite.measure.sampling import Measurement
+
+MIN_SAMPLES, MIN_SLICES = 20, 4
+
+# Two groups: the least share of either, how far apart they are, and how often slices hold both. Of a group that is one
+# sample in twenty, short slices hold none.
+MIN_GROUP_SHARE, MIN_GROUP_RATIO, SLICES_WITH_BOTH = 0.05, 1.25, 0.5
+
+# The least share of slow launches whose level is the launch's and no disturbance, in slices that are clean or not; and
+# the largest spread of either group, nine tenths less one tenth, over its median.
+MIN_SLOW_SHARE, MAX_SPREAD = 0.3, 0.15
+TICK_S = 1e-3
+
+# A drift: how far medians of slices move from the first third to the last, and how seldom chance orders them so.
+MIN_DRIFT, DRIFT_CHANCE = 0.15, 1e-3
+
+# A tail: the mean over the quantile, apart from so many times what the loop scatters by.
+MIN_EXCESS, LOOP_SCATTERS = 0.25, 4.0
+
+
+def with_levels(measurement: Measurement, reasons: Sequence[str], loops_s: Sequence[float]) -> Measurement:
+    """The measurement with the levels of its launches in clean slices; where many are slow their mean is the figure.
+
+    `reasons` says of each slice what disturbed it, "" of a clean one; `loops_s` the seconds of the reference loop.
+    """
+    if measurement.quantile == USUAL:
+        return measurement
+    parts = np.split(np.asarray(measurement.seconds), np.cumsum(measurement.slices)[:-1])
+    is_clean = np.array([not reason for reason in reasons])
+    clean = [part for part, keep in zip(parts, is_clean, strict=True) if keep]
+    levels = levels_of(clean, np.asarray(loops_s)[is_clean], measurement.quantile)
+    if levels is None:
+        # Where others took the core a launch waits for a scheduler's tick, which is longer than this.
+        clean, levels = parts, levels_of(parts, np.asarray(loops_s), measurement.quantile)
+        if levels is None or not levels["is_figure"] or levels["slow_s"] - levels["fast_s"] > TICK_S:
+            return measurement
+    if not levels["is_figure"]:
+        return replace(measurement, levels=levels)
+    interval = _interval_of_mean(clean, measurement.interval[2])
+    return replace(measurement, levels=levels, interval=interval, slow_by=1.0)
+
+
+Parts = Sequence[NDArray[np.float64]]
+Found = tuple[str, float, float, float] | None
+
+
+def levels_of(parts: Parts, loops_s: NDArray[np.float64], quantile: float) -> dict[str, Any] | None:
+    """The levels of samples by slices; None where one figure stands for all of them.
+
+    `kind` is "two levels", "drift" or "tail". `fast_s` and `slow_s` are medians of two groups, or of the first and the
+    last slices, or the quantile and the mean of the slowest tenth; `slow_share` is that of slow samples.
+    """
+    if len(parts) < MIN_SLICES or sum(part.size for part in parts) < MIN_SAMPLES:
+        return None
+    samples = np.concatenate(parts)
+    found = _two_groups(samples, parts) or _drift(parts, loops_s) or _tail(samples, loops_s, quantile)
+    if found is None:
+        return None
+    kind, fast_s, slow_s, share = found
+    is_figure = kind == "two levels" and share >= MIN_SLOW_SHARE and _are_tight(samples, 1 - share)
+    return {
+        "kind": kind,
+        "mean_s": float(samples.mean()),
+        "fast_s": fast_s,
+        "slow_s": slow_s,
+        "slow_share": share,
+        "is_figure": is_figure,
+    }
+
+
+def _two_groups(samples: NDArray[np.float64], parts: Parts) -> Found:
+    """The widest gap between samples in order, if it separates two groups that slices hold side by side."""
+    ordered = np.sort(samples)
+    least = math.ceil(MIN_GROUP_SHARE * ordered.size)
+    # Between the samples in order at each place where either group is large enough.
+    places = np.arange(least, ordered.size - least + 1)
+    ratios = ordered[places] / ordered[places - 1]
+    if ratios.max() < math.sqrt(MIN_GROUP_RATIO):
+        return None
+    cut = int(places[ratios.argmax()])
+    fast, slow = float(np.median(ordered[:cut])), float(np.median(ordered[cut:]))
+    both = np.mean([part.min() < ordered[cut] <= part.max() for part in parts])
+    if slow < MIN_GROUP_RATIO * fast or both < SLICES_WITH_BOTH:
+        return None
+    return "two levels", fast, slow, 1 - cut / ordered.size
+
+
+def _are_tight(samples: NDArray[np.float64], fast_share: float) -> bool:
+    """True if either group spreads by little, as no launch does that others take the core from."""
+    cut = round(fast_share * samples.size)
+    groups = np.split(np.sort(samples), [cut])
+    return all(np.subtract(*np.quantile(group, (0.9, 0.1))) < MAX_SPREAD * np.median(group) for group in groups)
+
+
+def _drift(parts: Parts, loops: NDArray[np.float64]) -> Found:
+    """Medians of slices that rise or fall while the loop does not."""
+    medians = np.array([np.median(part) for part in parts])
+    third = max(1, len(parts) // 3)
+    fast, slow = sorted((float(np.median(medians[:third])), float(np.median(medians[-third:]))))
+    is_trend = len(parts) >= FEWEST_VALUES and chance_of_no_trend(medians) < DRIFT_CHANCE
+    if not is_trend or slow < (1 + MIN_DRIFT + LOOP_SCATTERS * _scatter(loops)) * fast:
+        return None
+    return "drift", fast, slow, 0.5
+
+
+def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: float) -> Found:
+    """A mean beyond the quantile by more than the loop scatters."""
+    fast = float(np.quantile(samples, quantile))
+    if samples.mean() < (1 + MIN_EXCESS + LOOP_SCATTERS * _scatter(loops)) * fast:
+        return None
+    return "tail", fast, float(np.sort(samples)[-max(1, samples.size // 10) :].mean()), 0.1
+
+
+def _scatter(loops: NDArray[np.float64]) -> float:
+    """The relative standard deviation."""
+    return float(loops.std() / loops.mean()) if loops.size and loops.mean() else 0.0
+
+
+def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, float]:
+    """Low, high and confidence of the mean, slices being the unit: Student's t."""
+    from scipy import special
+
+    means = np.array([part.mean() for part in parts])
+    mean = float(np.average(means, weights=[part.size for part in parts]))
+    reach = float(special.stdtrit(len(parts) - 1, (1 + confidence) / 2))
+    half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(parts)))
+    return mean - half_width, mean + half_width, confidence
