@@ -34,6 +34,7 @@ from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.user_kernels.arrays import (
     Leaf,
+    exact_arithmetic,
     is_array,
     is_torch,
     other_kind,
@@ -314,7 +315,8 @@ class FunctionLaunches(Prepared):
         return self._expected
 
     def _judged(self, judge: Callable[..., Any], arguments: Arguments) -> Any:
-        result = judge(*arguments[0], **arguments[1])
+        with exact_arithmetic():
+            result = judge(*arguments[0], **arguments[1])
         return result if result is not None else self._written(arguments)
 
     def _measure_tolerance(self, judge: Callable[..., Any], result: Any) -> None:

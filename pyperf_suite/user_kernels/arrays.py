@@ -6,6 +6,7 @@ library is imported, and nothing newer than Python 3.9 is used; numpy and torch 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -148,6 +149,22 @@ def is_torch(value: Any) -> bool:
     """Whether it is a tensor of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+@contextlib.contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Compute as torch does unasked, whatever a module left switched on: no autocast, products in full precision."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def is_array(value: Any) -> bool:

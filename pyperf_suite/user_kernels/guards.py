@@ -46,6 +46,11 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "torch.fft": (),
     "torch.linalg": (),
     "torch.nn.functional": (),
+    "torch.nn.modules.module": ("Module.__call__", "Module._call_impl"),
+    **{
+        f"torch.nn.modules.{name}": ()
+        for name in ("activation", "conv", "dropout", "linear", "loss", "normalization", "pooling", "sparse")
+    },
     "torch.special": (),
     "torch.testing": (),
 }
@@ -67,6 +72,7 @@ class Guards:
         self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
         self._methods: list[tuple[type, frozenset[str]]] = []
         self._modules: dict[str, ModuleType] = {}
+        self._operators: frozenset[str] | None = None
         for name, module in list(sys.modules.items()):
             self._remember(name, module)
 
@@ -97,7 +103,7 @@ class Guards:
                 for name in vars(kind).keys() - names
                 if any(name in vars(base) for base in kind.__mro__[1:])
             ]
-        return found
+        return found + sorted(f"torch.ops.{each}" for each in _operators() - (self._operators or _operators()))
 
     def _is_guarded(self, name: str) -> bool:
         return name in self._guarded or name.partition(".")[0] in self._own
@@ -130,6 +136,13 @@ class Guards:
         # Methods of a tensor are its base's: one that is put on the class itself hides it.
         if name == "torch" and hasattr(module, "Tensor"):
             self._methods.append((module.Tensor, frozenset(vars(module.Tensor))))
+            self._operators = _operators()
+
+
+def _operators() -> frozenset[str]:
+    """Kernels of torch's own operators that Python registered for a device, as `aten/softmax/CPU`."""
+    registered = getattr(sys.modules.get("torch.library"), "_impls", ())
+    return frozenset(each for each in registered if each.startswith("aten/") and each.endswith(("/CPU", "/CUDA")))
 
 
 def _callables(module: ModuleType) -> Iterator[str]:

@@ -28,6 +28,7 @@ from pyperf_suite.user_kernels.arrays import (
     arrays_in,
     comparable,
     digest,
+    exact_arithmetic,
     extent,
     lay_out,
     overlaps,
@@ -299,7 +300,9 @@ class UserFile:
         """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
         launch, leaves = self._launch, (values[at] for at in self._order)
         args = [replaced(each, leaves) for each in launch.args]
-        out = reference(*args, **{name: replaced(each, leaves) for name, each in launch.kwargs.items()})
+        kwargs = {name: replaced(each, leaves) for name, each in launch.kwargs.items()}
+        with exact_arithmetic():
+            out = reference(*args, **kwargs)
         if out is None:
             written = [
                 each for leaf, each in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
