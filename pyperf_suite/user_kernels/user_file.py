@@ -45,6 +45,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PRELOADED = ("numpy", "scipy", "torch", "triton") if sys.platform == "linux" else ()
 
 
+# Requests in which no code of a user's runs, but for what its objects do by themselves.
+OWN_REQUESTS = ("fetch", "load", "place", "changed")
+
+
 class _WithoutBytecode(SourceFileLoader):
     """Leaves nothing next to the file."""
 
@@ -82,6 +86,8 @@ class UserFile:
             sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)[-20:]))
             file, line = self._blamed(error)
             words = f"{self._subject} {_words_of(error)}"
+            if what in OWN_REQUESTS and not self._frames_of_users(error):
+                words = f"the suite itself failed at {self._subject}'s result, please report it: it {_words_of(error)}"
             witnesses = 1 if what == "start" else _witnesses(error)
             return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
 
@@ -357,10 +363,15 @@ class UserFile:
         """File and line of the innermost frame that is the user's own, else of what was called."""
         if isinstance(error, SyntaxError) and error.filename:
             return error.filename, error.lineno or 0
+        theirs = self._frames_of_users(error)
+        return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
+
+    @staticmethod
+    def _frames_of_users(error: BaseException) -> list[tuple[str, int]]:
+        """File and line of the frames of an error that are neither the suite's nor a library's."""
         library = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
         frames = [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
-        theirs = [each for each in frames if not each[0].startswith((str(PACKAGE), "<", *library))]
-        return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
+        return [each for each in frames if not each[0].startswith((str(PACKAGE), "<", *library))]
 
 
 def _arrays_closed_over(function: Any) -> list[str]:

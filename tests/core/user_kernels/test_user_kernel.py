@@ -506,3 +506,73 @@ def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
         "import pyperf_suite.user_kernels.kernel_process, pyperf_suite.workloads.backends"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("np.zeros(3, [('a', 'f4')])", "a structured array: return its fields, each an array"),
+        ("np.array([x, None], object)", "an array of objects: return numbers, as astype(float) gives"),
+        ("np.ma.masked_less(x, 0)", "a masked array: return its data and its mask"),
+        ("sparse.coo_array(np.eye(3))", "a sparse array: return toarray(), or its data and indices"),
+        ("Point(x)", "a dataclass: return its fields, as in a tuple"),
+    ],
+)
+def test_a_result_that_cannot_be_compared_names_the_way_out(bench, result, words):
+    pytest.importorskip("scipy.sparse")
+    bench(f"""{NUMPY}
+import dataclasses
+from scipy import sparse
+
+@dataclasses.dataclass
+class Point:
+    x: object
+
+def function(x):
+    return {result}
+
+@suite.kernel()
+def kernel():
+    return suite.launch(function, suite.randn(10), reference=function)
+""")
+    answer = measured()
+    assert answer["outcome"] == "failed"
+    assert f"returned {words}" in answer["reason"]
+    assert "compute" not in answer["reason"]
+
+
+@pytest.mark.slow
+def test_a_kernel_that_stops_an_iteration_fails(bench):
+    bench(f"""{NUMPY}
+calls = []
+
+def function(x):
+    calls.append(x)
+    if len(calls) % 5 == 0:
+        raise StopIteration
+    return x + 1
+
+@suite.kernel()
+def kernel():
+    return suite.launch(function, suite.randn(10), reference=lambda x: x + 1)
+""")
+    answer = measured()
+    assert (answer["outcome"], answer["reason"]) == ("failed", "bench.py:6: function raised StopIteration.")
+
+
+@pytest.mark.slow
+def test_an_error_of_the_suites_own_is_not_the_kernels(bench):
+    bench(f"""{NUMPY}
+import sys
+
+@suite.kernel()
+def kernel():
+    return suite.launch({{"function": lambda x: 10**9}}, suite.randn(10), check=lambda result, x: None)
+
+suite.empty(1)  # by then the module is there that has a fault
+sys.modules["pyperf_suite.user_kernels.arrays"].LONGEST_WHOLE_BITS = None
+""")
+    answer = measured()
+    assert answer["outcome"] == "failed"
+    assert "the suite itself failed at function's result, please report it: it raised TypeError" in answer["reason"]
