@@ -104,7 +104,7 @@ def serve(channel: int, modules: Sequence[str]) -> None:
     It is a grandchild, so that the judge, which adopts orphans, is its parent.
     """
     _die_with_parent()
-    for name in modules:
+    for name in (*modules, "pyperf_suite.user_kernels.api", "pyperf_suite.user_kernels.guards"):
         importlib.import_module(name)
     connection = socket.socket(fileno=channel)
     while True:
@@ -174,6 +174,7 @@ class KernelProcess(UserFile):
         self._sets: list[list[Any]] = []
         self._calls: list[tuple[Any, ...]] = []
         self._laid_out: set[int] = set()
+        self._open_slots: dict[str, Any] = {}
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
         self._kept: list[tuple[Any, Any]] = []
@@ -228,29 +229,35 @@ class KernelProcess(UserFile):
             is_kept = self._times_filled[index] and self._times_filled[index] % 2 == 0
             self._fill(index, _is_no_output if is_kept else _is_any)
             self._times_filled[index] += 1
+        self._close_slots()
         return {}
 
     def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
-        """Give the wanted leaves of a set the values of its slot; an output is poisoned."""
+        """Give the wanted leaves of a set the values of its slot, which stays open; an output is poisoned."""
         path, values = self._slot_of[index], self._sets[index]
         plain: Iterator[Any] = iter(())
         has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
         if has_plain:
             with open(f"{path}.plain", "rb") as file:
                 plain = iter(pickle.load(file))
-        with open(path, "rb") as file:
-            for at, leaf in enumerate(self._leaves):
-                fresh = next(plain) if leaf.kind == "plain" else None
-                if not wanted(leaf):
-                    continue
-                if leaf.kind == "plain":
-                    values[at] = fresh
-                elif leaf.role == "output":
-                    poison(values[at])
-                else:
-                    leaf.read(file, values[at])
+        if path not in self._open_slots:
+            self._open_slots[path] = open(path, "rb")  # noqa: SIM115 - closed after all sets
+        for at, leaf in enumerate(self._leaves):
+            fresh = next(plain) if leaf.kind == "plain" else None
+            if not wanted(leaf):
+                continue
+            if leaf.kind == "plain":
+                values[at] = fresh
+            elif leaf.role == "output":
+                poison(values[at])
+            else:
+                leaf.read(self._open_slots[path], values[at])
         if has_plain or not self._calls[index]:
             self._calls[index] = self._arguments(values)
+
+    def _close_slots(self) -> None:
+        while self._open_slots:
+            self._open_slots.popitem()[1].close()
 
     def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What `_called` is called with for a set: the arguments, or what has taken keyword arguments already."""
@@ -340,6 +347,7 @@ class KernelProcess(UserFile):
     def _restore(self, start: int, count: int) -> None:
         for index in range(start, start + count):
             self._fill(index % len(self._sets), lambda leaf: leaf.role == "modified")
+        self._close_slots()
 
     def _resolution_s(self) -> float:
         """The median time of a sample that launches nothing."""
@@ -415,6 +423,7 @@ class KernelProcess(UserFile):
             self._function = function
             if name != self._implementation:
                 self._fill(self._last_set, _is_any)
+                self._close_slots()
                 called = self._function if not self._launch.kwargs else self._called
                 try:
                     out = called(*self._arguments(self._sets[self._last_set]))

@@ -42,7 +42,7 @@ from pyperf_suite.user_kernels.arrays import (
 PACKAGE = Path(__file__).resolve().parent.parent
 
 # Libraries that take long to import, and whose state a copy of a process may share.
-PRELOADED = ("numpy", "scipy", "torch", "triton") if sys.platform == "linux" else ()
+PRELOADED = ("numpy", "numpy.random", "scipy", "torch", "triton") if sys.platform == "linux" else ()
 
 
 # Requests in which no code of a user's runs, but for what its objects do by themselves.
@@ -121,6 +121,8 @@ class UserFile:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(target)
+        if "numpy" in sys.modules:
+            importlib.import_module("numpy.random")  # by which inputs are drawn
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
         return {

@@ -377,7 +377,7 @@ def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does
     processes.forget_templates()
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
     ((key, template),) = processes._templates.items()
-    assert key == (sys.executable, "numpy")
+    assert key == (sys.executable, "numpy", "numpy.random")
     pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
     assert len(pids - {template._process.pid}) >= 2
     template._process.kill()
