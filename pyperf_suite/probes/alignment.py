@@ -16,21 +16,9 @@ from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import (
-    Column,
-    Row,
-    Rows,
-    grouped,
-    is_settled,
-    mean_speedup,
-    rows_of,
-    series,
-    table,
-    wins,
-)
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, rows_of, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     CHOSEN,
     BaselinePair,
@@ -42,7 +30,9 @@ from pyperf_suite.probes.baseline import (
     own_kernel,
     sweeps_along,
 )
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.reading import is_settled, mean_speedup, wins
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import element_type

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by
-from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import attention_defaults
@@ -36,8 +36,10 @@ from pyperf_suite.laws.tiled_attention import (
     causes,
 )
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import wins
 from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters
 from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.kernel_names import flash_kernel

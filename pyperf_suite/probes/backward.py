@@ -15,8 +15,8 @@ from pyperf_suite.findings.axes import AxisTable, by, crossed, one_and_all_cores
 from pyperf_suite.findings.data import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     DTYPES,

@@ -23,16 +23,18 @@ from pyperf_suite.findings.axes import (
     one_and_all_cores,
     parsed,
 )
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings
+from pyperf_suite.findings.data import Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES

@@ -17,8 +17,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.transformer import hardware_flop, model_flop
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters

@@ -14,24 +14,16 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
-from pyperf_suite.findings.data import (
-    BEKMAN,
-    Claim,
-    ClaimVerdict,
-    Figure,
-    Findings,
-    Panel,
-    Quantity,
-    Remark,
-    figure,
-    findings,
-)
+from pyperf_suite.findings.data import BEKMAN, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Row, Rows, all_observed, series_by, table
+from pyperf_suite.findings.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import all_observed
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 

@@ -32,7 +32,6 @@ from pyperf_suite.findings.data import (
     Figure,
     Findings,
     Panel,
-    Quantity,
     Remark,
     Table,
     figure,
@@ -40,7 +39,7 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
@@ -48,9 +47,12 @@ from pyperf_suite.laws.training.data_parallel import (
     fit_data_parallel,
     held_out_step_errors,
 )
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.ranks.launch import rank_environment, require_launched
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 

@@ -19,7 +19,7 @@ from pyperf_suite.findings.data import Claim, Figure, Findings, Panel, Remark, f
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series_by
 from pyperf_suite.laws.tiling import relative_error
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.matmul import GROUPED, GroupedMatmulParameters
 
 WAYS = tuple(GROUPED)

@@ -25,11 +25,12 @@ from pyperf_suite.findings.data import (
     findings,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
-from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, misses, series
+from pyperf_suite.findings.rows import Column, Row, Rows, misses, series
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.reading import WORTH
 from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)

@@ -30,7 +30,7 @@ from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, ActivationPolicy, activation_bytes, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 

@@ -12,7 +12,7 @@ from pyperf_suite.findings.data import BEKMAN, TRANSFORMERS, Claim, Findings, fi
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, published, published_columns, with_shape
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pyperf_suite.findings.axes import AxisTable, Sizes, a_rank_a_gpu, by, every_size, ranks_of, size_name, sizes
-from pyperf_suite.findings.data import BEKMAN, Claim, Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import BEKMAN, Claim, Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, mean_speedup
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.ranks.launch import require_launched
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)

@@ -19,7 +19,7 @@ from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
 from pyperf_suite.workloads.training.shapes import (
     NAMES,

@@ -14,7 +14,7 @@ from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.kernels.static import cuda_kernels, cuda_targets, triton_kernels, triton_targets
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}

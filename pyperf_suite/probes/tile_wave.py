@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.findings.axes import all_cores, by, multiprocessors
-from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.hardware.devices import Device
@@ -34,7 +34,6 @@ from pyperf_suite.laws.tiling import (
     tile_count,
     wave_count,
 )
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     BaselinePair,
     Dtypes,
@@ -49,7 +48,9 @@ from pyperf_suite.probes.baseline import (
     relative_rate,
     sweeps_along,
 )
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")

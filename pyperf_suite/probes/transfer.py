@@ -22,7 +22,6 @@ from pyperf_suite.findings.data import (
     Figure,
     Findings,
     Panel,
-    Quantity,
     Remark,
     Series,
     Table,
@@ -31,12 +30,14 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
-from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, law_over_sizes, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, series, table
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import WORTH
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")

@@ -13,7 +13,7 @@ from itertools import product
 
 from pyperf_suite.extensions import Expect, ExpectedTime, service
 from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, multiprocessors, one_and_all_cores, sizes
-from pyperf_suite.findings.data import VAGUE_SPAN, Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows, grouped, rows_of
 from pyperf_suite.hardware import cpu
@@ -32,7 +32,9 @@ from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
 from pyperf_suite.probes.transfer import OVER_BUS
-from pyperf_suite.runner.record import MODES, Case, Record
+from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.quantity import VAGUE_SPAN, Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import PARTS, TopologyParameters

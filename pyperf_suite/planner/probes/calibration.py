@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import AxisTable, Dimensions, Shape, all_cores, by
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
@@ -28,7 +28,8 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 

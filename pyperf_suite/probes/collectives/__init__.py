@@ -26,7 +26,7 @@ from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of
 from pyperf_suite.ranks.launch import require_launched
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}

@@ -15,24 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.findings.axes import size_ticks
-from pyperf_suite.findings.data import (
-    Claim,
-    ClaimVerdict,
-    Figure,
-    Panel,
-    Quantity,
-    Remark,
-    Series,
-    Table,
-    figure,
-    remark,
-)
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Figure, Panel, Remark, Series, Table, figure, remark
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, law_over_sizes, misses, series, table
 from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.

@@ -12,8 +12,8 @@ from pyperf_suite.findings.data import Claim, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, rows_of
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import exactly
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import exactly
 
 CPU = Device("cpu")
 TWICE = Claim("numpy is twice as fast", "a guide", low=2.0)

@@ -11,24 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Claim, Quantity, remark
-from pyperf_suite.findings.rows import (
-    Column,
-    Row,
-    Rows,
-    is_settled,
-    law_over_sizes,
-    mean_speedup,
-    misses,
-    readings,
-    rows_of,
-    series,
-    series_by,
-    speedup,
-    wins,
-)
-from pyperf_suite.measure.estimates import RUN_SPREAD, Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.findings.data import Claim, remark
+from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, misses, rows_of, series, series_by
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import RUN_SPREAD, Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import is_settled, mean_speedup, readings, speedup, wins
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from tests.records import a_record, metric
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path, nonnegative_fit, relative_error
+from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, analyse, in_slots, settings_of
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import lines, records, remarks
 

@@ -15,10 +15,11 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.findings.axes import ByProfile, Flag, crossed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.spot_checks import excluded_rate
-from pyperf_suite.runner.record import MODES, Case
+from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
 
 TOPIC = "your kernels"
