@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,13 +65,20 @@ def remark(template: str, item: Any = None, *, kind: Kind = "", effect: str = ""
     def plain(gap: re.Match[str]) -> str:
         name = gap[1].replace(".", "_")
         if name not in found:
-            found[name] = operator.attrgetter(gap[1])(item)
+            found[name] = named(item, gap[1])
         units[name] = gap[2] or ""
         return f"{{{name}}}"
 
     template = re.sub(r"\{([\w.]+)(?::([^}]+))?\}", plain, template)
     names = found if item is None else [name for name in found if name in units]
     return Remark(template, {name: _cell(found[name], units.get(name, "")) for name in names}, kind, effect)
+
+
+def named(item: Any, path: str) -> Any:
+    """The attribute of an item by its dotted name; a row of cases finds names by its own `by_name`."""
+    for name in path.split("."):
+        item = item.by_name(name) if hasattr(item, "by_name") else getattr(item, name)
+    return item
 
 
 def _cell(value: Any, unit: str) -> Cell:

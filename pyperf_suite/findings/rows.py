@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral, Real
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyperf_suite.findings.data import (
     Cell,
@@ -22,8 +22,10 @@ from pyperf_suite.findings.data import (
     Remark,
     Series,
     Table,
+    named,
     remark,
 )
+from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.record.reading import Reading, all_observed, mean_speedup, readings, speedup
@@ -31,51 +33,72 @@ from pyperf_suite.record.record import Record
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+Parameters = TypeVar("Parameters")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measured case. Names of its parameters are its own: `row.hidden` is `row.reading.case.parameters.hidden`.
+class Row(Generic[Parameters]):
+    """One measured case: `p` are its parameters, `reading` its times, `seen` what was observed besides, by metric.
 
-    `seen` has what was observed besides time, by metric; `rows` are all rows of the run, itself among them. So are the
-    names of what was observed, where nothing else has them, and of what the rows say is computed.
+    `rows` are all rows of the run, itself among them.
     """
 
     reading: Reading
     seen: Mapping[str, float]
-    rows: Rows = field(repr=False, compare=False)
+    rows: Rows[Parameters] = field(repr=False, compare=False)
 
-    def __getattr__(self, name: str) -> Any:
-        """A parameter of the case, its implementation or mode, what is computed, of the reading, or observed."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        case = self.reading.case
-        if hasattr(case.parameters, name):
-            return getattr(case.parameters, name)
-        if name in ("implementation", "mode", "operator"):
-            return getattr(case, name)
+    @property
+    def case(self) -> Case:
+        return self.reading.case
+
+    @property
+    def p(self) -> Parameters:
+        """The parameters of its case."""
+        found: Parameters = self.reading.case.parameters
+        return found
+
+    @property
+    def operator(self) -> str:
+        return self.reading.case.operator
+
+    @property
+    def implementation(self) -> str:
+        return self.reading.case.implementation
+
+    @property
+    def mode(self) -> str:
+        return self.reading.case.mode
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one launch."""
+        return self.reading.seconds
+
+    def by_name(self, name: str) -> Any:
+        """The value that a column or a template names: a parameter, of the case, computed, observed or of the reading.
+
+        The first that has the name gives it. Raises AttributeError for an unknown name.
+        """
+        if hasattr(self.p, name):
+            return getattr(self.p, name)
         if name in self.rows.computed:
             return self.rows.computed[name](self)
         if name in self.seen and not hasattr(self.reading, name):
             return self.seen[name]
-        return getattr(self.reading, name)
-
-    @property
-    def parameters(self) -> Any:
-        return self.reading.case.parameters
+        return getattr(self if name in ("implementation", "mode", "operator") else self.reading, name)
 
     def key(self, *but: str) -> tuple[Any, ...]:
         """What the case is, apart from the named parameters: equal for rows that differ in those alone."""
-        case, parameters = self.reading.case, self.parameters
-        what = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
+        case, parameters = self.case, self.case.parameters
+        what: dict[str, Any] = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
         # Fields alone: what parameters keep once computed is no part of what they are.
         what |= {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
         return tuple((name, value) for name, value in what.items() if name not in but)
 
-    def like(self, **changed: Any) -> Row | None:
+    def like(self, **changed: Any) -> Row[Parameters] | None:
         """The row that differs from this one in the named parameters alone, and has these values of them."""
         for row in self.rows.same_except(self, *changed):
-            if all(getattr(row, name) == value for name, value in changed.items()):
+            if all(row.by_name(name) == value for name, value in changed.items()):
                 return row
         return None
 
@@ -84,7 +107,7 @@ class Row:
         other = self.like(**base)
         return None if other is None or other is self else self.faster_than(other)
 
-    def faster_than(self, other: Row) -> Ratio | None:
+    def faster_than(self, other: Row[Any]) -> Ratio | None:
         """The other's time over its own, over the processes that measured both."""
         return speedup(other.reading, self.reading)
 
@@ -97,40 +120,40 @@ class Row:
         return claim.judge(template, measured, self, **values)
 
 
-class Rows(list[Row]):
+class Rows(list[Row[Parameters]]):
     """The rows of a run, in order; `records` are all that they were made from, those of failed cases too.
 
-    `computed` is what each row has besides its own, by name: `row.model` is `computed["model"](row)`.
+    `computed` is what each row has besides its own, by name: `{model}` of a template is `computed["model"](row)`.
     """
 
     records: Sequence[Record] = ()
-    computed: Mapping[str, Callable[[Row], Any]] = {}
+    computed: Mapping[str, Callable[[Any], Any]] = {}
 
-    def where(self, is_wanted: Callable[[Row], bool] | None = None, **values: Any) -> Rows:
-        """Those that a condition and these values of parameters hold for."""
+    def where(self, is_wanted: Callable[[Row[Parameters]], bool] | None = None, **values: Any) -> Rows[Parameters]:
+        """Those that a condition and these values by name hold for."""
         return Rows(
             row
             for row in self
-            if (is_wanted is None or is_wanted(row)) and all(getattr(row, name) == v for name, v in values.items())
+            if (is_wanted is None or is_wanted(row)) and all(row.by_name(name) == v for name, v in values.items())
         )
 
-    def same_except(self, row: Row, *but: str) -> list[Row]:
+    def same_except(self, row: Row[Parameters], *but: str) -> list[Row[Parameters]]:
         """Those that differ from a row in the named parameters at most."""
         return self._grouped(but, lambda each: each.key(*but)).get(row.key(*but), [])
 
-    def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
+    def sharing(self, row: Row[Parameters], key: Callable[[Row[Parameters]], Hashable]) -> list[Row[Parameters]]:
         """Those that a key function gives the same of as of a row."""
         return self._grouped(key, key).get(key(row), [])
 
-    def _grouped(self, name: Hashable, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    def _grouped(self, name: Hashable, key: Callable[[Row[Parameters]], Any]) -> dict[Any, list[Row[Parameters]]]:
         """Grouped once for each name: probes request the group of every row."""
         if not hasattr(self, "_groups"):
-            self._groups: dict[Hashable, dict[Any, list[Row]]] = {}
+            self._groups: dict[Hashable, dict[Any, list[Row[Parameters]]]] = {}
         if name not in self._groups:
             self._groups[name] = grouped(self, key)
         return self._groups[name]
 
-    def groups(self, *but: str) -> list[Rows]:
+    def groups(self, *but: str) -> list[Rows[Parameters]]:
         """Rows that differ in the named parameters alone, group by group."""
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
 
@@ -138,17 +161,17 @@ class Rows(list[Row]):
         pairs = [(other.reading, row.reading) for row in self if (other := row.like(**base)) and other is not row]
         return mean_speedup(pairs)
 
-    def first(self, **values: Any) -> Row | None:
+    def first(self, **values: Any) -> Row[Parameters] | None:
         return next(iter(self.where(**values)), None)
 
 
 def rows_of(
     records: Sequence[Record],
-    order: Callable[[Row], Any] | None = None,
-    computed: Mapping[str, Callable[[Row], Any]] | None = None,
-) -> Rows:
+    order: Callable[[Row[Any]], Any] | None = None,
+    computed: Mapping[str, Callable[[Row[Any]], Any]] | None = None,
+) -> Rows[Any]:
     """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
-    seen, rows = all_observed(records), Rows()
+    seen, rows = all_observed(records), Rows[Any]()
     static = {each.case_id: each for each in records if each.kind == "static" and each.outcome == "ok"}
     counted = [
         Reading(
@@ -190,9 +213,9 @@ def series(
     return Series(label, places, [value.value for value in values], style, low, high)
 
 
-def series_by(by: str, rows: Iterable[Row], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
+def series_by(by: str, rows: Iterable[Row[Any]], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
     """Points of rows, a series for each value of `by` that has `fewest` places; all three name what a row has."""
-    groups = grouped(rows, lambda row: str(getattr(row, by)))
+    groups = grouped(rows, lambda row: str(row.by_name(by)))
     drawn = (series(label, group, x, y) for label, group in groups.items())
     return tuple(each for each in drawn if len(set(each.x)) >= fewest)
 
@@ -209,7 +232,7 @@ def getter(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
     if callable(what):
         return what
-    return attrgetter(what) if what else lambda _: True
+    return partial(named, path=what) if what else lambda _: True
 
 
 def misses(errors: Iterable[float]) -> dict[str, Any]:
@@ -253,7 +276,7 @@ class Column:
         elif isinstance(item, Mapping):
             value = item[self.value or self.name]
         else:
-            value = attrgetter(self.value or self.name)(item)
+            value = named(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Those of numpy are numbers too.
@@ -261,7 +284,7 @@ class Column:
         if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
             found = quantity(value, self.unit, self.predicted)
             is_own = isinstance(item, Row) and (self.value or self.name) in ("seconds", "flop_per_s")
-            return replace(found, converged=item.converged) if is_own else found
+            return replace(found, converged=item.reading.converged) if is_own else found
         return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 

@@ -214,8 +214,8 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, dict[int, PiecewiseAlpha
     """A law by operation and ranks from plain curves; those with too few sizes are left out."""
     laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     for curve in plain(curves):
-        if curve.law is not None and curve.ranks > 1 and not curve.pairs:
-            laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
+        if curve.law is not None and curve.p.ranks > 1 and not curve.p.pairs:
+            laws.setdefault(curve.counted_as, {}).setdefault(curve.p.ranks, curve.law)
     return laws
 
 

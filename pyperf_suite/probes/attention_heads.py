@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
@@ -198,13 +197,13 @@ OWN = (*NATIVE, "triton")
 
 def kernel(row: Row) -> str:
     """Who computes, as in `sustained triton 128x64, bfloat16`."""
-    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.blocks or ""))
-    return f"{' '.join(filter(None, words))}, {row.dtype}"
+    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.p.blocks or ""))
+    return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
 
 def kv_ratio(row: Row) -> str:
     """How many query heads share a key head, or "all"."""
-    return "all" if row.key_heads == 1 < row.heads else str(row.group)
+    return "all" if row.p.key_heads == 1 < row.p.heads else str(row.p.group)
 
 
 def tiled(row: Row) -> TiledAttention | None:
@@ -213,7 +212,7 @@ def tiled(row: Row) -> TiledAttention | None:
     The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
     as on a single one, none of its tiles are too few.
     """
-    p, details = row.parameters, row.kernel.get("details", {})
+    p, details = row.p, row.reading.kernel.get("details", {})
     if p.backward:
         return None
     if {"blocks", "padded_head_dim"} <= details.keys():
@@ -230,12 +229,12 @@ def tiled(row: Row) -> TiledAttention | None:
 
 def law_key(row: Row) -> str:
     """The kernel that a law is fitted for: who computes, and on how many workers."""
-    return f"{kernel(row)}, {row.workers} worker{'s' if row.workers > 1 else ''}"
+    return f"{kernel(row)}, {row.p.workers} worker{'s' if row.p.workers > 1 else ''}"
 
 
 def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
     """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
-    members = grouped((row for row in rows if row.implementation in OWN and row.seq_q > 1), law_key)
+    members = grouped((row for row in rows if row.implementation in OWN and row.p.seq_q > 1), law_key)
     measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
     return {key: law for key, cases in measured.items() if (law := FittedLaw.fit(cases)) is not None}
 
@@ -258,20 +257,20 @@ CAUSES = {
 
 def what(row: Row) -> str:
     """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
-    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
-    mask = ", causal" if row.causal else ""
+    keys = "" if row.p.seq_q == row.p.keys else f" to {row.p.keys} keys"
+    mask = ", causal" if row.p.causal else ""
     ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
-    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
+    return f"{row.p.batch} x {row.p.seq_q} tokens{keys}{mask}{ratio}"
 
 
 def split(row: Row) -> str:
     """`40 x 128`: heads and their dimension."""
-    return f"{row.heads} x {row.head_dim}"
+    return f"{row.p.heads} x {row.p.head_dim}"
 
 
 def pass_of(row: Row) -> str:
     """Which pass was timed."""
-    return "backward" if row.backward else "forward"
+    return "backward" if row.p.backward else "forward"
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ class SweepAxis:
     fewest: int
 
     def key(self, row: Row) -> tuple[Any, ...]:
-        return (law_key(row), what(row), getattr(row, self.held), row.backward)
+        return (law_key(row), what(row), row.by_name(self.held), row.p.backward)
 
     def sweep_of(self, row: Row) -> list[Row]:
         """The sweep that a row belongs to; nothing where it is too short."""
@@ -303,18 +302,18 @@ HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
 
 def ends(sweep: list[Row]) -> tuple[Row, Row]:
     """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
-    both = [(row, row.like(backward=not row.backward)) for row in sweep]
-    seconds = {row.heads: row.seconds + other.seconds for row, other in both if other is not None}
+    both = [(row, row.like(backward=not row.p.backward)) for row in sweep]
+    seconds = {row.p.heads: row.seconds + other.seconds for row, other in both if other is not None}
     if len(seconds) < 2:
-        seconds = {row.heads: row.seconds for row in sweep}
-    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+        seconds = {row.p.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.p.heads in seconds), key=lambda row: seconds[row.p.heads])
     return ordered[0], ordered[-1]
 
 
 def relative_rate(row: Row, base: Row) -> Ratio | None:
     """Throughput relative to that of another row; None where no process measured both."""
     ratio = row.faster_than(base)
-    return ratio and ratio * (row.flop / base.flop)
+    return ratio and ratio * (row.reading.flop / base.reading.flop)
 
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
@@ -366,24 +365,24 @@ def rank(row: Row) -> int:
 
 def is_by_gpu(row: Row) -> bool:
     """Tell if a GPU computed it."""
-    return row.implementation == "triton" or "launched" in row.kernel.get("details", {})
+    return row.implementation == "triton" or "launched" in row.reading.kernel.get("details", {})
 
 
 def columns_of(row: Row) -> int:
     """Columns of head_dim that are computed: as the kernel tells them, else on a GPU those of the next known bucket."""
     case = tiled(row)
-    return case.padded_head_dim if case else bucket_of(row.head_dim) if is_by_gpu(row) else row.head_dim
+    return case.padded_head_dim if case else bucket_of(row.p.head_dim) if is_by_gpu(row) else row.p.head_dim
 
 
 def head_size_laws(rows: Rows) -> list[tuple[Row, HeadSizeLaw]]:
     """A row and the law of each implementation, pass and problem that has at least two head dimensions."""
     sharing = grouped(
-        (row for row in rows if row.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
-        lambda row: (rank(row), law_key(row), what(row), row.backward),
+        (row for row in rows if row.p.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
+        lambda row: (rank(row), law_key(row), what(row), row.p.backward),
     )
     found = []
     for key in sorted(sharing):
-        law = HeadSizeLaw.fit([(row.batch * row.heads, columns_of(row), row.seconds) for row in sharing[key]])
+        law = HeadSizeLaw.fit([(row.p.batch * row.p.heads, columns_of(row), row.seconds) for row in sharing[key]])
         found += [(sharing[key][0], law)] if law is not None else []
     return found
 
@@ -429,7 +428,7 @@ def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> It
 
 def cliff(sweep: list[Row]) -> Remark | None:
     """The largest drop of throughput from one head dimension to the next."""
-    pairs = ((relative_rate(after, before), before, after.head_dim) for before, after in itertools.pairwise(sweep))
+    pairs = ((relative_rate(after, before), before, after.p.head_dim) for before, after in itertools.pairwise(sweep))
     drops = [(ratio, before, after) for ratio, before, after in pairs if ratio is not None and ratio.value < 1]
     if not drops:
         return None
@@ -447,7 +446,7 @@ def cliff(sweep: list[Row]) -> Remark | None:
 def picks(rows: Rows) -> Iterator[Remark]:
     """Which backends torch picked by itself, and where another was faster beyond the interval."""
     for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
-        paths = Counter(str(row.kernel.get("path", "a backend it does not tell")) for row in members)
+        paths = Counter(str(row.reading.kernel.get("path", "a backend it does not tell")) for row in members)
         for path, count in sorted(paths.items()):
             template = "{kernel}: torch picked {path} in {count} of {cases} cases"
             yield remark(template, kernel=key, path=path, count=count, cases=len(members))
@@ -460,7 +459,7 @@ def picks(rows: Rows) -> Iterator[Remark]:
                 "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
                 "{count} cases where another backend is faster"
             )
-            count = len({other.parameters for _, other in faster})
+            count = len({other.p for _, other in faster})
             yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
 
 
@@ -497,7 +496,7 @@ def softmax_by_law(row: Row, laws: Laws) -> float | None:
 def rate_by_law(row: Row, laws: Laws) -> float | None:
     """FLOP/s, where the kernel has a law."""
     case, fitted = tiled(row), laws.get(law_key(row))
-    return row.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
+    return row.reading.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
 
 
 def softmax_share(row: Row) -> Quantity | None:
@@ -511,8 +510,8 @@ def softmax_share(row: Row) -> Quantity | None:
 
 def tile_of_values(row: Row) -> Tile | None:
     """The output tile of P·V, rows by columns of a row-major result (see workloads/kernel_names.py)."""
-    products = row.kernel.get("details", {}).get("products", ())
-    tile = products[-1].get("tile") if len(products) > 1 and not row.backward else None
+    products = row.reading.kernel.get("details", {}).get("products", ())
+    tile = products[-1].get("tile") if len(products) > 1 and not row.p.backward else None
     if not tile or len(tile) < 2:
         return None
     rows_first = products[-1].get("family") == "nvjet" and str(products[-1].get("name", "")).endswith("N")
@@ -522,23 +521,23 @@ def tile_of_values(row: Row) -> Tile | None:
 
 def filled(row: Row, tile: Tile) -> float:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
-    return float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
+    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile))
 
 
 def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
 
     def fixed(row: Row) -> str:
-        return along.fixed.format(hidden=row.hidden, heads=row.heads)
+        return along.fixed.format(hidden=row.p.hidden, heads=row.p.heads)
 
     def stem(row: Row) -> str:
-        sizes = f"b{row.batch}_q{row.seq_q}_k{row.keys}_{'causal' if row.causal else 'full'}_kv{kv_ratio(row)}"
-        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.dtype}_w{row.workers}_{sizes}"
+        sizes = f"b{row.p.batch}_q{row.p.seq_q}_k{row.p.keys}_{'causal' if row.p.causal else 'full'}_kv{kv_ratio(row)}"
+        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.p.dtype}_w{row.p.workers}_{sizes}"
 
     drawn = (sweep for sweep in along.sweeps(rows) if len(sweep) >= FEWEST_SIZES)
     for name, sweeps in grouped(drawn, lambda sweep: stem(sweep[0])).items():
         row, passes = sweeps[0][0], grouped(sweeps, lambda sweep: pass_of(sweep[0]))
-        title = f"Attention by {along.axis}: {fixed(row)}, {row.dtype}, {what(row)}"
+        title = f"Attention by {along.axis}: {fixed(row)}, {row.p.dtype}, {what(row)}"
         caption = "Points: measured, bars span the processes; line: the law of our own kernel; dotted: known buckets."
         panels = tuple(panel(each, passes[each], along, laws) for each in passes)
         yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
@@ -546,13 +545,13 @@ def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
 
 def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> Panel:
     """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
-    head_dims = [row.head_dim for sweep in sweeps for row in sweep]
+    head_dims = [row.p.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
-    place, drawn = attrgetter(along.axis), list[Series]()
+    place, drawn = along.axis, list[Series]()
     for sweep in sweeps:
-        label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+        label = f"{sweep[0].implementation} {sweep[0].p.blocks or ''}".rstrip()
         law = series(f"law of {label}", sweep, place, lambda row: rate_by_law(row, laws), "line")
-        drawn += [series(label, sweep, place, lambda row: row.throughput), *([law] if law.x else [])]
+        drawn += [series(label, sweep, place, lambda row: row.reading.throughput), *([law] if law.x else [])]
     edges = tuple(buckets) if along is HEAD_DIM else ()
     return Panel(title, along.axis, "throughput", tuple(drawn), weak_edges=edges, y_unit="TFLOP/s")
 
@@ -564,7 +563,7 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
         return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
 
     def over_best(row: Row) -> Ratio | str | None:
-        best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
+        best = max(row.rows.sharing(row, along.key), key=lambda each: each.reading.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 
     return RowTable(
@@ -572,12 +571,12 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
         (
             *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
             Column("computed as", of_tiles("padded_head_dim"), priority=0),
-            Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("forward", in_pass(False, lambda row: row.reading.flop_per_s), "TFLOP/s", 2),
             Column("relative to the best", in_pass(False, over_best), "x"),
-            Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("backward", in_pass(True, lambda row: row.reading.flop_per_s), "TFLOP/s", 2),
             Column("relative to the best", in_pass(True, over_best), "x"),
         ),
-        where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
+        where=lambda row: bool(along.sweep_of(row)) and not (row.p.backward and row.like(backward=False)),
     )
 
 
@@ -592,7 +591,7 @@ COMPUTED = (
     Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
     Column("pairs that count", of_tiles("tile_efficiency"), "%"),
     Column("tiles", of_tiles("tiles")),
-    Column("slots", lambda row: row.kernel["details"].get("slots")),
+    Column("slots", lambda row: row.reading.kernel["details"].get("slots")),
 )
 TABLES = (
     by_size("Throughput by number of heads at constant hidden size", HEADS),
@@ -624,8 +623,8 @@ PROBE = Probe(
     axes=AttentionHeadsAxes.of,
     sweep=sweep,
     order=lambda row: (
-        *(rank(row), law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
-        *(row.hidden, row.heads, row.backward),
+        *(rank(row), law_key(row), row.p.batch, row.p.seq_q, row.p.keys, kv_ratio(row), row.p.causal),
+        *(row.p.hidden, row.p.heads, row.p.backward),
     ),
     tables=TABLES,
     analyse=analyse,

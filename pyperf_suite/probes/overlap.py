@@ -56,8 +56,8 @@ def sweep(axes: OverlapAxes) -> Iterator[Case]:
 
 def what(row: Row) -> str:
     """The product, the message, and where they ran."""
-    place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}"
-    return f"{row.size}³ {row.dtype} with an all_reduce of {size_name(row.bytes)} ({place})"
+    place = f"{row.p.ranks} rank{'' if row.p.ranks == 1 else 's'}, {row.implementation}"
+    return f"{row.p.size}³ {row.p.dtype} with an all_reduce of {size_name(row.p.bytes)} ({place})"
 
 
 def seconds(run: str) -> Callable[[Row], float | None]:
@@ -76,7 +76,7 @@ def hidden(row: Row) -> Quantity | None:
     1 is all that there is to hide, 0 nothing; below 0 the two hinder each other so that in turn is better. None where
     no process ran all four.
     """
-    runs = [found.by_process for name in RUNS[:4] if (found := row.like(run=name))]
+    runs = [found.reading.by_process for name in RUNS[:4] if (found := row.like(run=name))]
     processes = set.intersection(*map(set, runs)) if len(runs) == 4 else set()
     times = [[run[process] for run in runs] for process in processes]
     shares = [(in_turn - together) / min(product, all_reduce) for product, all_reduce, in_turn, together in times]
@@ -97,7 +97,9 @@ def over_product(row: Row) -> Ratio | None:
 
 def of_nccl(name: str) -> Callable[[Row], int | None]:
     """What a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
-    return lambda row: max((run.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
+    return lambda row: (
+        max((run.reading.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
+    )
 
 
 def analyse(rows: Rows) -> Findings:
@@ -124,20 +126,20 @@ PROBE = Probe(
             OVERLAPS,
             "{what}: together they are {measured} as fast as in turn",
             ratio=lambda row: row.against(run="in_turn"),
-            where=lambda row: row.run == "together",
+            where=lambda row: row.p.run == "together",
         ),
         RowClaim(
             HIDES,
             "{what}: both together take {measured} the product alone, the all_reduce alone {share} of it",
             ratio=over_product,
-            where=lambda row: row.run == "together",
+            where=lambda row: row.p.run == "together",
         ),
     ),
     tables=(
         RowTable(
             "A product with an all_reduce",
             (
-                Column("product", lambda row: f"{row.size}³ {row.dtype}", priority=2),
+                Column("product", lambda row: f"{row.p.size}³ {row.p.dtype}", priority=2),
                 Column("message", "bytes", "size", priority=2),
                 Column("ranks", priority=0),
                 Column("product", seconds("product"), "ms"),

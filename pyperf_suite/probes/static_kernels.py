@@ -37,12 +37,14 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
 
 def analyse(rows: Rows) -> Findings:
     """Which kernels touch local memory, and which has the most registers."""
-    spilling = rows.where(lambda row: row.instructions_LDL + row.instructions_STL > 0)
-    most = max(rows, key=lambda row: row.registers, default=None)
+    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
+    most = max(rows, key=lambda row: row.seen["registers"], default=None)
     return findings(
-        most and remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
+        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)) if rows else None,
         (row.remark("{kernel} for {target} uses local memory") for row in spilling),
-        most and most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.registers)),
+        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.seen["registers"]))
+        if most
+        else None,
     )
 
 
@@ -64,7 +66,7 @@ PROBE = Probe(
     title="Kernels as machine code",
     axes=StaticKernelsAxes.of,
     sweep=sweep,
-    order=lambda row: (row.target, row.kernel),
+    order=lambda row: (row.p.target, row.p.kernel),
     tables=(
         RowTable(
             "Our GPU kernels as machine code",

@@ -119,7 +119,7 @@ class TransferCurve:
 
     @classmethod
     def of(cls, rows: Rows) -> TransferCurve:
-        seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
+        seen = [(row.p.size_bytes, seconds) for row in rows for seconds in row.reading.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
@@ -137,11 +137,11 @@ class TransferCurve:
     @property
     def half_from(self) -> int:
         """The smallest size that moves at half of the best rate or more."""
-        return next(row.size_bytes for row in self.rows if rate(row).value >= rate(self.fastest).value / 2)
+        return next(row.p.size_bytes for row in self.rows if rate(row).value >= rate(self.fastest).value / 2)
 
     @property
     def law_s(self) -> dict[str, float]:
-        return {row.case.case_id: float(self.law.seconds(row.size_bytes)) for row in self.rows if self.law}
+        return {row.case.case_id: float(self.law.seconds(row.p.size_bytes)) for row in self.rows if self.law}
 
     @property
     def worst_error(self) -> float | None:
@@ -154,20 +154,20 @@ def name_of(row: Row) -> str:
     """`torch copy_, 2 cores`, `host to GPU, pinned`."""
     words = [NAMES[row.implementation]]
     if row.implementation == "torch":
-        words.append(f"{row.workers} core{'s' if row.workers > 1 else ''}")
+        words.append(f"{row.p.workers} core{'s' if row.p.workers > 1 else ''}")
     if row.implementation in OVER_BUS:
-        words.append("pinned" if row.pinned else "pageable")
-    return ", ".join([*words, row.folder] if row.folder else words)
+        words.append("pinned" if row.p.pinned else "pageable")
+    return ", ".join([*words, row.p.folder] if row.p.folder else words)
 
 
 def rate(row: Row) -> Quantity:
     """Bytes a second."""
-    return row.reading.per_second(row.size_bytes, "GB/s")
+    return row.reading.per_second(row.p.size_bytes, "GB/s")
 
 
 def is_largest_of_both(row: Row) -> bool:
     """Whether it is of the largest size that is measured in pinned and in pageable memory."""
-    both = [each for each in row.rows.same_except(row, "size_bytes") if each.pinned and each.against(pinned=False)]
+    both = [each for each in row.rows.same_except(row, "size_bytes") if each.p.pinned and each.against(pinned=False)]
     return row in both[-1:]
 
 
@@ -179,7 +179,7 @@ def analyse(rows: Rows) -> Findings:
 
 def _cores(rows: Rows) -> Iterator[Remark]:
     copies = rows.where(implementation="torch")
-    fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
+    fewest, most = (choose((row.p.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
     for row, faster in pairs[:1] + pairs[1:][-1:]:
         sentence = "{workers} cores copy {size} {faster} as fast as {fewest}"
@@ -188,21 +188,21 @@ def _cores(rows: Rows) -> Iterator[Remark]:
 
 def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
     """Copies in memory and reads from the page cache compared with reads from the disk, each at its largest size."""
-    largest = {row.implementation: row for row in rows if not row.folder}
+    largest = {row.implementation: row for row in rows if not row.p.folder}
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
     if direct and copied and (faster := faster_a_byte(copied, direct)):
         yield TRADES_BANDWIDTH.judge("A copy in memory moves {measured} the bytes a second of a read from disk", faster)
     if direct and cached:
         sentence = "The page cache gives {faster} the bytes a second that the disk gives to O_DIRECT"
         yield remark(sentence, effect="faster", faster=faster_a_byte(cached, direct))
-    if any(row.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
+    if any(row.reading.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
         yield remark("The disk is a virtual machine's: its host may have answered out of its memory", kind="caution")
 
 
 def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
     """How many times the bytes a second of `slow` those of `fast` are, whatever the sizes; None without a process."""
     ratio = fast.faster_than(slow)
-    return ratio and ratio * (fast.size_bytes / slow.size_bytes)
+    return ratio and ratio * (fast.p.size_bytes / slow.p.size_bytes)
 
 
 def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
@@ -242,7 +242,7 @@ def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:
 
 def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
-    sizes = sorted({row.size_bytes for curve in fitted for row in curve.rows})
+    sizes = sorted({row.p.size_bytes for curve in fitted for row in curve.rows})
     ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
     drawn = tuple(each for curve in fitted for each in _series(curve))
     panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
@@ -253,7 +253,7 @@ def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
 def _series(curve: TransferCurve) -> Iterator[Series]:
     yield series(curve.name, curve.rows, "size_bytes", rate)
     if curve.law:
-        sizes = curve.rows[0].size_bytes, curve.largest.size_bytes
+        sizes = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
         yield law_over_sizes(f"law of {curve.name}", curve.law, *sizes, LAW_POINTS)
 
 
@@ -264,8 +264,8 @@ PROBE = Probe(
     title="Transfers",
     axes=TransferAxes.of,
     sweep=sweep,
-    order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
-    computed={"way": name_of, "size": lambda row: Quantity(row.size_bytes, "size")},
+    order=lambda row: (WAYS.index(row.implementation), not row.p.pinned, row.key("size_bytes"), row.p.size_bytes),
+    computed={"way": name_of, "size": lambda row: Quantity(row.p.size_bytes, "size")},
     claims=(
         RowClaim(
             PINNED_IS_FASTER,

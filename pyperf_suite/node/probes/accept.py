@@ -125,7 +125,9 @@ class _Node:
         offered = service("expected_times") if self.on_gpu else None
         self.law: Expect | None = offered(self.identity) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
-        self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
+        self.details = {
+            row.reading.kernel.get("path"): row.reading.details for row in rows if row.operator == "topology"
+        }
 
     def device(self, record: Record) -> str:
         everybodys = self.on_gpu and record.case["operator"] == "collective"
@@ -169,9 +171,9 @@ class _Node:
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
-        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.schedule.workers, row.mode))
+        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.p.schedule.workers, row.mode))
         for row in rows[1:]:
-            base, threads = rows[0], row.schedule.workers
+            base, threads = rows[0], row.p.schedule.workers
             # Hardware threads share the units of a core.
             cores = float(min(threads, self.details.get("host", {}).get("cores") or threads))
             what, usual, least = f"{threads} cores over 1 core", cores, LEAST_OF_ALL * cores

@@ -202,7 +202,7 @@ def sweep(axes: TopologyAxes) -> Iterator[Case]:
 
 def analyse(rows: Rows) -> Findings:
     """What is there, what is not as it should be, and tables of checks, paths and memory nodes."""
-    parts = {row.kernel["path"]: row.details for row in rows}
+    parts = {row.reading.kernel["path"]: row.reading.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
     good = sum(check.verdict == OK for check in checks)

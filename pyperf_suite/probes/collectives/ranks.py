@@ -42,9 +42,9 @@ def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
     """
     from scipy import special
 
-    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.ranks > 1]
+    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.p.ranks > 1]
     points = [point for curve in synchronising for point in curve.points.values()]
-    for ranks, together in sorted(grouped(points, lambda point: int(point.row.ranks)).items()):
+    for ranks, together in sorted(grouped(points, lambda point: int(point.row.p.ranks)).items()):
         trials = [trial.sampling for point in together for trial in point.trials]
         signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
         ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
@@ -119,10 +119,10 @@ class PairMap:
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
     points = [
-        ((f"{curve.op} {curve.dtype}, {curve.how}", size, curve.ranks), point)
+        ((f"{curve.p.op} {curve.p.dtype}, {curve.how}", size, curve.p.ranks), point)
         for curve in curves
         for size, point in curve.points.items()
-        if curve.pairs
+        if curve.p.pairs
     ]
     found = []
     for key, similar in grouped(points, lambda each: each[0]).items():
@@ -136,14 +136,14 @@ def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
     """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
-    for a, b in point.row.pairs:
+    for a, b in point.row.p.pairs:
         yield (min(a, b), max(a, b)), point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
 
 
 def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
     """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
     links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
-    for pair in point.row.pairs:
+    for pair in point.row.p.pairs:
         a, b = sorted(pair)
         if f"{a}-{b}" in links:
             yield (a, b), links[f"{a}-{b}"]["path"]
@@ -217,7 +217,7 @@ class Soaked:
     seconds: NDArray[np.float64]
 
     def __str__(self) -> str:
-        return f"{self.curve}, {size_name(self.point.row.message_bytes)}"
+        return f"{self.curve}, {size_name(self.point.row.p.message_bytes)}"
 
     @property
     def relative(self) -> NDArray[np.float64]:
@@ -327,7 +327,7 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
     shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
     drawn = []
     for each in shown:
-        short = f"{each.curve.op} {size_name(each.point.row.message_bytes)}"
+        short = f"{each.curve.p.op} {size_name(each.point.row.p.message_bytes)}"
         relative = each.relative.tolist()
         label = short if len(shared) == 1 else str(each)
         drawn.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
