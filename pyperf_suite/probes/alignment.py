@@ -336,7 +336,7 @@ class AlignmentClass:
         return self.gain.inverse * statistics.geometric_mean(each.size / each.other for each in self.pairs)
 
 
-def sweeps_of(rows: Rows) -> list[Sweep]:
+def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
     """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
     unpadded = rows.where(pad_to=1)
     unpadded.sort(key=lambda row: (row.p.m, row.p.n, row.p.k, str(row.p.schedule), str(row.p.tile)))
@@ -407,14 +407,15 @@ def is_found(edge: BaselinePair) -> bool:
     return edge.size - edge.other == _step(edge)
 
 
-def next_of_searches(rows: Rows) -> list[Case]:
+def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those measured before."""
     requested = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
-        case = replace(edge.other_row.case, parameters=replace(edge.other_row.p, **{edge.sweep.along: middle}))
+        changed: dict[str, Any] = {edge.sweep.along: middle}
+        case = replace(edge.other_row.case, parameters=replace(edge.other_row.p, **changed))
         if case.case_id not in requested:
             cases[case.case_id] = case
     return list(cases.values())[:SEARCHES_AT_ONCE]
@@ -428,7 +429,7 @@ FEWEST_SIZES = 3
 NEARBY = 0.125
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """Advice for sizes with a name, what padding wins in each setting, and the widest cliff."""
     sweeps = sweeps_of(rows)
     classes = [*classes_of(sweeps)]
@@ -487,12 +488,10 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
     )
 
 
-def _kernel(row: Row) -> str:
+def _kernel(row: Row[MatmulParameters]) -> str:
     """What ran: its name, with the path where that is not all there is to say."""
-    path, name = (
-        str(row.reading.kernel.get("path", "")),
-        str(row.reading.kernel.get("name", "")) or "a kernel without a name",
-    )
+    kernel = row.reading.kernel
+    path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
 
 

@@ -195,18 +195,18 @@ NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OWN = (*NATIVE, "triton")
 
 
-def kernel(row: Row) -> str:
+def kernel(row: Row[AttentionParameters]) -> str:
     """Who computes, as in `sustained triton 128x64, bfloat16`."""
     words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.p.blocks or ""))
     return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
 
-def kv_ratio(row: Row) -> str:
+def kv_ratio(row: Row[AttentionParameters]) -> str:
     """How many query heads share a key head, or "all"."""
     return "all" if row.p.key_heads == 1 < row.p.heads else str(row.p.group)
 
 
-def tiled(row: Row) -> TiledAttention | None:
+def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
     """The tiles that a forward pass was computed in; None where its kernel does not tell them.
 
     The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
@@ -227,12 +227,12 @@ def tiled(row: Row) -> TiledAttention | None:
     )
 
 
-def law_key(row: Row) -> str:
+def law_key(row: Row[AttentionParameters]) -> str:
     """The kernel that a law is fitted for: who computes, and on how many workers."""
     return f"{kernel(row)}, {row.p.workers} worker{'s' if row.p.workers > 1 else ''}"
 
 
-def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
+def laws_of(rows: Iterable[Row[AttentionParameters]]) -> dict[str, FittedLaw]:
     """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
     members = grouped((row for row in rows if row.implementation in OWN and row.p.seq_q > 1), law_key)
     measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
@@ -255,7 +255,7 @@ CAUSES = {
 }
 
 
-def what(row: Row) -> str:
+def what(row: Row[AttentionParameters]) -> str:
     """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
     keys = "" if row.p.seq_q == row.p.keys else f" to {row.p.keys} keys"
     mask = ", causal" if row.p.causal else ""
@@ -263,12 +263,12 @@ def what(row: Row) -> str:
     return f"{row.p.batch} x {row.p.seq_q} tokens{keys}{mask}{ratio}"
 
 
-def split(row: Row) -> str:
+def split(row: Row[AttentionParameters]) -> str:
     """`40 x 128`: heads and their dimension."""
     return f"{row.p.heads} x {row.p.head_dim}"
 
 
-def pass_of(row: Row) -> str:
+def pass_of(row: Row[AttentionParameters]) -> str:
     """Which pass was timed."""
     return "backward" if row.p.backward else "forward"
 
@@ -282,15 +282,15 @@ class SweepAxis:
     fixed: str
     fewest: int
 
-    def key(self, row: Row) -> tuple[Any, ...]:
+    def key(self, row: Row[AttentionParameters]) -> tuple[Any, ...]:
         return (law_key(row), what(row), row.by_name(self.held), row.p.backward)
 
-    def sweep_of(self, row: Row) -> list[Row]:
+    def sweep_of(self, row: Row[AttentionParameters]) -> list[Row[AttentionParameters]]:
         """The sweep that a row belongs to; nothing where it is too short."""
         sweep = row.rows.sharing(row, self.key)
         return sweep if len(sweep) >= self.fewest else []
 
-    def sweeps(self, rows: Rows) -> list[list[Row]]:
+    def sweeps(self, rows: Rows[AttentionParameters]) -> list[list[Row[AttentionParameters]]]:
         """All that are long enough; a row may belong to one along each axis."""
         return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
 
@@ -300,7 +300,7 @@ HEADS = SweepAxis("heads", "hidden", "hidden {hidden}", 2)
 HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
 
 
-def ends(sweep: list[Row]) -> tuple[Row, Row]:
+def ends(sweep: list[Row[AttentionParameters]]) -> tuple[Row[AttentionParameters], Row[AttentionParameters]]:
     """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
     both = [(row, row.like(backward=not row.p.backward)) for row in sweep]
     seconds = {row.p.heads: row.seconds + other.seconds for row, other in both if other is not None}
@@ -310,7 +310,7 @@ def ends(sweep: list[Row]) -> tuple[Row, Row]:
     return ordered[0], ordered[-1]
 
 
-def relative_rate(row: Row, base: Row) -> Ratio | None:
+def relative_rate(row: Row[AttentionParameters], base: Row[AttentionParameters]) -> Ratio | None:
     """Throughput relative to that of another row; None where no process measured both."""
     ratio = row.faster_than(base)
     return ratio and ratio * (row.reading.flop / base.reading.flop)
@@ -324,7 +324,7 @@ Laws = Mapping[str, FittedLaw]
 """By kernel."""
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[AttentionParameters]) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
     laws, by_heads, sizes = laws_of(rows), HEADS.sweeps(rows), head_size_laws(rows)
     longest = max(map(len, by_heads), default=0)
@@ -349,7 +349,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def of(row: Row) -> dict[str, Any]:
+def of(row: Row[AttentionParameters]) -> dict[str, Any]:
     """What remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
@@ -358,23 +358,23 @@ RANKS = {name: place for place, name in enumerate((*SDPA, "flash3"))}
 LAST_LIBRARY = len(RANKS)
 
 
-def rank(row: Row) -> int:
+def rank(row: Row[AttentionParameters]) -> int:
     """The place of a row's implementation among those that users run, the default first and our own kernels last."""
     return LAST_LIBRARY + 1 if row.implementation in OWN else RANKS.get(row.implementation, LAST_LIBRARY)
 
 
-def is_by_gpu(row: Row) -> bool:
+def is_by_gpu(row: Row[AttentionParameters]) -> bool:
     """Tell if a GPU computed it."""
     return row.implementation == "triton" or "launched" in row.reading.kernel.get("details", {})
 
 
-def columns_of(row: Row) -> int:
+def columns_of(row: Row[AttentionParameters]) -> int:
     """Columns of head_dim that are computed: as the kernel tells them, else on a GPU those of the next known bucket."""
     case = tiled(row)
     return case.padded_head_dim if case else bucket_of(row.p.head_dim) if is_by_gpu(row) else row.p.head_dim
 
 
-def head_size_laws(rows: Rows) -> list[tuple[Row, HeadSizeLaw]]:
+def head_size_laws(rows: Rows[AttentionParameters]) -> list[tuple[Row[AttentionParameters], HeadSizeLaw]]:
     """A row and the law of each implementation, pass and problem that has at least two head dimensions."""
     sharing = grouped(
         (row for row in rows if row.p.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
@@ -387,7 +387,7 @@ def head_size_laws(rows: Rows) -> list[tuple[Row, HeadSizeLaw]]:
     return found
 
 
-def head_size_remark(row: Row, law: HeadSizeLaw) -> Remark:
+def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
     """The constants of a law of head size, and what they mean."""
     template = (
         "{kernel}, {what}: a head takes {head} + {column} a computed column of head_dim in {of_pass}; the first, "
@@ -405,7 +405,7 @@ def head_size_remark(row: Row, law: HeadSizeLaw) -> Remark:
     return row.remark(template, kind="law", **found, **of(row))
 
 
-def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
+def advice(sweep: list[Row[AttentionParameters]], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
     """The fastest split compared with the slowest, and what makes the difference in the forward pass.
 
     Where it does not lead, of our own kernel next to libraries, it is a detail that no summary begins with.
@@ -426,7 +426,7 @@ def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> It
             yield slow.remark(template, kind=kind, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
-def cliff(sweep: list[Row]) -> Remark | None:
+def cliff(sweep: list[Row[AttentionParameters]]) -> Remark | None:
     """The largest drop of throughput from one head dimension to the next."""
     pairs = ((relative_rate(after, before), before, after.p.head_dim) for before, after in itertools.pairwise(sweep))
     drops = [(ratio, before, after) for ratio, before, after in pairs if ratio is not None and ratio.value < 1]
@@ -443,7 +443,7 @@ def cliff(sweep: list[Row]) -> Remark | None:
     )
 
 
-def picks(rows: Rows) -> Iterator[Remark]:
+def picks(rows: Rows[AttentionParameters]) -> Iterator[Remark]:
     """Which backends torch picked by itself, and where another was faster beyond the interval."""
     for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
         paths = Counter(str(row.reading.kernel.get("path", "a backend it does not tell")) for row in members)
@@ -482,24 +482,24 @@ def law_remark(key: str, fitted: FittedLaw) -> Remark:
     )
 
 
-def of_tiles(name: str) -> Callable[[Row], Any]:
+def of_tiles(name: str) -> Callable[[Row[AttentionParameters]], Any]:
     """What is counted of a row's tiles."""
     return lambda row: getattr(tiled(row), name, None)
 
 
-def softmax_by_law(row: Row, laws: Laws) -> float | None:
+def softmax_by_law(row: Row[AttentionParameters], laws: Laws) -> float | None:
     """The softmax's share of a step, where the kernel has a law."""
     case, fitted = tiled(row), laws.get(law_key(row))
     return 1 - fitted.law.product_share(case.padded_head_dim) if case and fitted else None
 
 
-def rate_by_law(row: Row, laws: Laws) -> float | None:
+def rate_by_law(row: Row[AttentionParameters], laws: Laws) -> float | None:
     """FLOP/s, where the kernel has a law."""
     case, fitted = tiled(row), laws.get(law_key(row))
     return row.reading.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
 
 
-def softmax_share(row: Row) -> Quantity | None:
+def softmax_share(row: Row[AttentionParameters]) -> Quantity | None:
     """Softmax's and the mask's share of the two-product form: 1 − t(products) / t(whole)."""
     ratio = row.against(implementation="two_gemm_products")
     if ratio is None:
@@ -508,7 +508,7 @@ def softmax_share(row: Row) -> Quantity | None:
     return Quantity(value, "%", low, high, ratio.processes)
 
 
-def tile_of_values(row: Row) -> Tile | None:
+def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     """The output tile of P·V, rows by columns of a row-major result (see workloads/kernel_names.py)."""
     products = row.reading.kernel.get("details", {}).get("products", ())
     tile = products[-1].get("tile") if len(products) > 1 and not row.p.backward else None
@@ -519,18 +519,18 @@ def tile_of_values(row: Row) -> Tile | None:
     return Tile(m, n, 1)
 
 
-def filled(row: Row, tile: Tile) -> float:
+def filled(row: Row[AttentionParameters], tile: Tile) -> float:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
     return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile))
 
 
-def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
+def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
 
-    def fixed(row: Row) -> str:
+    def fixed(row: Row[AttentionParameters]) -> str:
         return along.fixed.format(hidden=row.p.hidden, heads=row.p.heads)
 
-    def stem(row: Row) -> str:
+    def stem(row: Row[AttentionParameters]) -> str:
         sizes = f"b{row.p.batch}_q{row.p.seq_q}_k{row.p.keys}_{'causal' if row.p.causal else 'full'}_kv{kv_ratio(row)}"
         return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.p.dtype}_w{row.p.workers}_{sizes}"
 
@@ -543,7 +543,7 @@ def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
         yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
 
 
-def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> Panel:
+def panel(title: str, sweeps: list[list[Row[AttentionParameters]]], along: SweepAxis, laws: Laws) -> Panel:
     """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
     head_dims = [row.p.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
@@ -559,10 +559,12 @@ def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> 
 def by_size(title: str, along: SweepAxis) -> RowTable:
     """A line for each size of each sweep, both passes in it."""
 
-    def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    def in_pass(
+        backward: bool, value: Callable[[Row[AttentionParameters]], Any]
+    ) -> Callable[[Row[AttentionParameters]], Any]:
         return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
 
-    def over_best(row: Row) -> Ratio | str | None:
+    def over_best(row: Row[AttentionParameters]) -> Ratio | str | None:
         best = max(row.rows.sharing(row, along.key), key=lambda each: each.reading.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 

@@ -84,7 +84,7 @@ def sweep(axes: BackwardAxes) -> Iterator[Case]:
             yield Case("layer_pass", LayerPassParameters(**chosen), "torch")
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[LayerPassParameters]) -> Findings:
     """Norms and attention, of which no guide claims any; how often products exceed twice the time; and figures."""
     backward = rows.where(lambda row: of_forward(row) is not None, phase="backward")
     ratios = [ratio for row in backward if row.p.layer in WITH_PRODUCT and (ratio := of_forward(row))]
@@ -101,7 +101,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def relative_to_its_work(row: Row) -> Remark:
+def relative_to_its_work(row: Row[LayerPassParameters]) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
     return row.remark(
@@ -113,7 +113,7 @@ def relative_to_its_work(row: Row) -> Remark:
     )
 
 
-def over_tokens(rows: Sequence[Row]) -> Figure | None:
+def over_tokens(rows: Sequence[Row[LayerPassParameters]]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
     drawn = series_by("name", rows, "tokens", "of_forward", fewest=3)
     dtype, workers = rows[0].p.dtype, rows[0].p.workers
@@ -123,7 +123,7 @@ def over_tokens(rows: Sequence[Row]) -> Figure | None:
     return figure(f"backward_{dtype}_w{workers}", title, caption, [panel] if drawn else ())
 
 
-def name(row: Row) -> str:
+def name(row: Row[LayerPassParameters]) -> str:
     """`linear 512 -> 2048`, `attention 4 x 64`."""
     if row.p.layer == "attention":
         return f"attention {row.p.heads} x {row.p.hidden // row.p.heads}"
@@ -134,7 +134,7 @@ def name(row: Row) -> str:
     )
 
 
-def where(row: Row) -> str:
+def where(row: Row[LayerPassParameters]) -> str:
     """`4 x 256 tokens, float32`."""
     size = (
         f"{row.p.batch} x {row.p.side}x{row.p.side} images"
@@ -144,28 +144,28 @@ def where(row: Row) -> str:
     return f"{size}, {row.p.dtype}" + (f", {row.p.workers} workers" if row.p.workers > 1 else "")
 
 
-def of_forward(row: Row) -> Ratio | None:
+def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
     """The time of a pass over the time of forward, None of forward itself and where it was not measured."""
     forward = row.like(phase="forward")
     return None if forward is None or forward is row else forward.faster_than(row)
 
 
-def of(phase: str, name: str) -> Callable[[Row], Any]:
+def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
     """What that pass of a row's layer has by a name, None where it was not measured."""
     return lambda row: found.by_name(name) if (found := row.like(phase=phase)) else None
 
 
-def moved(row: Row) -> int:
+def moved(row: Row[LayerPassParameters]) -> int:
     """Compulsory bytes of the pass."""
     return work(row.p).bytes
 
 
-def tensor(row: Row) -> int:
+def tensor(row: Row[LayerPassParameters]) -> int:
     """Bytes of an activation's input, of its result and of its gradient."""
     return int(row.p.tokens * row.p.hidden * row.p.element_bytes)
 
 
-def of_copy(row: Row) -> Ratio | None:
+def of_copy(row: Row[LayerPassParameters]) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)

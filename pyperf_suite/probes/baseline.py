@@ -68,14 +68,14 @@ class ProductAxes(AxisTable):
     mode: tuple[str, ...] = ("burst",)
 
 
-def library_of(row: Row) -> Row | None:
+def library_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
     """The library's row of the same product on as many workers."""
     theirs = Schedule("library", row.p.schedule.workers)
     similar = row.rows.same_except(row, "implementation", "schedule", "tile")
     return next((other for other in similar if other.p.schedule == theirs), None)
 
 
-def relative_rate(row: Row) -> float | None:
+def relative_rate(row: Row[MatmulParameters]) -> float | None:
     """Its rate over the library's."""
     library = library_of(row)
     return library.seconds / row.seconds if library else None
@@ -86,15 +86,15 @@ class Sweep:
     """Rows that differ in the size `along` alone, by that size, ascending."""
 
     along: str
-    rows: Mapping[int, Row]
+    rows: Mapping[int, Row[MatmulParameters]]
 
     @property
-    def base(self) -> Row:
+    def base(self) -> Row[MatmulParameters]:
         """The smallest, for what all of them have in common."""
         return next(iter(self.rows.values()))
 
     @property
-    def fastest(self) -> Row:
+    def fastest(self) -> Row[MatmulParameters]:
         return max(self.rows.values(), key=lambda row: row.reading.flop_per_s)
 
     @property
@@ -125,11 +125,11 @@ class BaselinePair:
     gain: Ratio
 
     @property
-    def row(self) -> Row:
+    def row(self) -> Row[MatmulParameters]:
         return self.sweep.rows[self.size]
 
     @property
-    def other_row(self) -> Row:
+    def other_row(self) -> Row[MatmulParameters]:
         return self.sweep.rows[self.other]
 
     @property
@@ -143,7 +143,7 @@ class BaselinePair:
         return [cls(sweep, size, other, gain) for size, other, gain in gains if gain is not None]
 
 
-def sweeps_along(along: str, rows: Rows, fewest: int = 2) -> list[Sweep]:
+def sweeps_along(along: str, rows: Rows[MatmulParameters], fewest: int = 2) -> list[Sweep]:
     """Sweeps of at least so many sizes."""
     groups = ({getattr(row.p, along): row for row in group} for group in rows.groups(along))
     return [Sweep(along, dict(sorted(by_size.items()))) for by_size in groups if len(by_size) >= fewest]
@@ -209,7 +209,7 @@ def sweep(axes: BaselineAxes) -> Iterator[Case]:
                 yield Case("matmul", ours, implementation, mode=mode)
 
 
-def is_fastest(row: Row) -> bool:
+def is_fastest(row: Row[MatmulParameters]) -> bool:
     """Whether it is our kernel's fastest tile and schedule for a product."""
     if row.p.schedule.policy == "library":
         return False
@@ -218,13 +218,13 @@ def is_fastest(row: Row) -> bool:
     return row is min(tried, key=lambda other: other.seconds)
 
 
-def float32_of(row: Row) -> Row | None:
+def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
     """The fastest float32 row of the same product by the same kernel; None for itself."""
     similar = row.rows.same_except(row, "dtype", "tile")
     return next((other for other in similar if other.p.dtype == "float32" != row.p.dtype and is_fastest(other)), None)
 
 
-def peak_of(row: Row) -> float | None:
+def peak_of(row: Row[MatmulParameters]) -> float | None:
     """What the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
 
     The highest that any row of the same saw: others who use the cores can only lower it.
@@ -234,22 +234,22 @@ def peak_of(row: Row) -> float | None:
     return max(seen) or None
 
 
-def share_of_peak(row: Row) -> float | None:
+def share_of_peak(row: Row[MatmulParameters]) -> float | None:
     """Of what the instructions of our CPU kernel can multiply; None where that was not measured."""
     return row.reading.flop_per_s / peak if (peak := peak_of(row)) else None
 
 
-def watts(row: Row) -> float | None:
+def watts(row: Row[MatmulParameters]) -> float | None:
     """Mean power under a sustained load, in W; None of a burst, and where it was not read."""
     return row.seen.get("power") if row.mode == "sustained" else None
 
 
-def joules_per_tflop(row: Row) -> float | None:
+def joules_per_tflop(row: Row[MatmulParameters]) -> float | None:
     """Joules for 1e12 useful FLOP under a sustained load: power times time."""
     return None if (power := watts(row)) is None else power * row.seconds / row.reading.flop * 1e12
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """For each kernel, dtype and number of workers its means over products, and what it draws under a load."""
     kernels = grouped(
         rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.p.dtype, row.p.schedule.workers)
@@ -270,7 +270,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def _under_load(rows: Sequence[Row]) -> Remark:
+def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
     """Power, clock and energy of one kernel under sustained loads, each the median over products."""
     middle: dict[str, Any] = {
         "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
@@ -286,7 +286,12 @@ def _under_load(rows: Sequence[Row]) -> Remark:
     )
 
 
-def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], effect: str) -> Remark | None:
+def _mean(
+    what: str,
+    base: Callable[[Row[MatmulParameters]], Row[MatmulParameters] | None],
+    rows: Sequence[Row[MatmulParameters]],
+    effect: str,
+) -> Remark | None:
     """How our products compare with others; None where no process measured them all."""
     pairs = [(other.reading, row.reading) for row in rows if (other := base(row))]
     mean = mean_speedup(pairs)
@@ -313,14 +318,8 @@ PROBE = Probe(
     axes=BaselineAxes.of,
     sweep=sweep,
     order=lambda row: (
-        row.mode,
-        row.p.dtype,
-        row.p.schedule.workers,
-        row.reading.flop,
-        row.p.m,
-        row.p.n,
-        row.p.k,
-        row.p.layout,
+        *(row.mode, row.p.dtype, row.p.schedule.workers, row.reading.flop),
+        *(row.p.m, row.p.n, row.p.k, row.p.layout),
     ),
     tables=(
         RowTable(

@@ -161,29 +161,29 @@ def _order(p: CheckpointedStepParameters) -> tuple[Any, ...]:
     return (model(p), p.vocab, p.checkpointing != NONE, str(p.checkpointing), p.batch)
 
 
-def rate(row: Row) -> Quantity:
+def rate(row: Row[CheckpointedStepParameters]) -> Quantity:
     """Tokens a second."""
     return row.reading.per_second(row.p.tokens, "/s")
 
 
-def relative(row: Row) -> Ratio | None:
+def relative(row: Row[CheckpointedStepParameters]) -> Ratio | None:
     """How many times as fast it is as without checkpointing."""
     return row.against(checkpointing=NONE)
 
 
-def by_flop(row: Row) -> Quantity:
+def by_flop(row: Row[CheckpointedStepParameters]) -> Quantity:
     """The rate relative to none if only FLOPs cost time: what blocks drop is computed twice, the rest is no product."""
     again: Recompute = "layers" if row.p.checkpointing.kind == "every" else "nothing"
     size = (row.p.dimensions, row.p.batch, row.p.seq)
     return Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True)
 
 
-def is_reported(row: Row) -> bool:
+def is_reported(row: Row[CheckpointedStepParameters]) -> bool:
     """Whether both it and none were measured at no larger batch."""
     return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if relative(each)), None)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[CheckpointedStepParameters]) -> Findings:
     """What other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
@@ -222,7 +222,7 @@ STEPS = (
 )
 
 
-def _cost(row: Row) -> Remark | ClaimVerdict:
+def _cost(row: Row[CheckpointedStepParameters]) -> Remark | ClaimVerdict:
     """The guide speaks of all that blocks made."""
     measured = relative(row)
     if measured and row.p.checkpointing.kind == "every":
@@ -230,7 +230,7 @@ def _cost(row: Row) -> Remark | ClaimVerdict:
     return row.remark(TRAINS, effect="measured", measured=measured)
 
 
-def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
+def _repaid(rows: Rows[CheckpointedStepParameters]) -> Iterator[Remark | ClaimVerdict]:
     """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:
@@ -248,7 +248,7 @@ def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
         )
 
 
-def _headroom(rows: Rows, largest: Row) -> Iterator[Remark]:
+def _headroom(rows: Rows[CheckpointedStepParameters], largest: Row[CheckpointedStepParameters]) -> Iterator[Remark]:
     """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
     smallest = rows.same_except(largest, "batch")[0]
     faster = largest.faster_than(smallest) if smallest.p.batch < largest.p.batch else None
@@ -271,7 +271,7 @@ def _headroom(rows: Rows, largest: Row) -> Iterator[Remark]:
         )
 
 
-def _figure(number: int, rows: Rows) -> Figure | None:
+def _figure(number: int, rows: Rows[CheckpointedStepParameters]) -> Figure | None:
     """Throughput over the most that a step holds: one would be up and to the left."""
     lines = series_by("checkpointing", rows, "peak", "rate")
     budget = rows[0].p.budget_bytes

@@ -56,7 +56,7 @@ def sweep(axes: GroupedAxes) -> Iterator[Case]:
         yield Case("grouped_matmul", parameters, way)
 
 
-def waves(row: Row) -> int:
+def waves(row: Row[GroupedMatmulParameters]) -> int:
     """Of tiles that the slots take at once; of a library whose tile is not known, of single rows in one slot."""
     details = row.reading.kernel["details"]
     (tile_m, tile_n, *_), slots = details.get("tile", (1, row.p.n)), details.get("slots", 1)
@@ -68,19 +68,19 @@ def waves(row: Row) -> int:
     return sum(math.ceil(count / slots) for count in (tiles if each_alone else [sum(tiles)]))
 
 
-def mixture(row: Row) -> str:
+def mixture(row: Row[GroupedMatmulParameters]) -> str:
     """`8 experts of 64 x 256 x 128`."""
     return f"{row.p.experts} experts of {row.p.rows} x {row.p.n} x {row.p.k}"
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[GroupedMatmulParameters]) -> Findings:
     """A law for each way and shape of an expert's product, and a picture of what skew costs each way."""
     # A wave of another depth takes another time.
     similar = grouped(rows, lambda row: (row.implementation, row.p.n, row.p.k, row.p.dtype))
     return findings(map(law, similar.values()), _figure(rows))
 
 
-def law(rows: list[Row]) -> Remark | None:
+def law(rows: list[Row[GroupedMatmulParameters]]) -> Remark | None:
     """The law fitted on every other case by its waves, judged on the rest; None where either has less than two."""
     from scipy.optimize import nnls
 
@@ -102,7 +102,7 @@ def law(rows: list[Row]) -> Remark | None:
     )
 
 
-def _figure(rows: Rows) -> Figure | None:
+def _figure(rows: Rows[GroupedMatmulParameters]) -> Figure | None:
     panels = []
     for group in rows.groups("skew", "implementation"):
         drawn = series_by("implementation", group, "skew", "throughput")

@@ -119,7 +119,7 @@ def loaders_of_variations(requested: Sequence[int]) -> int:
     return max(within) if within else min(filter(None, requested), default=0)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[InputPipelineParameters]) -> Findings:
     """By task: what the best setting gives, what binds then, and what more loaders and deeper queues give."""
     return findings(
         (with_loaders(task), what_binds(fastest(task)), rate_by_loaders(task))
@@ -127,7 +127,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def with_loaders(task: Rows) -> Iterator[Remark | ClaimVerdict]:
+def with_loaders(task: Rows[InputPipelineParameters]) -> Iterator[Remark | ClaimVerdict]:
     """What loaders give over loading in the training process, more of them, and deeper queues; the law's error."""
     fed, alone = task.where(lambda row: row.p.loaders > 0), task.first(loaders=0)
     if not fed:
@@ -154,7 +154,7 @@ def with_loaders(task: Rows) -> Iterator[Remark | ClaimVerdict]:
         )
 
 
-def what_binds(best: Row) -> Iterator[Remark]:
+def what_binds(best: Row[InputPipelineParameters]) -> Iterator[Remark]:
     """How long the model waits with the best setting, and what keeps it from being faster by the law."""
     yield best.remark("Fed by {how}, the model waits {starved:%} of the time ({task})")
     law = law_of(best)
@@ -170,12 +170,12 @@ def what_binds(best: Row) -> Iterator[Remark]:
     yield best.remark(template, kind="predicted", enough=enough, cores=law.cores)
 
 
-def fastest(rows: Iterable[Row]) -> Row:
+def fastest(rows: Iterable[Row[InputPipelineParameters]]) -> Row[InputPipelineParameters]:
     """The one with the shortest iteration."""
     return min(rows, key=lambda row: row.seconds)
 
 
-def law_of(row: Row) -> InputPipelineLaw | None:
+def law_of(row: Row[InputPipelineParameters]) -> InputPipelineLaw | None:
     """The bound of its task, from what loading takes in the training process itself; None if it loaded nothing."""
     for alone in row.rows.same_except(row, *SETTINGS):
         if not alone.p.loaders and not alone.p.pinned and is_complete(alone):
@@ -184,7 +184,7 @@ def law_of(row: Row) -> InputPipelineLaw | None:
     return None
 
 
-def rate_by_loaders(task: Rows) -> Figure | None:
+def rate_by_loaders(task: Rows[InputPipelineParameters]) -> Figure | None:
     """Iterations a second over loaders, and the law's bound."""
     plain = {row.p.loaders: row for row in task if not row.p.loaders or is_plain(row)}
     if len(plain) < FEWEST_OF_A_FIGURE:
@@ -203,35 +203,35 @@ def rate_by_loaders(task: Rows) -> Figure | None:
     )
 
 
-def iteration(row: Row) -> float:
+def iteration(row: Row[InputPipelineParameters]) -> float:
     """Seconds of one iteration: the mean of as many as were timed at once."""
     return row.seconds / row.p.iterations
 
 
-def is_complete(row: Row) -> bool:
+def is_complete(row: Row[InputPipelineParameters]) -> bool:
     """Whether all was observed that is reported besides time."""
     return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
 
 
-def is_plain(row: Row) -> bool:
+def is_plain(row: Row[InputPipelineParameters]) -> bool:
     """Whether it has the settings that most of its task share: what was not varied besides the number of loaders."""
     shared = mode(each.p.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.p.loaders)
     return not settings(row) and row.p.prefetch == shared
 
 
-def in_words(row: Row) -> str:
+def in_words(row: Row[InputPipelineParameters]) -> str:
     """`8 texts and a step of 5 ms on a device of its own`."""
     where = "a device of its own" if row.p.model == "device" else "a core of the host"
     return f"{row.p.batch} texts and a step of {row.p.step_us / 1000:g} ms on {where}"
 
 
-def settings(row: Row) -> str:
+def settings(row: Row[InputPipelineParameters]) -> str:
     """Those that are not the usual ones."""
     ended = "" if row.p.persistent else "workers end with the epoch"
     return ", ".join(filter(None, ("pinned" if row.p.pinned else "", ended)))
 
 
-def how(row: Row) -> str:
+def how(row: Row[InputPipelineParameters]) -> str:
     """`2 loaders, prefetch 8, pinned`."""
     loaders = f"{row.p.loaders} loader{'s' if row.p.loaders > 1 else ''}, prefetch {row.p.prefetch}"
     return ", ".join(filter(None, (loaders if row.p.loaders else "no loaders", settings(row))))

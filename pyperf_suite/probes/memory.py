@@ -99,7 +99,7 @@ def sweep(axes: MemoryAxes) -> Iterator[Case]:
             yield Case("training_memory", TrainingMemoryParameters(**chosen, gated=gated), implementation)
 
 
-def model(row: Row) -> str:
+def model(row: Row[TrainingMemoryParameters]) -> str:
     """As in `llama, 2 kv heads, sdpa, dropout 0.1, every:2, bfloat16`."""
     words = (
         "llama" if row.p.gated else "gpt",
@@ -112,28 +112,28 @@ def model(row: Row) -> str:
     return ", ".join(filter(None, words))
 
 
-def law(row: Row, **changed: int) -> float:
+def law(row: Row[TrainingMemoryParameters], **changed: Any) -> float:
     """Bytes of activations by the law of what torch keeps, with other sizes on request."""
     p = replace(row.p, **changed)
     return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.reading.kernel["path"])).total
 
 
-def law_off(row: Row) -> float:
+def law_off(row: Row[TrainingMemoryParameters]) -> float:
     """By what share the law is above what was counted."""
     return law(row) / row.seen["activations"] - 1
 
 
-def together(row: Row) -> float:
+def together(row: Row[TrainingMemoryParameters]) -> float:
     """Bytes of all parts."""
     return sum(row.seen[part] for part in PARTS)
 
 
-def is_explicit(row: Row) -> bool:
+def is_explicit(row: Row[TrainingMemoryParameters]) -> bool:
     """Whether scores are written out, and kept."""
-    return bool(row.p.attention == "explicit" and row.p.checkpointing == NONE)
+    return row.p.attention == "explicit" and row.p.checkpointing == NONE
 
 
-def of_formula(row: Row) -> float:
+def of_formula(row: Row[TrainingMemoryParameters]) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
     recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[row.p.checkpointing.kind]
     return row.seen["activations"] / float(
@@ -141,24 +141,26 @@ def of_formula(row: Row) -> float:
     )
 
 
-def kept(row: Row, policy: Checkpointing) -> float | None:
+def kept(row: Row[TrainingMemoryParameters], policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
     under = row.like(checkpointing=policy)
     return None if under is None else under.seen["activations"] / row.seen["activations"]
 
 
-def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
+def first(
+    is_wanted: Callable[[Row[TrainingMemoryParameters]], bool],
+) -> Callable[[Row[TrainingMemoryParameters]], bool]:
     """Whether a row is the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
 
-def share_of(part: str) -> Callable[[Row], float]:
+def share_of(part: str) -> Callable[[Row[TrainingMemoryParameters]], float]:
     """Bytes of a part among those of all; cast copies count as weights."""
     parts = ("weights", "weight_copies") if part == "weights" else (part,)
     return lambda row: sum(row.seen[each] for each in parts) / together(row)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TrainingMemoryParameters]) -> Findings:
     """The law's error, what was counted, where a rule ends by the law, and activations by batch and sequence."""
     if not rows:
         return Findings()
@@ -184,7 +186,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def _headroom(row: Row) -> Remark | None:
+def _headroom(row: Row[TrainingMemoryParameters]) -> Remark | None:
     """What a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
     capacity = row.seen.get("capacity")
     if capacity is None:
@@ -242,7 +244,7 @@ def _rule_by_law() -> Table:
     )
 
 
-def _figure(rows: Rows) -> Figure | None:
+def _figure(rows: Rows[TrainingMemoryParameters]) -> Figure | None:
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
         for group in grouped(rows, lambda row: row.p.gated).values()
@@ -252,16 +254,16 @@ def _figure(rows: Rows) -> Figure | None:
     return figure if figure.rows else None
 
 
-def _panels(row: Row) -> tuple[Panel, ...]:
+def _panels(row: Row[TrainingMemoryParameters]) -> tuple[Panel, ...]:
     """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
     panels = []
     for axis, label, at in (
         ("batch", "batch", f"seq {row.p.seq}"),
         ("seq", "tokens a sequence", f"batch {row.p.batch}"),
     ):
-        similar = sorted(row.rows.same_except(row, axis), key=lambda row: int(row.by_name(axis)))
+        similar = sorted(row.rows.same_except(row, axis), key=lambda row: int(getattr(row.p, axis)))
         if len(similar) > 1:
-            ends = similar[0].by_name(axis), similar[-1].by_name(axis)
+            ends = getattr(similar[0].p, axis), getattr(similar[-1].p, axis)
             between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
             line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
             counted = series("counted", similar, axis, "activations")
@@ -309,7 +311,7 @@ PROBE = Probe(
             ratio=of_formula,
             # What it is made for: a GPT in 16 bits with dropout and nothing dropped.
             where=first(
-                lambda row: is_explicit(row) and row.p.dropout and row.p.element != "float32" and not row.p.gated
+                lambda row: is_explicit(row) and row.p.dropout > 0 and row.p.element != "float32" and not row.p.gated
             ),
         ),
         RowClaim(

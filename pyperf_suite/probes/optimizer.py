@@ -66,7 +66,7 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
             yield Case("optimizer_update", OptimizerUpdateParameters(tensors, optimizer, dtype, workers), way)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[OptimizerUpdateParameters]) -> Findings:
     """What is left of each way's speed on few large tensors, where no guide claims any."""
     large = rows.where(lambda row: row.p.tensors.elements_each > SMALL_ELEMENTS and not row.p.tensors.shape)
     return findings(
@@ -81,29 +81,29 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def is_plain(row: Row) -> bool:
+def is_plain(row: Row[OptimizerUpdateParameters]) -> bool:
     """Tell if states are kept in full."""
     return row.implementation not in LOW_MEMORY
 
 
-def rate(row: Row) -> float | None:
+def rate(row: Row[OptimizerUpdateParameters]) -> float | None:
     """Bytes that have to be moved once, a second; of 8-bit states less is moved, so nothing is said."""
     return OptimizerUpdate().work(row.p).bytes / row.seconds if is_plain(row) else None
 
 
-def per_element(metric: str) -> Callable[[Row], float | None]:
+def per_element(metric: str) -> Callable[[Row[OptimizerUpdateParameters]], float | None]:
     """Bytes of what was observed by that name, by parameter of the model."""
     return lambda row: row.seen[metric] / row.p.tensors.elements if metric in row.seen else None
 
 
-def in_words(row: Row) -> str:
+def in_words(row: Row[OptimizerUpdateParameters]) -> str:
     """`512 tensors of 64 x 64`, `296 tensors of bert-large`."""
     return (
         f"{row.p.tensors.tensors} tensors of {row.p.tensors.shape or f'{row.p.tensors.rows} x {row.p.tensors.columns}'}"
     )
 
 
-def kind(row: Row) -> str:
+def kind(row: Row[OptimizerUpdateParameters]) -> str:
     """As the guides call it."""
     return "8-bit Adam" if row.implementation in LOW_MEMORY else str(row.p.optimizer)
 

@@ -211,7 +211,7 @@ def nested(row: Row) -> Row | None:
 def is_reported(row: Row) -> bool:
     """Whether float32 was measured at no larger batch; of odd models only where there are no others."""
     is_largest = is_plain(row) and base(row) and row is compared(row)[-1]
-    return bool(is_largest and (is_aligned(row) or row.rows.first(is_plain=True, is_aligned=True) is None))
+    return bool(is_largest and (is_aligned(row) or not any(is_plain(each) and is_aligned(each) for each in row.rows)))
 
 
 def is_judged(row: Row) -> bool:
@@ -221,12 +221,12 @@ def is_judged(row: Row) -> bool:
 
 def analyse(rows: Rows) -> Findings:
     """Pure half precision at the largest batch, what autocast and odd dimensions cost, and pictures by batch."""
-    plain = rows.where(is_plain=True)
+    plain = rows.where(is_plain)
     return findings(
-        (_pure(row) for row in rows.where(is_reported, is_cast=False)),
+        (_pure(row) for row in rows.where(is_reported) if not is_cast(row)),
         (_break_even(row) for row in rows.where(is_judged) if len(compared(row)) > 1 and freed(row) > 0),
         (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
-        (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
+        (_alignment(odd, plain) for odd in plain if is_cast(odd) and not is_aligned(odd)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
     )
 
@@ -266,7 +266,7 @@ def _break_even(row: Row) -> Remark:
 def _alignment(odd: Row, plain: Rows) -> Iterator[ClaimVerdict]:
     """FLOP a second with dimensions that are multiples of 8 compared with odd ones."""
     sentence = "{precision} computes {measured} the FLOP a second with {even} as with {model}, batch {batch}"
-    for even in plain.where(is_aligned=True, batch=odd.p.batch, precision=odd.p.precision):
+    for even in plain.where(is_aligned, batch=odd.p.batch, precision=odd.p.precision):
         if ratio := even.faster_than(odd):
             yield odd.judge(MULTIPLES_OF_8, sentence, ratio * (even.reading.flop / odd.reading.flop), even=model(even))
 
@@ -293,11 +293,7 @@ PROBE = Probe(
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),
     computed={
         "model": model,
-        "is_aligned": is_aligned,
-        "is_plain": is_plain,
-        "is_cached": is_cached,
         "guide": lambda row: published_step(row.p),
-        "is_cast": is_cast,
         "states": states,
         "needed": needed,
         "faster": faster,

@@ -35,7 +35,7 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
             yield Case("compiled_kernel", CompiledKernelParameters(kernel, target), compiler)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[CompiledKernelParameters]) -> Findings:
     """Which kernels touch local memory, and which has the most registers."""
     spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
     most = max(rows, key=lambda row: row.seen["registers"], default=None)
@@ -48,12 +48,12 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def count(metric: str) -> Callable[[Row], int]:
+def count(metric: str) -> Callable[[Row[CompiledKernelParameters]], int]:
     """What was observed by that name, a whole number."""
     return lambda row: round(row.seen[metric])
 
 
-def instructions(*names: str) -> Callable[[Row], str | None]:
+def instructions(*names: str) -> Callable[[Row[CompiledKernelParameters]], str | None]:
     """`7 LDGSTS 10 UTMALDG`, None without any; each architecture has names of its own."""
     counts = {name: count(f"instructions_{name}") for name in names}
     return lambda row: " ".join(f"{found} {name}" for name in names if (found := counts[name](row))) or None

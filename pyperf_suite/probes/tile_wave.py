@@ -149,14 +149,14 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
-def settings_of(rows: Rows) -> list[Rows]:
+def settings_of(rows: Rows[MatmulParameters]) -> list[Rows[MatmulParameters]]:
     """Rows of our own kernels that differ in size and policy alone; a law is fitted to each."""
     own = (row for row in rows if row.p.tile is not None)
     similar = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.p.schedule.workers))
     return [Rows(group) for group in similar.values()]
 
 
-def sweeps_of(rows: Rows) -> list[Sweep]:
+def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
     """The sweeps along both directions; a corner belongs to both."""
     return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
 
@@ -199,13 +199,13 @@ def cliffs_of(sweep: Sweep) -> list[MeasuredCliff]:
     )
 
 
-def in_slots(row: Row) -> Schedule:
+def in_slots(row: Row[MatmulParameters]) -> Schedule:
     """Its schedule with as many workers as run at once.
 
     Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
     on one, which the record has; elsewhere they are the requested workers, as far as there are slots for them.
     """
-    schedule: Schedule = row.p.schedule
+    schedule = row.p.schedule
     slots = row.reading.details.get("slots")
     if not slots:
         return schedule
@@ -213,22 +213,28 @@ def in_slots(row: Row) -> Schedule:
     return replace(schedule, workers=slots if handed_out else min(schedule.workers, slots))
 
 
-def fit(rows: Rows) -> JudgedLaw | None:
+def tile_of(row: Row[MatmulParameters]) -> Tile:
+    """The tile of a row of our own kernels, which all have one."""
+    assert row.p.tile is not None
+    return row.p.tile
+
+
+def fit(rows: Rows[MatmulParameters]) -> JudgedLaw | None:
     """The wave law of one setting, with its errors on even numbers of waves; None where the waves are too few."""
     return judged_by_waves(
-        [critical_path(row.p.m, row.p.n, row.p.k, row.p.tile, in_slots(row)) for row in rows],
+        [critical_path(row.p.m, row.p.n, row.p.k, tile_of(row), in_slots(row)) for row in rows],
         [row.seconds for row in rows],
-        [int(wave_count(tile_count(row.p.m, row.p.n, row.p.tile), row.p.schedule.workers)) for row in rows],
+        [int(wave_count(tile_count(row.p.m, row.p.n, tile_of(row)), row.p.schedule.workers)) for row in rows],
         [row.reading.error for row in rows],
     )
 
 
-def fills_wave(row: Row, m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
+def fills_wave(row: Row[MatmulParameters], m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
     """Whether products of these sizes in the row's tiles fill their last wave."""
-    return np.asarray(tile_count(m, n, row.p.tile) % in_slots(row).workers == 0)
+    return np.asarray(tile_count(m, n, tile_of(row)) % in_slots(row).workers == 0)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """The first wave cliff of each sweep, the library on the same edges, the law with its error, and staircases."""
     sweeps: list[Sweep] = []
     parts: list[Remark | Figure | None] = []
@@ -270,7 +276,7 @@ def _of_library(sweep: Sweep) -> Remark | None:
     )
 
 
-def _library_rows(sweep: Sweep) -> list[Row]:
+def _library_rows(sweep: Sweep) -> list[Row[MatmulParameters]]:
     """The library's rows of a sweep if they have the envelope's staircase: cuBLAS on a GPU, at sizes enough to fit."""
     theirs = [library for row in sweep.rows.values() if (library := library_of(row))]
     return theirs if len(theirs) >= FEWEST_LIBRARY_SIZES and theirs[0].implementation == "cublas" else []
@@ -281,7 +287,7 @@ def _shape_at(sweep: Sweep, size: int) -> tuple[int, int]:
     return (sweep.base.p.m, size) if sweep.along == "n" else (size, sweep.base.p.n)
 
 
-def _staircase(sweep: Sweep, theirs: Sequence[Row]) -> tuple[list[float], list[float]]:
+def _staircase(sweep: Sweep, theirs: Sequence[Row[MatmulParameters]]) -> tuple[list[float], list[float]]:
     """Overhead and cost of an element of the least area of tiles, in s; the law's relative errors at the sizes."""
     slots = sweep.base.reading.details["slots"]
     features = np.array([[1, library_area(row.p.m, row.p.n, slots)] for row in theirs], dtype=np.float64)
@@ -333,9 +339,10 @@ def _library_law(sweep: Sweep) -> Remark | None:
     )
 
 
-def _law(row: Row, found: JudgedLaw) -> Remark:
+def _law(row: Row[MatmulParameters], found: JudgedLaw) -> Remark:
     step, peak = found.law.tile_seconds(row.p.k), peak_of(row)
-    rate = 2.0 * row.p.tile.m * row.p.tile.n * row.p.k / step if step else 0.0
+    tile = tile_of(row)
+    rate = 2.0 * tile.m * tile.n * row.p.k / step if step else 0.0
     return row.remark(
         "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
         + (", which is {share:%} of a core's peak" if peak and rate else "")
@@ -355,7 +362,7 @@ def _largest(sweep: Sweep) -> MeasuredCliff | None:
     return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
 
 
-def _tile_of(library: Row | None) -> str | None:
+def _tile_of(library: Row[MatmulParameters] | None) -> str | None:
     return "x".join(map(str, library.reading.details.get("tile", ()))) or None if library else None
 
 
@@ -409,7 +416,7 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
     if found is not None:
         sizes = np.arange(min(sweep.rows), largest + 1)
         m, n = (row.p.m, sizes) if sweep.along == "n" else (sizes, row.p.n)
-        seconds = found.law.seconds(critical_path(m, n, row.p.k, row.p.tile, in_slots(row)))
+        seconds = found.law.seconds(critical_path(m, n, row.p.k, tile_of(row), in_slots(row)))
         y = 2.0 * m * n * row.p.k / seconds if what == "rate" else seconds
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
@@ -445,13 +452,8 @@ PROBE = Probe(
     axes=TileWaveAxes.of,
     sweep=sweep,
     order=lambda row: (
-        row.implementation,
-        row.p.dtype,
-        str(row.p.tile),
-        row.p.schedule.workers,
-        row.p.k,
-        row.p.schedule,
-        row.p.m,
+        *(row.implementation, row.p.dtype, str(row.p.tile)),
+        *(row.p.schedule.workers, row.p.k, row.p.schedule, row.p.m),
     ),
     analyse=analyse,
     group=lambda case: (

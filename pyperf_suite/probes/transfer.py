@@ -114,16 +114,16 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
 class TransferCurve:
     """One way over sizes, growing, with the law fitted to every process at every size where there are sizes enough."""
 
-    rows: Rows
+    rows: Rows[TransferParameters]
     law: PiecewiseAlphaBeta | None
 
     @classmethod
-    def of(cls, rows: Rows) -> TransferCurve:
+    def of(cls, rows: Rows[TransferParameters]) -> TransferCurve:
         seen = [(row.p.size_bytes, seconds) for row in rows for seconds in row.reading.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
-    def largest(self) -> Row:
+    def largest(self) -> Row[TransferParameters]:
         return self.rows[-1]
 
     @property
@@ -131,7 +131,7 @@ class TransferCurve:
         return name_of(self.largest)
 
     @property
-    def fastest(self) -> Row:
+    def fastest(self) -> Row[TransferParameters]:
         return max(self.rows, key=lambda row: rate(row).value)
 
     @property
@@ -150,7 +150,7 @@ class TransferCurve:
         return max((abs(law_s / row.seconds - 1) for row, law_s in pairs), default=None)
 
 
-def name_of(row: Row) -> str:
+def name_of(row: Row[TransferParameters]) -> str:
     """`torch copy_, 2 cores`, `host to GPU, pinned`."""
     words = [NAMES[row.implementation]]
     if row.implementation == "torch":
@@ -160,24 +160,24 @@ def name_of(row: Row) -> str:
     return ", ".join([*words, row.p.folder] if row.p.folder else words)
 
 
-def rate(row: Row) -> Quantity:
+def rate(row: Row[TransferParameters]) -> Quantity:
     """Bytes a second."""
     return row.reading.per_second(row.p.size_bytes, "GB/s")
 
 
-def is_largest_of_both(row: Row) -> bool:
+def is_largest_of_both(row: Row[TransferParameters]) -> bool:
     """Whether it is of the largest size that is measured in pinned and in pageable memory."""
     both = [each for each in row.rows.same_except(row, "size_bytes") if each.p.pinned and each.against(pinned=False)]
     return row in both[-1:]
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TransferParameters]) -> Findings:
     """Latency and bandwidth of each way, what cores and a disk make of them, and what offloading takes."""
     curves = [TransferCurve.of(group) for group in rows.groups("size_bytes")]
     return findings(_cores(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
 
 
-def _cores(rows: Rows) -> Iterator[Remark]:
+def _cores(rows: Rows[TransferParameters]) -> Iterator[Remark]:
     copies = rows.where(implementation="torch")
     fewest, most = (choose((row.p.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
@@ -186,7 +186,7 @@ def _cores(rows: Rows) -> Iterator[Remark]:
         yield row.remark(sentence, effect="faster", faster=faster, fewest=fewest)
 
 
-def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
+def _disk(rows: Rows[TransferParameters]) -> Iterator[Remark | ClaimVerdict]:
     """Copies in memory and reads from the page cache compared with reads from the disk, each at its largest size."""
     largest = {row.implementation: row for row in rows if not row.p.folder}
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
@@ -199,7 +199,7 @@ def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
         yield remark("The disk is a virtual machine's: its host may have answered out of its memory", kind="caution")
 
 
-def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
+def faster_a_byte(fast: Row[TransferParameters], slow: Row[TransferParameters]) -> Ratio | None:
     """How many times the bytes a second of `slow` those of `fast` are, whatever the sizes; None without a process."""
     ratio = fast.faster_than(slow)
     return ratio and ratio * (fast.p.size_bytes / slow.p.size_bytes)
@@ -215,7 +215,7 @@ def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
             yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=time)
 
 
-def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:
+def _tables(rows: Rows[TransferParameters], curves: Sequence[TransferCurve]) -> Iterator[Table]:
     columns = (
         Column("way", "name", priority=2),
         Column("largest", "largest.size", "size"),

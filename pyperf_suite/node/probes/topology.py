@@ -200,7 +200,7 @@ def sweep(axes: TopologyAxes) -> Iterator[Case]:
     return (Case("topology", TopologyParameters(part), "system") for part in axes.part)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TopologyParameters]) -> Findings:
     """What is there, what is not as it should be, and tables of checks, paths and memory nodes."""
     parts = {row.reading.kernel["path"]: row.reading.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")

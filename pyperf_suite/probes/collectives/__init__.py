@@ -202,7 +202,7 @@ def tournament(ranks: int) -> list[tuple[tuple[int, int], ...]]:
 Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 
 
-def analyse(rows: Rows, judge: Judge | None = None) -> Findings:
+def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
     """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
 
     `judge` says whether that is enough to train over; by default the planner does, where it is there.

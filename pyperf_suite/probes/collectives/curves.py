@@ -42,7 +42,7 @@ class CurvePoint:
     Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
     """
 
-    row: Row
+    row: Row[CollectiveParameters]
     trials: tuple[Record, ...]
     wrong: int = 0
 
@@ -147,11 +147,9 @@ class Curve:
     @property
     def varied(self) -> list[str]:
         """The operation and what of it is not usual, as in `reduce max root 3`."""
-        reduction, root = (
-            self.p.reduction if self.p.reduction != "sum" else "",
-            f"root {self.p.root}" if self.p.root else "",
-        )
-        return [word for word in (self.p.op, reduction, root, self.p.pattern) if word]
+        p = self.p
+        reduction, root = p.reduction if p.reduction != "sum" else "", f"root {p.root}" if p.root else ""
+        return [word for word in (p.op, reduction, root, p.pattern) if word]
 
     @property
     def how(self) -> str:
@@ -198,7 +196,7 @@ class Curve:
         return PiecewiseAlphaBeta.fit(*np.array(medians).T)
 
 
-def curves_of(rows: Rows) -> list[Curve]:
+def curves_of(rows: Rows[CollectiveParameters]) -> list[Curve]:
     """A curve for each setting that was measured or found wrong, in the order in which tables show them."""
     curves: dict[Any, Curve] = {}
 
