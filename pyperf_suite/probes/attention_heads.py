@@ -212,7 +212,7 @@ def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
     The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
     as on a single one, none of its tiles are too few.
     """
-    p, details = row.p, row.reading.kernel.get("details", {})
+    p, details = row.p, row.reading.details
     if p.backward:
         return None
     if {"blocks", "padded_head_dim"} <= details.keys():
@@ -365,7 +365,7 @@ def rank(row: Row[AttentionParameters]) -> int:
 
 def is_by_gpu(row: Row[AttentionParameters]) -> bool:
     """Tell if a GPU computed it."""
-    return row.implementation == "triton" or "launched" in row.reading.kernel.get("details", {})
+    return row.implementation == "triton" or "launched" in row.reading.details
 
 
 def columns_of(row: Row[AttentionParameters]) -> int:
@@ -510,7 +510,7 @@ def softmax_share(row: Row[AttentionParameters]) -> Quantity | None:
 
 def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     """The output tile of P·V, rows by columns of a row-major result (see workloads/kernel_names.py)."""
-    products = row.reading.kernel.get("details", {}).get("products", ())
+    products = row.reading.details.get("products", ())
     tile = products[-1].get("tile") if len(products) > 1 and not row.p.backward else None
     if not tile or len(tile) < 2:
         return None
@@ -593,7 +593,7 @@ COMPUTED = (
     Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
     Column("pairs that count", of_tiles("tile_efficiency"), "%"),
     Column("tiles", of_tiles("tiles")),
-    Column("slots", lambda row: row.reading.kernel["details"].get("slots")),
+    Column("slots", lambda row: row.reading.details.get("slots")),
 )
 TABLES = (
     by_size("Throughput by number of heads at constant hidden size", HEADS),

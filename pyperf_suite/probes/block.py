@@ -195,9 +195,7 @@ def mfu(row: Row) -> Ratio | None:
 
 def share_of_data_sheet(row: Row) -> float | None:
     """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
-    gpus = [
-        each.reading.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.reading.kernel.get("details", {})
-    ]
+    gpus = [each.reading.details["gpu"] for each in row.rows if "gpu" in each.reading.details]
     try:
         peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
@@ -212,7 +210,7 @@ def moved(row: Row) -> int:
 
 def by_guide(row: Row) -> float:
     """FLOPs by the guide's formula."""
-    return guides_flop(row.p, int(row.reading.kernel["details"]["parameters"]))
+    return guides_flop(row.p, int(row.reading.details["parameters"]))
 
 
 def roof(row: Row) -> tuple[float, str]:

@@ -58,7 +58,7 @@ def sweep(axes: GroupedAxes) -> Iterator[Case]:
 
 def waves(row: Row[GroupedMatmulParameters]) -> int:
     """Of tiles that the slots take at once; of a library whose tile is not known, of single rows in one slot."""
-    details = row.reading.kernel["details"]
+    details = row.reading.details
     (tile_m, tile_n, *_), slots = details.get("tile", (1, row.p.n)), details.get("slots", 1)
     rows = [count for count in row.p.rows_of_experts if count]
     if row.implementation == "padded":
@@ -87,7 +87,7 @@ def law(rows: list[Row[GroupedMatmulParameters]]) -> Remark | None:
     if len(rows) < 4:
         return None
     rows = sorted(rows, key=waves)
-    terms = np.array([[row.reading.kernel["details"]["calls"], waves(row)] for row in rows], dtype=float)
+    terms = np.array([[row.reading.details["calls"], waves(row)] for row in rows], dtype=float)
     seconds = np.array([row.seconds for row in rows])
     # Relative errors count: each equation in units of its own time.
     (start_s, wave_s), _ = nnls(terms[::2] / seconds[::2, None], np.ones(len(seconds[::2])))

@@ -179,7 +179,7 @@ def law_of(row: Row[InputPipelineParameters]) -> InputPipelineLaw | None:
     """The bound of its task, from what loading takes in the training process itself; None if it loaded nothing."""
     for alone in row.rows.same_except(row, *SETTINGS):
         if not alone.p.loaders and not alone.p.pinned and is_complete(alone):
-            cores = int(alone.reading.kernel["details"]["cores"])
+            cores = int(alone.reading.details["cores"])
             return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.p.model == "host")
     return None
 
