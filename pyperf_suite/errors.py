@@ -45,7 +45,7 @@ class Failed(Exception):
     """The case failed for a reason that the message says in whole; it is kept in its record as it stands.
 
     `reason` is the word group under which a record's verification has it, where what was launched is to blame; for
-    `witnesses` see SparedCases of runner/record.py.
+    `witnesses` see SparedCases of runner/spared.py.
     """
 
     def __init__(self, message: str, reason: str = "", witnesses: int = 0) -> None:

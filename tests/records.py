@@ -12,10 +12,12 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.sampling import Measurement, sampling, to_the_end
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import Journal
+from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case, Metric, Record
-from pyperf_suite.runner.results import Journal, create_run
+from pyperf_suite.runner.results import create_run
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import ExitCode, UserError, broken_package, ending_of
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.journal import read_journal
 
 RESULTS = Path(__file__).resolve().parents[1] / "bench_results"
 MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"

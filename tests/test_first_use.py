@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from pyperf_suite.cli.group import MAP
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import nearest, offer
-from pyperf_suite.findings.discovery import find_probe, probe_names
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import find_probe, probe_names
 
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 

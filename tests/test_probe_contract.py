@@ -9,16 +9,17 @@ from rich.console import Console
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.discovery import TOPICS, all_probes, find_probe, probe_names
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
+from pyperf_suite.probes import TOPICS, all_probes, find_probe, probe_names
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import page_figure
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES, find_profile
-from pyperf_suite.runner.record import Case, Record
 from tests.records import a_record
 
 DEVICES = {

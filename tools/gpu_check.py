@@ -598,9 +598,9 @@ def prepare(folder: Path) -> int:
 
 def planned_sources() -> list[tuple[str, str, dict[str, str], str, list[str]]]:
     """Name, source, headers, architecture and options of our CUDA kernels that the short calls run on an H200."""
-    from pyperf_suite.findings.discovery import find_probe
     from pyperf_suite.hardware import devices
     from pyperf_suite.kernels import gemm_sm90
+    from pyperf_suite.probes import find_probe
     from pyperf_suite.workloads import find_workload
     from pyperf_suite.workloads.matmul.matmul import CudaMatmul
 

@@ -14,11 +14,12 @@ import click
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Findings, findings, quantity, remark
+from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.rows import Column, grouped, table
-from pyperf_suite.measure.estimates import UNDISTURBED, USUAL
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.interval import UNDISTURBED, USUAL
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.quantity import quantity
+from pyperf_suite.record.record import Record
 
 ALL = "all"
 QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}

@@ -26,13 +26,15 @@ import click
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import Finite, device_option, margin_option, results_option, seed_option
 from pyperf_suite.errors import ExitCode, Interrupted, UserError
-from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark, findings, quantity, remark
-from pyperf_suite.findings.discovery import expanded, find_probe, is_users
+from pyperf_suite.findings.data import Cell, Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity, state
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.estimates import median_interval
+from pyperf_suite.probes import expanded, find_probe, is_users
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import median_interval
+from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
 from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
 from pyperf_suite.regressions.selfcheck import (
@@ -47,7 +49,6 @@ from pyperf_suite.regressions.thresholds import load_thresholds
 from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRule, Word
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, say
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import all_option, json_option, path_option
 from pyperf_suite.errors import UserError, printable
-from pyperf_suite.findings.data import Findings, Quantity, Remark, remark
+from pyperf_suite.findings.data import Findings, Remark, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.attention import attention_time, mla_time
@@ -29,6 +29,7 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
 from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
+from pyperf_suite.record.quantity import Quantity
 
 Columns = Mapping[str, NDArray[Any]]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pyperf_suite.errors import ending_of
-from pyperf_suite.findings.discovery import all_probes
+from pyperf_suite.probes import all_probes
 
 
 def _items_of(name: str, question: str) -> Callable[[Callable[[], None]], None]:

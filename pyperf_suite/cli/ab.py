@@ -150,7 +150,7 @@ def _sides(
     probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
-    from pyperf_suite.findings.discovery import is_users
+    from pyperf_suite.probes import is_users
     from pyperf_suite.regressions.pairs import builds, user_arms
     from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
 
@@ -184,7 +184,7 @@ def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]]) -> tu
 
 def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.findings.discovery import planned_cases
+    from pyperf_suite.probes import planned_cases
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.workloads import find_workload
 

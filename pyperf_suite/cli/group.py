@@ -88,7 +88,7 @@ class Suite(click.Group):
         """Click's, but a name that is no command is answered with the nearest, a probe's with how to run it."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
-            from pyperf_suite.findings.discovery import probe_names
+            from pyperf_suite.probes import probe_names
 
             if name in probe_names():
                 ctx.fail(f"{name} is a probe: `pyperf-suite run {name}` measures it.")

@@ -17,8 +17,8 @@ from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
 
 if TYPE_CHECKING:
+    from pyperf_suite.record.record import Record
     from pyperf_suite.regressions.stored.series import BenchmarkSeries
-    from pyperf_suite.runner.record import Record
 
 REPORT_NAME = "report.html"
 
@@ -75,7 +75,7 @@ def export(run: str, results: Path, output: Path) -> None:
       pyperf-suite export latest -o records.csv
       pyperf-suite export 20261121T021948Z-22a8 -o records.parquet
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.runner.results import read_journal
+    from pyperf_suite.record.journal import read_journal
 
     write_for_user(output, table_of(read_journal(_run_folder(run, results) / "records.jsonl"), output.suffix))
 

@@ -141,7 +141,7 @@ def run(
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
     """Those requested, or all that train the guides' models. Raises UserError for one that does not."""
-    from pyperf_suite.findings.discovery import all_probes, expanded, find_probe
+    from pyperf_suite.probes import all_probes, expanded, find_probe
 
     those = tuple(probe.name for probe in all_probes() if probe.shaped)
     if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
@@ -190,8 +190,8 @@ def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tup
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, judge that model."""
     from pyperf_suite.extensions import service
-    from pyperf_suite.findings.discovery import replace_probe
     from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.probes import replace_probe
     from pyperf_suite.probes.collectives import PROBE, analyse
 
     judge_of = service("network_judge")
@@ -255,8 +255,8 @@ def _run(
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
-    from pyperf_suite.findings.discovery import planned_cases
     from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.probes import planned_cases
     from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.runner.plan import Plan, in_random_order
     from pyperf_suite.runner.profiles import find_profile
@@ -271,7 +271,7 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
 
 def _follow_up_and_soak(session: Session, soak_min: float, show: Progress, done: int) -> None:
     """Measure what the probes request after the plan, then repeat the plan's cases for so long."""
-    from pyperf_suite.findings.discovery import follow_ups
+    from pyperf_suite.probes import follow_ups
 
     followed = follow_ups(session.plan, session.records)
     trials = session.within_budget((planned, n) for planned in followed for n in session.processes(planned))
@@ -293,7 +293,7 @@ def _speed(record: Any) -> str:
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
-    from pyperf_suite.findings.discovery import expanded, find_probe, listed
+    from pyperf_suite.probes import expanded, find_probe, listed
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

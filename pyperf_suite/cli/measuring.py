@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import ExitCode, Interrupted, UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.record.record import Record
     from pyperf_suite.runner.plan import Plan, PlannedCase, Progress, Trial
-    from pyperf_suite.runner.record import Record
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import replace_axes
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, Row, Rows, getter, rows_of, table
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 
 UNLISTED = "{noisy} of {cases} cases were never seen undisturbed: what {count} sentences say of them is not listed"
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.findings.data import VAGUE_SPAN, Claim, ClaimVerdict, Findings, Quantity, Remark, quantity, remark
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
 from pyperf_suite.findings.rows import grouped
+from pyperf_suite.record.quantity import VAGUE_SPAN, Quantity, quantity
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.record.record import Record
 
 MOST_POINTS = 7
 _MOST_FAILING, _MOST_UNDECIDED = 2, 2

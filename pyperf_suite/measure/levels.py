@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.estimates import FEWEST_VALUES, USUAL, chance_of_no_trend
 from pyperf_suite.measure.sampling import Measurement
+from pyperf_suite.record.interval import USUAL
 
 MIN_SAMPLES, MIN_SLICES = 20, 4
 
@@ -145,3 +145,28 @@ def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, fl
     reach = float(special.stdtrit(len(parts) - 1, (1 + confidence) / 2))
     half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(parts)))
     return mean - half_width, mean + half_width, confidence
+
+
+# With fewer values neither a drift nor a change can be distinguished from chance.
+FEWEST_VALUES = 8
+
+
+def chance_of_no_trend(values: NDArray[np.float64]) -> float:
+    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
+
+    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
+    """
+    from scipy import special
+
+    count = len(values)
+    if count < FEWEST_VALUES or not np.ptp(values):
+        return 1.0
+    correlation = float(np.corrcoef(np.arange(count), ranks_of(values))[0, 1])
+    student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
+    return 2 * float(special.stdtr(count - 2, -student))
+
+
+def ranks_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 for the smallest; equal ones share the mean of their places."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from pyperf_suite.measure.clock_model import reference_clock_hz
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.record.clock_model import reference_clock_hz
 
 Joules = Callable[[], "float | None"]
 

@@ -17,16 +17,16 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from pyperf_suite.measure.clock_model import interval_at_one_clock
-from pyperf_suite.measure.estimates import (
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
+from pyperf_suite.measure.telemetry import SLOW_BY, Disturbances, are_slow
+from pyperf_suite.record.clock_model import interval_at_one_clock
+from pyperf_suite.record.interval import (
     USUAL,
     MedianInterval,
     median_and_quantiles,
     median_interval,
     undisturbed_interval,
 )
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
-from pyperf_suite.measure.telemetry import SLOW_BY, Disturbances, are_slow
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 

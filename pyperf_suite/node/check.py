@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pyperf_suite.findings.data import Cell, Quantity, Remark, Table, remark
+from pyperf_suite.findings.data import Cell, Remark, Table, remark
 from pyperf_suite.findings.rows import Column, grouped, table
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.render.text import as_data, quantity_text
 
 Verdict = Literal["ok", "caution", "failed", "unknown"]

@@ -6,6 +6,7 @@ stated confidence, over all its nodes and checks together, where the noise betwe
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence, Set
@@ -13,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.rows import Column, rows_of, table
-from pyperf_suite.measure.estimates import deviations, low_cutoff
 from pyperf_suite.node.check import CAUTION, FAILED, Check, named, sentences
 from pyperf_suite.node.probes.accept import PROBE, RateKey, checks_of
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 
 RECORDS = "records.jsonl"
 FEWEST_NODES = 3
@@ -213,3 +215,33 @@ def _slow(comparison: RateComparison, who: RateKey) -> Check:
     why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
     found = Quantity(comparison.share[who], "+%")
     return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")
+
+
+# Fleets that are drawn to learn how far chance takes the lowest of so many, and how many values of them at most.
+FLEETS, DRAWN = 40_000, 20_000_000
+
+
+def deviations(values: ArrayLike) -> NDArray[np.float64]:
+    """How many times the median absolute deviation each value lies above the median; 0 where most are equal."""
+    data = np.asarray(values, dtype=np.float64)
+    off = data - np.median(data, axis=-1, keepdims=True)
+    scale = np.median(np.abs(off), axis=-1, keepdims=True)
+    return np.divide(off, scale, out=np.zeros_like(off), where=scale > 0)
+
+
+@functools.cache
+def low_cutoff(count: int, chance: float) -> float:
+    """The deviation that the lowest of `count` values of one normal distribution falls to with at most this chance.
+
+    Whatever its mean and spread: both are taken from the values. The k-th lowest of m simulated fleets, with k/(m + 1)
+    at most `chance`, is undercut by another fleet with just that probability, drawn seed included (Barnard 1963), so
+    that the bound holds exactly and not in the limit. Infinite for fewer than three values, which nothing can tell.
+    """
+    if count < 3:
+        return -math.inf
+    random = np.random.default_rng(0)
+    fleets = max(math.ceil(2 / chance), min(FLEETS, DRAWN // count))
+    rows = max(1, DRAWN // (10 * count))
+    sizes = [min(rows, fleets - start) for start in range(0, fleets, rows)]
+    lowest = np.concatenate([deviations(random.standard_normal((size, count))).min(axis=1) for size in sizes])
+    return float(np.sort(lowest)[math.floor(chance * (fleets + 1)) - 1])

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.rows import Reading, readings
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.alpha_beta import FOLDS
 from pyperf_suite.planner.laws.calibration import (
@@ -28,7 +27,9 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from pyperf_suite.planner.laws.gemm import BLOCK_OF, FITTED_DTYPES
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, law_dtype, predicted_seconds
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.reading import Reading, readings
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.results import RunFolder, open_run
 
 SEED = 0

@@ -13,7 +13,7 @@ from pyperf_suite.extensions import Expect, ExpectedTime
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
 
 # The error that is assumed of a law that states none.

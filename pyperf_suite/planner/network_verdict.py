@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Quantity, Remark, Table, remark
+from pyperf_suite.findings.data import Remark, Table, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
@@ -16,6 +16,7 @@ from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.traffic import PARALLELISMS, Phase, StepTransfer, TrainingWorkload, exposed_comm_s
 from pyperf_suite.probes.collectives.curves import Curve, plain
+from pyperf_suite.record.quantity import Quantity
 
 # Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
 DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
@@ -213,8 +214,8 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, dict[int, PiecewiseAlpha
     """A law by operation and ranks from plain curves; those with too few sizes are left out."""
     laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     for curve in plain(curves):
-        if curve.law is not None and curve.ranks > 1 and not curve.pairs:
-            laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
+        if curve.law is not None and curve.p.ranks > 1 and not curve.p.pairs:
+            laws.setdefault(curve.counted_as, {}).setdefault(curve.p.ranks, curve.law)
     return laws
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
@@ -19,6 +19,7 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
 from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.record.quantity import Quantity
 
 # Far above any product of a model, and low enough that counts of FLOP stay exact enough.
 LARGEST = 1 << 26

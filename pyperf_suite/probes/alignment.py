@@ -16,21 +16,9 @@ from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import (
-    Column,
-    Row,
-    Rows,
-    grouped,
-    is_settled,
-    mean_speedup,
-    rows_of,
-    series,
-    table,
-    wins,
-)
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, rows_of, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     CHOSEN,
     BaselinePair,
@@ -42,7 +30,9 @@ from pyperf_suite.probes.baseline import (
     own_kernel,
     sweeps_along,
 )
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.reading import is_settled, mean_speedup, wins
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import element_type
@@ -309,7 +299,9 @@ class Pad(BaselinePair):
         """What padding wins together with the padding and the slice of each call, if that was measured."""
         name = f"{self.row.implementation}_padded"
         calls = [
-            call for call in self.row.rows.same_except(self.row, "implementation", "pad_to") if self.size % call.pad_to
+            call
+            for call in self.row.rows.same_except(self.row, "implementation", "pad_to")
+            if self.size % call.p.pad_to
         ]
         gains = [call.faster_than(self.row) for call in calls if call.implementation == name]
         return max(filter(None, gains), key=lambda gain: gain.value, default=None)
@@ -344,11 +336,11 @@ class AlignmentClass:
         return self.gain.inverse * statistics.geometric_mean(each.size / each.other for each in self.pairs)
 
 
-def sweeps_of(rows: Rows) -> list[Sweep]:
+def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
     """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
     unpadded = rows.where(pad_to=1)
-    unpadded.sort(key=lambda row: (row.m, row.n, row.k, str(row.schedule), str(row.tile)))
-    unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
+    unpadded.sort(key=lambda row: (row.p.m, row.p.n, row.p.k, str(row.p.schedule), str(row.p.tile)))
+    unpadded.sort(key=lambda row: (row.p.dtype, row.p.layout, row.p.schedule.policy != "library", row.implementation))
     return [*itertools.chain(*by_setting(sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)))]
 
 
@@ -376,7 +368,7 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
 def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
     """Every size with the next that divides by more and ends on a line of memory."""
     device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
-    line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
+    line = elements_in(LINE_BYTES[device], element_type(sweep.base.p.dtype).size_bytes)
     for size in sweep.rows:
         yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]
 
@@ -415,14 +407,15 @@ def is_found(edge: BaselinePair) -> bool:
     return edge.size - edge.other == _step(edge)
 
 
-def next_of_searches(rows: Rows) -> list[Case]:
+def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those measured before."""
     requested = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
-        case = replace(edge.other_row.case, parameters=replace(edge.other_row.parameters, **{edge.sweep.along: middle}))
+        changed: dict[str, Any] = {edge.sweep.along: middle}
+        case = replace(edge.other_row.case, parameters=replace(edge.other_row.p, **changed))
         if case.case_id not in requested:
             cases[case.case_id] = case
     return list(cases.values())[:SEARCHES_AT_ONCE]
@@ -436,16 +429,16 @@ FEWEST_SIZES = 3
 NEARBY = 0.125
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """Advice for sizes with a name, what padding wins in each setting, and the widest cliff."""
     sweeps = sweeps_of(rows)
     classes = [*classes_of(sweeps)]
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
-    of_library = [pad for pad in pads if pad.row.schedule.policy == "library"]
+    of_library = [pad for pad in pads if pad.row.p.schedule.policy == "library"]
     edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
     return findings(
-        None if not classes or any(len(row.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
+        None if not classes or any(len(row.reading.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
         (_advice(pad) for pad in of_library if pad.known_as),
         (_best(similar) for similar in grouped(classes, lambda each: each.sweep.setting).values()),
         (_at_each_call(similar) for similar in grouped(of_library, lambda pad: pad.sweep.setting).values()),
@@ -495,9 +488,10 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
     )
 
 
-def _kernel(row: Row) -> str:
+def _kernel(row: Row[MatmulParameters]) -> str:
     """What ran: its name, with the path where that is not all there is to say."""
-    path, name = str(row.kernel.get("path", "")), str(row.kernel.get("name", "")) or "a kernel without a name"
+    kernel = row.reading.kernel
+    path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
 
 
@@ -508,7 +502,7 @@ def _sizes(similar: AlignmentClass) -> str:
 
 
 def _paths(similar: AlignmentClass) -> str | None:
-    paths = {str(pair.row.kernel.get("path", "")) for pair in similar.pairs}
+    paths = {str(pair.row.reading.kernel.get("path", "")) for pair in similar.pairs}
     return "/".join(sorted(paths - {""})) or None
 
 
@@ -545,7 +539,9 @@ EDGE_COLUMNS = (
 def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
     """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
     drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
-    kinds = grouped(drawn, lambda each: (each.base.mode, each.base.dtype, each.base.layout, each.base.schedule.workers))
+    kinds = grouped(
+        drawn, lambda each: (each.base.mode, each.base.p.dtype, each.base.p.layout, each.base.p.schedule.workers)
+    )
     for (mode, dtype, layout, workers), similar in kinds.items():
         settings = by_setting(similar)
         in_all = set.intersection(*({sweep.shape for sweep in setting} for setting in settings))
@@ -563,7 +559,7 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
 def _panel(sweep: Sweep) -> Panel:
     middle = statistics.median_low(sweep.rows)
     near = [row for size, row in sweep.rows.items() if abs(size - middle) <= NEARBY * middle]
-    similar = sorted(grouped(near, lambda row: class_of(getattr(row, sweep.along))).items())
+    similar = sorted(grouped(near, lambda row: class_of(getattr(row.p, sweep.along))).items())
     return Panel(
         title=sweep.shape,
         x_label=sweep.name,

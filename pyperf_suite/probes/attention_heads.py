@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by
-from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Kind, Panel, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import attention_defaults
@@ -36,8 +35,10 @@ from pyperf_suite.laws.tiled_attention import (
     causes,
 )
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import wins
 from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters
 from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.kernel_names import flash_kernel
@@ -194,24 +195,24 @@ NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OWN = (*NATIVE, "triton")
 
 
-def kernel(row: Row) -> str:
+def kernel(row: Row[AttentionParameters]) -> str:
     """Who computes, as in `sustained triton 128x64, bfloat16`."""
-    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.blocks or ""))
-    return f"{' '.join(filter(None, words))}, {row.dtype}"
+    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.p.blocks or ""))
+    return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
 
-def kv_ratio(row: Row) -> str:
+def kv_ratio(row: Row[AttentionParameters]) -> str:
     """How many query heads share a key head, or "all"."""
-    return "all" if row.key_heads == 1 < row.heads else str(row.group)
+    return "all" if row.p.key_heads == 1 < row.p.heads else str(row.p.group)
 
 
-def tiled(row: Row) -> TiledAttention | None:
+def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
     """The tiles that a forward pass was computed in; None where its kernel does not tell them.
 
     The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
     as on a single one, none of its tiles are too few.
     """
-    p, details = row.parameters, row.kernel.get("details", {})
+    p, details = row.p, row.reading.details
     if p.backward:
         return None
     if {"blocks", "padded_head_dim"} <= details.keys():
@@ -226,14 +227,14 @@ def tiled(row: Row) -> TiledAttention | None:
     )
 
 
-def law_key(row: Row) -> str:
+def law_key(row: Row[AttentionParameters]) -> str:
     """The kernel that a law is fitted for: who computes, and on how many workers."""
-    return f"{kernel(row)}, {row.workers} worker{'s' if row.workers > 1 else ''}"
+    return f"{kernel(row)}, {row.p.workers} worker{'s' if row.p.workers > 1 else ''}"
 
 
-def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
+def laws_of(rows: Iterable[Row[AttentionParameters]]) -> dict[str, FittedLaw]:
     """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
-    members = grouped((row for row in rows if row.implementation in OWN and row.seq_q > 1), law_key)
+    members = grouped((row for row in rows if row.implementation in OWN and row.p.seq_q > 1), law_key)
     measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
     return {key: law for key, cases in measured.items() if (law := FittedLaw.fit(cases)) is not None}
 
@@ -254,22 +255,22 @@ CAUSES = {
 }
 
 
-def what(row: Row) -> str:
+def what(row: Row[AttentionParameters]) -> str:
     """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
-    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
-    mask = ", causal" if row.causal else ""
+    keys = "" if row.p.seq_q == row.p.keys else f" to {row.p.keys} keys"
+    mask = ", causal" if row.p.causal else ""
     ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
-    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
+    return f"{row.p.batch} x {row.p.seq_q} tokens{keys}{mask}{ratio}"
 
 
-def split(row: Row) -> str:
+def split(row: Row[AttentionParameters]) -> str:
     """`40 x 128`: heads and their dimension."""
-    return f"{row.heads} x {row.head_dim}"
+    return f"{row.p.heads} x {row.p.head_dim}"
 
 
-def pass_of(row: Row) -> str:
+def pass_of(row: Row[AttentionParameters]) -> str:
     """Which pass was timed."""
-    return "backward" if row.backward else "forward"
+    return "backward" if row.p.backward else "forward"
 
 
 @dataclass(frozen=True)
@@ -281,15 +282,15 @@ class SweepAxis:
     fixed: str
     fewest: int
 
-    def key(self, row: Row) -> tuple[Any, ...]:
-        return (law_key(row), what(row), getattr(row, self.held), row.backward)
+    def key(self, row: Row[AttentionParameters]) -> tuple[Any, ...]:
+        return (law_key(row), what(row), row.by_name(self.held), row.p.backward)
 
-    def sweep_of(self, row: Row) -> list[Row]:
+    def sweep_of(self, row: Row[AttentionParameters]) -> list[Row[AttentionParameters]]:
         """The sweep that a row belongs to; nothing where it is too short."""
         sweep = row.rows.sharing(row, self.key)
         return sweep if len(sweep) >= self.fewest else []
 
-    def sweeps(self, rows: Rows) -> list[list[Row]]:
+    def sweeps(self, rows: Rows[AttentionParameters]) -> list[list[Row[AttentionParameters]]]:
         """All that are long enough; a row may belong to one along each axis."""
         return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
 
@@ -299,20 +300,20 @@ HEADS = SweepAxis("heads", "hidden", "hidden {hidden}", 2)
 HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
 
 
-def ends(sweep: list[Row]) -> tuple[Row, Row]:
+def ends(sweep: list[Row[AttentionParameters]]) -> tuple[Row[AttentionParameters], Row[AttentionParameters]]:
     """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
-    both = [(row, row.like(backward=not row.backward)) for row in sweep]
-    seconds = {row.heads: row.seconds + other.seconds for row, other in both if other is not None}
+    both = [(row, row.like(backward=not row.p.backward)) for row in sweep]
+    seconds = {row.p.heads: row.seconds + other.seconds for row, other in both if other is not None}
     if len(seconds) < 2:
-        seconds = {row.heads: row.seconds for row in sweep}
-    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+        seconds = {row.p.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.p.heads in seconds), key=lambda row: seconds[row.p.heads])
     return ordered[0], ordered[-1]
 
 
-def relative_rate(row: Row, base: Row) -> Ratio | None:
+def relative_rate(row: Row[AttentionParameters], base: Row[AttentionParameters]) -> Ratio | None:
     """Throughput relative to that of another row; None where no process measured both."""
     ratio = row.faster_than(base)
-    return ratio and ratio * (row.flop / base.flop)
+    return ratio and ratio * (row.reading.flop / base.reading.flop)
 
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
@@ -323,7 +324,7 @@ Laws = Mapping[str, FittedLaw]
 """By kernel."""
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[AttentionParameters]) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
     laws, by_heads, sizes = laws_of(rows), HEADS.sweeps(rows), head_size_laws(rows)
     longest = max(map(len, by_heads), default=0)
@@ -348,7 +349,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def of(row: Row) -> dict[str, Any]:
+def of(row: Row[AttentionParameters]) -> dict[str, Any]:
     """What remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
@@ -357,36 +358,36 @@ RANKS = {name: place for place, name in enumerate((*SDPA, "flash3"))}
 LAST_LIBRARY = len(RANKS)
 
 
-def rank(row: Row) -> int:
+def rank(row: Row[AttentionParameters]) -> int:
     """The place of a row's implementation among those that users run, the default first and our own kernels last."""
     return LAST_LIBRARY + 1 if row.implementation in OWN else RANKS.get(row.implementation, LAST_LIBRARY)
 
 
-def is_by_gpu(row: Row) -> bool:
+def is_by_gpu(row: Row[AttentionParameters]) -> bool:
     """Tell if a GPU computed it."""
-    return row.implementation == "triton" or "launched" in row.kernel.get("details", {})
+    return row.implementation == "triton" or "launched" in row.reading.details
 
 
-def columns_of(row: Row) -> int:
+def columns_of(row: Row[AttentionParameters]) -> int:
     """Columns of head_dim that are computed: as the kernel tells them, else on a GPU those of the next known bucket."""
     case = tiled(row)
-    return case.padded_head_dim if case else bucket_of(row.head_dim) if is_by_gpu(row) else row.head_dim
+    return case.padded_head_dim if case else bucket_of(row.p.head_dim) if is_by_gpu(row) else row.p.head_dim
 
 
-def head_size_laws(rows: Rows) -> list[tuple[Row, HeadSizeLaw]]:
+def head_size_laws(rows: Rows[AttentionParameters]) -> list[tuple[Row[AttentionParameters], HeadSizeLaw]]:
     """A row and the law of each implementation, pass and problem that has at least two head dimensions."""
     sharing = grouped(
-        (row for row in rows if row.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
-        lambda row: (rank(row), law_key(row), what(row), row.backward),
+        (row for row in rows if row.p.seq_q > 1 and row.implementation not in EXTRA_IMPLEMENTATIONS),
+        lambda row: (rank(row), law_key(row), what(row), row.p.backward),
     )
     found = []
     for key in sorted(sharing):
-        law = HeadSizeLaw.fit([(row.batch * row.heads, columns_of(row), row.seconds) for row in sharing[key]])
+        law = HeadSizeLaw.fit([(row.p.batch * row.p.heads, columns_of(row), row.seconds) for row in sharing[key]])
         found += [(sharing[key][0], law)] if law is not None else []
     return found
 
 
-def head_size_remark(row: Row, law: HeadSizeLaw) -> Remark:
+def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
     """The constants of a law of head size, and what they mean."""
     template = (
         "{kernel}, {what}: a head takes {head} + {column} a computed column of head_dim in {of_pass}; the first, "
@@ -404,7 +405,7 @@ def head_size_remark(row: Row, law: HeadSizeLaw) -> Remark:
     return row.remark(template, kind="law", **found, **of(row))
 
 
-def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
+def advice(sweep: list[Row[AttentionParameters]], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
     """The fastest split compared with the slowest, and what makes the difference in the forward pass.
 
     Where it does not lead, of our own kernel next to libraries, it is a detail that no summary begins with.
@@ -425,9 +426,9 @@ def advice(sweep: list[Row], fitted: FittedLaw | None, leads: bool = True) -> It
             yield slow.remark(template, kind=kind, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
-def cliff(sweep: list[Row]) -> Remark | None:
+def cliff(sweep: list[Row[AttentionParameters]]) -> Remark | None:
     """The largest drop of throughput from one head dimension to the next."""
-    pairs = ((relative_rate(after, before), before, after.head_dim) for before, after in itertools.pairwise(sweep))
+    pairs = ((relative_rate(after, before), before, after.p.head_dim) for before, after in itertools.pairwise(sweep))
     drops = [(ratio, before, after) for ratio, before, after in pairs if ratio is not None and ratio.value < 1]
     if not drops:
         return None
@@ -442,10 +443,10 @@ def cliff(sweep: list[Row]) -> Remark | None:
     )
 
 
-def picks(rows: Rows) -> Iterator[Remark]:
+def picks(rows: Rows[AttentionParameters]) -> Iterator[Remark]:
     """Which backends torch picked by itself, and where another was faster beyond the interval."""
     for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
-        paths = Counter(str(row.kernel.get("path", "a backend it does not tell")) for row in members)
+        paths = Counter(str(row.reading.kernel.get("path", "a backend it does not tell")) for row in members)
         for path, count in sorted(paths.items()):
             template = "{kernel}: torch picked {path} in {count} of {cases} cases"
             yield remark(template, kernel=key, path=path, count=count, cases=len(members))
@@ -458,7 +459,7 @@ def picks(rows: Rows) -> Iterator[Remark]:
                 "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
                 "{count} cases where another backend is faster"
             )
-            count = len({other.parameters for _, other in faster})
+            count = len({other.p for _, other in faster})
             yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
 
 
@@ -481,24 +482,24 @@ def law_remark(key: str, fitted: FittedLaw) -> Remark:
     )
 
 
-def of_tiles(name: str) -> Callable[[Row], Any]:
+def of_tiles(name: str) -> Callable[[Row[AttentionParameters]], Any]:
     """What is counted of a row's tiles."""
     return lambda row: getattr(tiled(row), name, None)
 
 
-def softmax_by_law(row: Row, laws: Laws) -> float | None:
+def softmax_by_law(row: Row[AttentionParameters], laws: Laws) -> float | None:
     """The softmax's share of a step, where the kernel has a law."""
     case, fitted = tiled(row), laws.get(law_key(row))
     return 1 - fitted.law.product_share(case.padded_head_dim) if case and fitted else None
 
 
-def rate_by_law(row: Row, laws: Laws) -> float | None:
+def rate_by_law(row: Row[AttentionParameters], laws: Laws) -> float | None:
     """FLOP/s, where the kernel has a law."""
     case, fitted = tiled(row), laws.get(law_key(row))
-    return row.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
+    return row.reading.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
 
 
-def softmax_share(row: Row) -> Quantity | None:
+def softmax_share(row: Row[AttentionParameters]) -> Quantity | None:
     """Softmax's and the mask's share of the two-product form: 1 − t(products) / t(whole)."""
     ratio = row.against(implementation="two_gemm_products")
     if ratio is None:
@@ -507,10 +508,10 @@ def softmax_share(row: Row) -> Quantity | None:
     return Quantity(value, "%", low, high, ratio.processes)
 
 
-def tile_of_values(row: Row) -> Tile | None:
+def tile_of_values(row: Row[AttentionParameters]) -> Tile | None:
     """The output tile of P·V, rows by columns of a row-major result (see workloads/kernel_names.py)."""
-    products = row.kernel.get("details", {}).get("products", ())
-    tile = products[-1].get("tile") if len(products) > 1 and not row.backward else None
+    products = row.reading.details.get("products", ())
+    tile = products[-1].get("tile") if len(products) > 1 and not row.p.backward else None
     if not tile or len(tile) < 2:
         return None
     rows_first = products[-1].get("family") == "nvjet" and str(products[-1].get("name", "")).endswith("N")
@@ -518,39 +519,39 @@ def tile_of_values(row: Row) -> Tile | None:
     return Tile(m, n, 1)
 
 
-def filled(row: Row, tile: Tile) -> float:
+def filled(row: Row[AttentionParameters], tile: Tile) -> float:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
-    return float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
+    return float(tile_efficiency(row.p.seq_q * row.p.group, row.p.head_dim, tile))
 
 
-def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
+def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
 
-    def fixed(row: Row) -> str:
-        return along.fixed.format(hidden=row.hidden, heads=row.heads)
+    def fixed(row: Row[AttentionParameters]) -> str:
+        return along.fixed.format(hidden=row.p.hidden, heads=row.p.heads)
 
-    def stem(row: Row) -> str:
-        sizes = f"b{row.batch}_q{row.seq_q}_k{row.keys}_{'causal' if row.causal else 'full'}_kv{kv_ratio(row)}"
-        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.dtype}_w{row.workers}_{sizes}"
+    def stem(row: Row[AttentionParameters]) -> str:
+        sizes = f"b{row.p.batch}_q{row.p.seq_q}_k{row.p.keys}_{'causal' if row.p.causal else 'full'}_kv{kv_ratio(row)}"
+        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.p.dtype}_w{row.p.workers}_{sizes}"
 
     drawn = (sweep for sweep in along.sweeps(rows) if len(sweep) >= FEWEST_SIZES)
     for name, sweeps in grouped(drawn, lambda sweep: stem(sweep[0])).items():
         row, passes = sweeps[0][0], grouped(sweeps, lambda sweep: pass_of(sweep[0]))
-        title = f"Attention by {along.axis}: {fixed(row)}, {row.dtype}, {what(row)}"
+        title = f"Attention by {along.axis}: {fixed(row)}, {row.p.dtype}, {what(row)}"
         caption = "Points: measured, bars span the processes; line: the law of our own kernel; dotted: known buckets."
         panels = tuple(panel(each, passes[each], along, laws) for each in passes)
         yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
 
 
-def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> Panel:
+def panel(title: str, sweeps: list[list[Row[AttentionParameters]]], along: SweepAxis, laws: Laws) -> Panel:
     """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
-    head_dims = [row.head_dim for sweep in sweeps for row in sweep]
+    head_dims = [row.p.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
-    place, drawn = attrgetter(along.axis), list[Series]()
+    place, drawn = along.axis, list[Series]()
     for sweep in sweeps:
-        label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+        label = f"{sweep[0].implementation} {sweep[0].p.blocks or ''}".rstrip()
         law = series(f"law of {label}", sweep, place, lambda row: rate_by_law(row, laws), "line")
-        drawn += [series(label, sweep, place, lambda row: row.throughput), *([law] if law.x else [])]
+        drawn += [series(label, sweep, place, lambda row: row.reading.throughput), *([law] if law.x else [])]
     edges = tuple(buckets) if along is HEAD_DIM else ()
     return Panel(title, along.axis, "throughput", tuple(drawn), weak_edges=edges, y_unit="TFLOP/s")
 
@@ -558,11 +559,13 @@ def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> 
 def by_size(title: str, along: SweepAxis) -> RowTable:
     """A line for each size of each sweep, both passes in it."""
 
-    def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    def in_pass(
+        backward: bool, value: Callable[[Row[AttentionParameters]], Any]
+    ) -> Callable[[Row[AttentionParameters]], Any]:
         return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
 
-    def over_best(row: Row) -> Ratio | str | None:
-        best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
+    def over_best(row: Row[AttentionParameters]) -> Ratio | str | None:
+        best = max(row.rows.sharing(row, along.key), key=lambda each: each.reading.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 
     return RowTable(
@@ -570,12 +573,12 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
         (
             *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
             Column("computed as", of_tiles("padded_head_dim"), priority=0),
-            Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("forward", in_pass(False, lambda row: row.reading.flop_per_s), "TFLOP/s", 2),
             Column("relative to the best", in_pass(False, over_best), "x"),
-            Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("backward", in_pass(True, lambda row: row.reading.flop_per_s), "TFLOP/s", 2),
             Column("relative to the best", in_pass(True, over_best), "x"),
         ),
-        where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
+        where=lambda row: bool(along.sweep_of(row)) and not (row.p.backward and row.like(backward=False)),
     )
 
 
@@ -590,7 +593,7 @@ COMPUTED = (
     Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
     Column("pairs that count", of_tiles("tile_efficiency"), "%"),
     Column("tiles", of_tiles("tiles")),
-    Column("slots", lambda row: row.kernel["details"].get("slots")),
+    Column("slots", lambda row: row.reading.details.get("slots")),
 )
 TABLES = (
     by_size("Throughput by number of heads at constant hidden size", HEADS),
@@ -622,8 +625,8 @@ PROBE = Probe(
     axes=AttentionHeadsAxes.of,
     sweep=sweep,
     order=lambda row: (
-        *(rank(row), law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
-        *(row.hidden, row.heads, row.backward),
+        *(rank(row), law_key(row), row.p.batch, row.p.seq_q, row.p.keys, kv_ratio(row), row.p.causal),
+        *(row.p.hidden, row.p.heads, row.p.backward),
     ),
     tables=TABLES,
     analyse=analyse,

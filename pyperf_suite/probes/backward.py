@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Within
@@ -15,8 +14,8 @@ from pyperf_suite.findings.axes import AxisTable, by, crossed, one_and_all_cores
 from pyperf_suite.findings.data import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -85,10 +84,10 @@ def sweep(axes: BackwardAxes) -> Iterator[Case]:
             yield Case("layer_pass", LayerPassParameters(**chosen), "torch")
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[LayerPassParameters]) -> Findings:
     """Norms and attention, of which no guide claims any; how often products exceed twice the time; and figures."""
-    backward = rows.where(lambda row: row.of_forward is not None, phase="backward")
-    ratios = [row.of_forward for row in backward if row.layer in WITH_PRODUCT]
+    backward = rows.where(lambda row: of_forward(row) is not None, phase="backward")
+    ratios = [ratio for row in backward if row.p.layer in WITH_PRODUCT and (ratio := of_forward(row))]
     how_often = remark(
         "Backward takes more than {twice} times as long as forward, beyond the interval, in {longer} of {all} products",
         twice=TWICE,
@@ -96,63 +95,81 @@ def analyse(rows: Rows) -> Findings:
         all=len(ratios),
     )
     return findings(
-        (relative_to_its_work(row) for row in backward if row.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
+        (relative_to_its_work(row) for row in backward if row.p.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
         how_often if len(ratios) > 1 else None,
-        (over_tokens(group) for group in grouped(backward, attrgetter("dtype", "workers")).values()),
+        (over_tokens(group) for group in grouped(backward, lambda row: (row.p.dtype, row.p.workers)).values()),
     )
 
 
-def relative_to_its_work(row: Row) -> Remark:
+def relative_to_its_work(row: Row[LayerPassParameters]) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
     return row.remark(
         "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes:x} the bytes"
-        + (" and {flop:x} the FLOPs" if forward.flop else ""),
+        + (" and {flop:x} the FLOPs" if forward.reading.flop else ""),
         effect="of_forward",
-        bytes=row.moved / forward.moved,
-        flop=row.flop / (forward.flop or 1),
+        bytes=moved(row) / moved(forward),
+        flop=row.reading.flop / (forward.reading.flop or 1),
     )
 
 
-def over_tokens(rows: Sequence[Row]) -> Figure | None:
+def over_tokens(rows: Sequence[Row[LayerPassParameters]]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
     drawn = series_by("name", rows, "tokens", "of_forward", fewest=3)
-    dtype, workers = rows[0].dtype, rows[0].workers
+    dtype, workers = rows[0].p.dtype, rows[0].p.workers
     title = f"Backward compared with forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
     panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
     caption = "Points: measured, bars are 95 % intervals over processes. The guide's claim for products is 2."
     return figure(f"backward_{dtype}_w{workers}", title, caption, [panel] if drawn else ())
 
 
-def name(row: Row) -> str:
+def name(row: Row[LayerPassParameters]) -> str:
     """`linear 512 -> 2048`, `attention 4 x 64`."""
-    if row.layer == "attention":
-        return f"attention {row.heads} x {row.hidden // row.heads}"
-    return f"{row.layer} {row.hidden} -> {row.features}" if row.layer in WITH_PRODUCT else f"{row.layer} {row.hidden}"
+    if row.p.layer == "attention":
+        return f"attention {row.p.heads} x {row.p.hidden // row.p.heads}"
+    return (
+        f"{row.p.layer} {row.p.hidden} -> {row.p.features}"
+        if row.p.layer in WITH_PRODUCT
+        else f"{row.p.layer} {row.p.hidden}"
+    )
 
 
-def where(row: Row) -> str:
+def where(row: Row[LayerPassParameters]) -> str:
     """`4 x 256 tokens, float32`."""
-    size = f"{row.batch} x {row.side}x{row.side} images" if row.layer == "conv" else f"{row.batch} x {row.seq} tokens"
-    return f"{size}, {row.dtype}" + (f", {row.workers} workers" if row.workers > 1 else "")
+    size = (
+        f"{row.p.batch} x {row.p.side}x{row.p.side} images"
+        if row.p.layer == "conv"
+        else f"{row.p.batch} x {row.p.seq} tokens"
+    )
+    return f"{size}, {row.p.dtype}" + (f", {row.p.workers} workers" if row.p.workers > 1 else "")
 
 
-def of_forward(row: Row) -> Ratio | None:
+def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
     """The time of a pass over the time of forward, None of forward itself and where it was not measured."""
     forward = row.like(phase="forward")
     return None if forward is None or forward is row else forward.faster_than(row)
 
 
-def of(phase: str, name: str) -> Callable[[Row], Any]:
+def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
     """What that pass of a row's layer has by a name, None where it was not measured."""
-    return lambda row: getattr(row.like(phase=phase), name, None)
+    return lambda row: found.by_name(name) if (found := row.like(phase=phase)) else None
 
 
-def of_copy(row: Row) -> Ratio | None:
+def moved(row: Row[LayerPassParameters]) -> int:
+    """Compulsory bytes of the pass."""
+    return work(row.p).bytes
+
+
+def tensor(row: Row[LayerPassParameters]) -> int:
+    """Bytes of an activation's input, of its result and of its gradient."""
+    return int(row.p.tokens * row.p.hidden * row.p.element_bytes)
+
+
+def of_copy(row: Row[LayerPassParameters]) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)
-    return ratio if ratio is None or copy is None else ratio * (row.moved / copy.moved)
+    return ratio if ratio is None or copy is None else ratio * (moved(row) / moved(copy))
 
 
 PROBE = Probe(
@@ -166,34 +183,33 @@ PROBE = Probe(
         "name": name,
         "where": where,
         "of_forward": of_forward,
-        # Compulsory bytes of the pass, and those of an activation's input, its result and its gradient.
-        "moved": lambda row: work(row.parameters).bytes,
-        "tensor": lambda row: row.tokens * row.hidden * row.element_bytes,
-        "bandwidth": lambda row: row.moved / row.seconds,
-        "rate": lambda row: row.flop_per_s if row.flop else None,
+        "moved": moved,
+        "tensor": tensor,
+        "bandwidth": lambda row: moved(row) / row.seconds,
+        "rate": lambda row: row.reading.flop_per_s if row.reading.flop else None,
     },
     order=lambda row: (
-        LAYERS.index(row.layer),
-        *(row.dtype, row.workers, row.hidden, row.features, row.batch, row.seq, PASSES.index(row.phase)),
+        LAYERS.index(row.p.layer),
+        *(row.p.dtype, row.p.workers, row.p.hidden, row.p.features, row.p.batch, row.p.seq, PASSES.index(row.p.phase)),
     ),
     claims=(
         RowClaim(
             TWICE_THE_TIME,
             "{name} ({where}): backward takes {measured} the time of forward",
             ratio=of_forward,
-            where=lambda row: row.layer in WITH_PRODUCT and row.phase == "backward",
+            where=lambda row: row.p.layer in WITH_PRODUCT and row.p.phase == "backward",
         ),
         RowClaim(
             BANDWIDTH_BOUND,
             "{name} ({where}), {phase}: {moved:MB} move at {measured} the rate of a copy",
             ratio=of_copy,
-            where=lambda row: row.layer in ACTIVATIONS,
+            where=lambda row: row.p.layer in ACTIVATIONS,
         ),
         RowClaim(
             READS_MORE,
             "{name} ({where}) reads {tensor:MB} in forward and {measured} as much in backward",
-            ratio=lambda row: (row.saved + row.tensor) / row.tensor if "saved" in row.seen else None,
-            where=lambda row: row.layer in ACTIVATIONS and row.phase == "forward",
+            ratio=lambda row: (row.seen["saved"] + tensor(row)) / tensor(row) if "saved" in row.seen else None,
+            where=lambda row: row.p.layer in ACTIVATIONS and row.p.phase == "forward",
         ),
     ),
     tables=(

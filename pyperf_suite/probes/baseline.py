@@ -7,7 +7,6 @@ products share the axes, the library's side of a product, and the sweeps along o
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -23,16 +22,18 @@ from pyperf_suite.findings.axes import (
     one_and_all_cores,
     parsed,
 )
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings
+from pyperf_suite.findings.data import Findings, Remark, findings
 from pyperf_suite.findings.probe import Probe, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES
@@ -67,14 +68,14 @@ class ProductAxes(AxisTable):
     mode: tuple[str, ...] = ("burst",)
 
 
-def library_of(row: Row) -> Row | None:
+def library_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
     """The library's row of the same product on as many workers."""
-    theirs = Schedule("library", row.schedule.workers)
+    theirs = Schedule("library", row.p.schedule.workers)
     similar = row.rows.same_except(row, "implementation", "schedule", "tile")
-    return next((other for other in similar if other.schedule == theirs), None)
+    return next((other for other in similar if other.p.schedule == theirs), None)
 
 
-def relative_rate(row: Row) -> float | None:
+def relative_rate(row: Row[MatmulParameters]) -> float | None:
     """Its rate over the library's."""
     library = library_of(row)
     return library.seconds / row.seconds if library else None
@@ -85,24 +86,24 @@ class Sweep:
     """Rows that differ in the size `along` alone, by that size, ascending."""
 
     along: str
-    rows: Mapping[int, Row]
+    rows: Mapping[int, Row[MatmulParameters]]
 
     @property
-    def base(self) -> Row:
+    def base(self) -> Row[MatmulParameters]:
         """The smallest, for what all of them have in common."""
         return next(iter(self.rows.values()))
 
     @property
-    def fastest(self) -> Row:
-        return max(self.rows.values(), key=lambda row: row.flop_per_s)
+    def fastest(self) -> Row[MatmulParameters]:
+        return max(self.rows.values(), key=lambda row: row.reading.flop_per_s)
 
     @property
     def setting(self) -> str:
         """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.mode == "burst" else row.mode
-        how = (mode, row.implementation, row.tile, "" if row.schedule.policy == "library" else row.schedule)
-        return f"{' '.join(str(word) for word in how if word)}, {row.dtype}, {row.layout}"
+        how = (mode, row.implementation, row.p.tile, "" if row.p.schedule.policy == "library" else row.p.schedule)
+        return f"{' '.join(str(word) for word in how if word)}, {row.p.dtype}, {row.p.layout}"
 
     @property
     def name(self) -> str:
@@ -111,7 +112,7 @@ class Sweep:
     @property
     def shape(self) -> str:
         """`256 x N x 1024`."""
-        return " x ".join(self.name if each == self.along else str(getattr(self.base, each)) for each in "mnk")
+        return " x ".join(self.name if each == self.along else str(getattr(self.base.p, each)) for each in "mnk")
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,11 @@ class BaselinePair:
     gain: Ratio
 
     @property
-    def row(self) -> Row:
+    def row(self) -> Row[MatmulParameters]:
         return self.sweep.rows[self.size]
 
     @property
-    def other_row(self) -> Row:
+    def other_row(self) -> Row[MatmulParameters]:
         return self.sweep.rows[self.other]
 
     @property
@@ -142,10 +143,10 @@ class BaselinePair:
         return [cls(sweep, size, other, gain) for size, other, gain in gains if gain is not None]
 
 
-def sweeps_along(along: str, rows: Rows, fewest: int = 2) -> list[Sweep]:
+def sweeps_along(along: str, rows: Rows[MatmulParameters], fewest: int = 2) -> list[Sweep]:
     """Sweeps of at least so many sizes."""
-    groups = (sorted(group, key=operator.attrgetter(along)) for group in rows.groups(along))
-    return [Sweep(along, {getattr(row, along): row for row in group}) for group in groups if len(group) >= fewest]
+    groups = ({getattr(row.p, along): row for row in group} for group in rows.groups(along))
+    return [Sweep(along, dict(sorted(by_size.items()))) for by_size in groups if len(by_size) >= fewest]
 
 
 # Our kernels that are launched in clusters.
@@ -208,54 +209,54 @@ def sweep(axes: BaselineAxes) -> Iterator[Case]:
                 yield Case("matmul", ours, implementation, mode=mode)
 
 
-def is_fastest(row: Row) -> bool:
+def is_fastest(row: Row[MatmulParameters]) -> bool:
     """Whether it is our kernel's fastest tile and schedule for a product."""
-    if row.schedule.policy == "library":
+    if row.p.schedule.policy == "library":
         return False
     similar = row.rows.same_except(row, "schedule", "tile")
-    tried = [other for other in similar if other.schedule.workers == row.schedule.workers]
+    tried = [other for other in similar if other.p.schedule.workers == row.p.schedule.workers]
     return row is min(tried, key=lambda other: other.seconds)
 
 
-def float32_of(row: Row) -> Row | None:
+def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
     """The fastest float32 row of the same product by the same kernel; None for itself."""
     similar = row.rows.same_except(row, "dtype", "tile")
-    return next((other for other in similar if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
+    return next((other for other in similar if other.p.dtype == "float32" != row.p.dtype and is_fastest(other)), None)
 
 
-def peak_of(row: Row) -> float | None:
+def peak_of(row: Row[MatmulParameters]) -> float | None:
     """What the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
 
     The highest that any row of the same saw: others who use the cores can only lower it.
     """
-    same = row.rows.sharing(row, lambda each: (each.implementation, each.dtype, each.schedule.workers))
-    seen = (other.details.get("peak_flop_per_s") or 0.0 for other in same)
+    same = row.rows.sharing(row, lambda each: (each.implementation, each.p.dtype, each.p.schedule.workers))
+    seen = (other.reading.details.get("peak_flop_per_s") or 0.0 for other in same)
     return max(seen) or None
 
 
-def share_of_peak(row: Row) -> float | None:
+def share_of_peak(row: Row[MatmulParameters]) -> float | None:
     """Of what the instructions of our CPU kernel can multiply; None where that was not measured."""
-    return row.flop_per_s / peak if (peak := peak_of(row)) else None
+    return row.reading.flop_per_s / peak if (peak := peak_of(row)) else None
 
 
-def watts(row: Row) -> float | None:
+def watts(row: Row[MatmulParameters]) -> float | None:
     """Mean power under a sustained load, in W; None of a burst, and where it was not read."""
     return row.seen.get("power") if row.mode == "sustained" else None
 
 
-def joules_per_tflop(row: Row) -> float | None:
+def joules_per_tflop(row: Row[MatmulParameters]) -> float | None:
     """Joules for 1e12 useful FLOP under a sustained load: power times time."""
-    return None if (power := watts(row)) is None else power * row.seconds / row.flop * 1e12
+    return None if (power := watts(row)) is None else power * row.seconds / row.reading.flop * 1e12
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """For each kernel, dtype and number of workers its means over products, and what it draws under a load."""
     kernels = grouped(
-        rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.dtype, row.schedule.workers)
+        rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.p.dtype, row.p.schedule.workers)
     )
     loads = grouped(
-        rows.where(lambda row: watts(row) is not None and (is_fastest(row) or row.schedule.policy == "library")),
-        lambda row: (row.implementation, row.dtype, row.schedule.workers),
+        rows.where(lambda row: watts(row) is not None and (is_fastest(row) or row.p.schedule.policy == "library")),
+        lambda row: (row.implementation, row.p.dtype, row.p.schedule.workers),
     )
     return findings(
         *(
@@ -269,23 +270,28 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def _under_load(rows: Sequence[Row]) -> Remark:
+def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
     """Power, clock and energy of one kernel under sustained loads, each the median over products."""
     middle: dict[str, Any] = {
         "watts": Quantity(median(each for row in rows if (each := watts(row)) is not None), "W"),
         "joules": median(each for row in rows if (each := joules_per_tflop(row)) is not None),
-        "rate": Quantity(median(row.flop_per_s for row in rows), "TFLOP/s"),
+        "rate": Quantity(median(row.reading.flop_per_s for row in rows), "TFLOP/s"),
     }
     return rows[0].remark(
         "Under a sustained load {implementation} {dtype} runs at {rate} and {mhz} MHz, draws {watts} and takes "
         "{joules} J/TFLOP (medians of {products} products)",
-        mhz=round(median(row.clock_hz for row in rows) / 1e6),
+        mhz=round(median(row.reading.clock_hz for row in rows) / 1e6),
         products=len(rows),
         **middle,
     )
 
 
-def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], effect: str) -> Remark | None:
+def _mean(
+    what: str,
+    base: Callable[[Row[MatmulParameters]], Row[MatmulParameters] | None],
+    rows: Sequence[Row[MatmulParameters]],
+    effect: str,
+) -> Remark | None:
     """How our products compare with others; None where no process measured them all."""
     pairs = [(other.reading, row.reading) for row in rows if (other := base(row))]
     mean = mean_speedup(pairs)
@@ -311,23 +317,26 @@ PROBE = Probe(
     title="Our product compared with the library's",
     axes=BaselineAxes.of,
     sweep=sweep,
-    order=lambda row: (row.mode, row.dtype, row.schedule.workers, row.flop, row.m, row.n, row.k, row.layout),
+    order=lambda row: (
+        *(row.mode, row.p.dtype, row.p.schedule.workers, row.reading.flop),
+        *(row.p.m, row.p.n, row.p.k, row.p.layout),
+    ),
     tables=(
         RowTable(
             "Our matmul and the library's",
             (
-                Column("M x N x K", lambda row: str(Shape(row.m, row.n, row.k)), priority=2),
+                Column("M x N x K", lambda row: str(Shape(row.p.m, row.p.n, row.p.k)), priority=2),
                 Column("layout"),
                 Column("dtype"),
                 Column("schedule", priority=0),
                 Column("kernel", "implementation"),
-                Column("tile", lambda row: str(row.details.get("tile", "")), priority=0),
+                Column("tile", lambda row: str(row.reading.details.get("tile", "")), priority=0),
                 Column("ours", "flop_per_s", "TFLOP/s"),
-                Column("the library's", lambda row: (other := library_of(row)) and other.flop_per_s, "TFLOP/s"),
+                Column("the library's", lambda row: (other := library_of(row)) and other.reading.flop_per_s, "TFLOP/s"),
                 Column("ours / the peak", share_of_peak, "%"),
                 # A GPU's time is that at the reference clock; this is the clock that was seen.
                 Column("elasticity", priority=0),
-                Column("seen at, MHz", lambda row: round(row.clock_hz / 1e6) or None, priority=0),
+                Column("seen at, MHz", lambda row: round(row.reading.clock_hz / 1e6) or None, priority=0),
                 Column("mode", priority=0),
                 Column("power", watts, "W", priority=0),
                 Column("J/TFLOP", joules_per_tflop, priority=0),

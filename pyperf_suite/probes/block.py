@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
@@ -17,8 +16,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.transformer import hardware_flop, model_flop
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
@@ -107,29 +106,30 @@ def analyse(rows: Rows) -> Findings:
     """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
     steps = rows.where(is_step)
     return findings(
-        (utilization(row) for row in steps if row.mfu),
+        (utilization(row) for row in steps if mfu(row)),
         (
             row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster)
             for row in steps
-            if row.compiled and (faster := row.against(compiled=False))
+            if row.p.compiled and (faster := row.against(compiled=False))
         ),
         (time_by_part(parts) for parts in rows.where(operator="block_part").groups("part") if len(parts) > 1),
     )
 
 
-def utilization(row: Row) -> Remark:
+def utilization(row: Row) -> Remark | None:
     """MFU, and the rate that it is a share of."""
     sentence = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
-    return row.best.remark(sentence, step=row.step, mfu=row.mfu)
+    best = best_product(row)
+    return best.remark(sentence, step=in_words(row), mfu=mfu(row)) if best else None
 
 
 def time_by_part(parts: Rows) -> Remark:
     """Which parts a block's forward spends its time in."""
     whole = sum(row.seconds for row in parts)
-    slowest = max(parts, key=attrgetter("seconds"))
+    slowest = max(parts, key=lambda row: row.seconds)
     return slowest.remark(
         "In forward of {step} products take {products:%} of the time, {part} alone {slowest:%}",
-        products=sum(row.seconds for row in parts if row.product) / whole,
+        products=sum(row.seconds for row in parts if row.p.product) / whole,
         slowest=slowest.seconds / whole,
     )
 
@@ -160,41 +160,57 @@ def is_step(row: Row) -> bool:
 
 def precision(row: Row) -> str:
     """Of a step or a part."""
-    return str(row.precision if is_step(row) else row.dtype)
+    return str(row.p.precision if is_step(row) else row.p.dtype)
 
 
 def in_words(row: Row) -> str:
     """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
-    what = f"{row.layers} blocks" if row.layers > 1 else "a block"
-    if name := shape_name(row):
+    what = f"{row.p.layers} blocks" if row.p.layers > 1 else "a block"
+    if name := shape_name(row.p):
         what = name
-    elif row.vocab:
-        what = f"a GPT of {row.layers} layers and {row.vocab} tokens of vocabulary"
-    dropped = f", checkpointing {row.checkpointing}" if row.checkpointing.kind != "none" else ""
-    compiled = ", compiled" if is_step(row) and row.compiled else ""
-    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {precision(row)}{compiled}"
+    elif row.p.vocab:
+        what = f"a GPT of {row.p.layers} layers and {row.p.vocab} tokens of vocabulary"
+    dropped = f", checkpointing {row.p.checkpointing}" if row.p.checkpointing.kind != "none" else ""
+    compiled = ", compiled" if is_step(row) and row.p.compiled else ""
+    return f"{what}, hidden {row.p.hidden}, {row.p.batch} x {row.p.seq}{dropped}, {precision(row)}{compiled}"
 
 
 def best_product(row: Row) -> Row | None:
     """The fastest product of its type in this run."""
     products = row.rows.where(operator="matmul", dtype=precision(row).removeprefix("autocast_"))
-    return max(products, key=lambda each: each.flop_per_s, default=None)
+    return max(products, key=lambda each: each.reading.flop_per_s, default=None)
 
 
 def share_of_product(row: Row, flop: float) -> Ratio | None:
     """The share of the best product's rate that these FLOPs are done at, each process against its own."""
-    ratio = row.faster_than(row.best) if row.best else None
-    return ratio and ratio * (flop / row.best.flop)
+    best = best_product(row)
+    ratio = row.faster_than(best) if best else None
+    return ratio * (flop / best.reading.flop) if best and ratio else None
+
+
+def mfu(row: Row) -> Ratio | None:
+    """Of what the model requests; what checkpointing computes again does not count."""
+    return share_of_product(row, requested_flop(row.p))
 
 
 def share_of_data_sheet(row: Row) -> float | None:
     """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
-    gpus = [each.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.kernel.get("details", {})]
+    gpus = [each.reading.details["gpu"] for each in row.rows if "gpu" in each.reading.details]
     try:
         peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
         return None
-    return row.requested / row.seconds / peak if peak else None
+    return requested_flop(row.p) / row.seconds / peak if peak else None
+
+
+def moved(row: Row) -> int:
+    """Bytes that a part reads and writes at least."""
+    return BlockPart().work(row.p).bytes
+
+
+def by_guide(row: Row) -> float:
+    """FLOPs by the guide's formula."""
+    return guides_flop(row.p, int(row.reading.details["parameters"]))
 
 
 def roof(row: Row) -> tuple[float, str]:
@@ -203,15 +219,16 @@ def roof(row: Row) -> tuple[float, str]:
     The best bandwidth is that of the block's part without products that moves its bytes fastest.
     """
     parts = row.rows.same_except(row, "part")
-    plain = [each for each in parts if not each.flop] or parts
-    moving = row.moved / max(each.moved / each.seconds for each in plain)
-    computing = row.flop / row.best.flop_per_s if row.best else 0.0
+    plain = [each for each in parts if not each.reading.flop] or parts
+    moving = moved(row) / max(moved(each) / each.seconds for each in plain)
+    best = best_product(row)
+    computing = row.reading.flop / best.reading.flop_per_s if best else 0.0
     return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
 
 
 def order(row: Row) -> tuple[Any, ...]:
     """Steps and parts by name, parts of one block in its order."""
-    place = BLOCK_PARTS.index(row.part) if row.operator == "block_part" else 0
+    place = BLOCK_PARTS.index(row.p.part) if row.operator == "block_part" else 0
     return (row.operator, "" if row.operator == "matmul" else in_words(row), place)
 
 
@@ -225,22 +242,16 @@ PROBE = Probe(
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),
     computed={
-        "guide": published_step,
+        "guide": lambda row: published_step(row.p),
         "step": in_words,
-        "best": best_product,
-        "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
-        "requested": lambda row: requested_flop(row.parameters),
-        "computed": lambda row: computed_flop(row.parameters),
-        "mfu": lambda row: share_of_product(row, row.requested),
-        # What a part reads and writes at least.
-        "moved": lambda row: BlockPart().work(row.parameters).bytes,
+        "mfu": mfu,
     },
     order=order,
     claims=(
         RowClaim(
             FORMULA,
             "The guide's formula counts {measured} the FLOPs that are computed for {step}",
-            ratio=lambda row: row.guides / row.computed,
+            ratio=lambda row: by_guide(row) / computed_flop(row.p),
             # FLOPs are the same in any precision, compiled or not: the formula is judged once.
             where=lambda row: is_step(row) and row.rows.same_except(row, "precision", "compiled")[0] is row,
         ),
@@ -251,12 +262,12 @@ PROBE = Probe(
             (
                 Column("step", priority=2),
                 Column("time", "seconds", "ms", 2),
-                Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
-                Column("by the guide", lambda row: row.guides / row.seconds, "TFLOP/s", 0),
-                Column("the model's", lambda row: row.requested / row.seconds, "TFLOP/s"),
-                Column("computed", lambda row: row.computed / row.seconds, "TFLOP/s", 0),
+                Column("tokens", lambda row: row.p.tokens / row.seconds, "/s"),
+                Column("by the guide", lambda row: by_guide(row) / row.seconds, "TFLOP/s", 0),
+                Column("the model's", lambda row: requested_flop(row.p) / row.seconds, "TFLOP/s"),
+                Column("computed", lambda row: computed_flop(row.p) / row.seconds, "TFLOP/s", 0),
                 Column("MFU", "mfu", "%", 2),
-                Column("HFU", lambda row: share_of_product(row, row.computed), "%"),
+                Column("HFU", lambda row: share_of_product(row, computed_flop(row.p)), "%"),
                 Column("MFU by data sheet", share_of_data_sheet, "%", 0),
             ),
             where=is_step,
@@ -264,15 +275,15 @@ PROBE = Probe(
         RowTable(
             "Steps of the guides' models, without an update here",
             (
-                Column("model", shape_name, priority=2),
-                Column("batch", lambda row: f"{row.batch} x {row.seq}"),
+                Column("model", lambda row: shape_name(row.p), priority=2),
+                Column("batch", lambda row: f"{row.p.batch} x {row.p.seq}"),
                 Column("precision", priority=2),
                 Column("checkpointing", priority=0),
                 Column("time", "seconds", "ms"),
-                Column("rate", lambda row: row.batch / row.seconds, "samples/s", 2),
+                Column("rate", lambda row: row.p.batch / row.seconds, "samples/s", 2),
                 *published_columns("samples_per_s", "samples/s"),
             ),
-            where=lambda row: is_step(row) and bool(shape_name(row)),
+            where=lambda row: is_step(row) and bool(shape_name(row.p)),
         ),
         RowTable(
             "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best "
@@ -281,9 +292,9 @@ PROBE = Probe(
                 Column("block", "step", priority=0),
                 Column("part", priority=2),
                 Column("time", "seconds", "us", 2),
-                Column("FLOP/byte", lambda row: row.flop / row.moved),
+                Column("FLOP/byte", lambda row: row.reading.flop / moved(row)),
                 Column("rate", "flop_per_s", "GFLOP/s"),
-                Column("bandwidth", lambda row: row.moved / row.seconds, "GB/s"),
+                Column("bandwidth", lambda row: moved(row) / row.seconds, "GB/s"),
                 Column("bound by", lambda row: roof(row)[1]),
                 Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),
             ),

@@ -14,24 +14,17 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
-from pyperf_suite.findings.data import (
-    BEKMAN,
-    Claim,
-    ClaimVerdict,
-    Figure,
-    Findings,
-    Panel,
-    Quantity,
-    Remark,
-    figure,
-    findings,
-)
+from pyperf_suite.findings.data import BEKMAN, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Row, Rows, all_observed, series_by, table
+from pyperf_suite.findings.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import all_observed
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 
@@ -159,41 +152,51 @@ def follow_up(records: Sequence[Record]) -> list[Case]:
     return [Case("checkpointed_step", parameters, "torch") for parameters in tried]
 
 
-def model(row: Row | CheckpointedStepParameters) -> str:
+def model(p: CheckpointedStepParameters) -> str:
     """`4 blocks of 128, seq 64, float32`."""
-    return f"{row.layers} blocks of {row.hidden}, seq {row.seq}, {row.precision}"
+    return f"{p.layers} blocks of {p.hidden}, seq {p.seq}, {p.precision}"
 
 
-def _order(row: Row | CheckpointedStepParameters) -> tuple[Any, ...]:
-    return (model(row), row.vocab, row.checkpointing != NONE, str(row.checkpointing), row.batch)
+def _order(p: CheckpointedStepParameters) -> tuple[Any, ...]:
+    return (model(p), p.vocab, p.checkpointing != NONE, str(p.checkpointing), p.batch)
 
 
-def by_flop(row: Row) -> Quantity:
+def rate(row: Row[CheckpointedStepParameters]) -> Quantity:
+    """Tokens a second."""
+    return row.reading.per_second(row.p.tokens, "/s")
+
+
+def relative(row: Row[CheckpointedStepParameters]) -> Ratio | None:
+    """How many times as fast it is as without checkpointing."""
+    return row.against(checkpointing=NONE)
+
+
+def by_flop(row: Row[CheckpointedStepParameters]) -> Quantity:
     """The rate relative to none if only FLOPs cost time: what blocks drop is computed twice, the rest is no product."""
-    again: Recompute = "layers" if row.checkpointing.kind == "every" else "nothing"
-    size = (row.dimensions, row.batch, row.seq)
+    again: Recompute = "layers" if row.p.checkpointing.kind == "every" else "nothing"
+    size = (row.p.dimensions, row.p.batch, row.p.seq)
     return Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True)
 
 
-def is_reported(row: Row) -> bool:
+def is_reported(row: Row[CheckpointedStepParameters]) -> bool:
     """Whether both it and none were measured at no larger batch."""
-    return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if each.relative), None)
+    return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if relative(each)), None)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[CheckpointedStepParameters]) -> Findings:
     """What other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
-    settled = [rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled]
-    largest = list(filter(None, settled))
+    settled = [replace(each.parameters, batch=each.largest) for each in found if each.is_settled]
+    largest = [row for p in settled for row in rows if row.p == p]
     return findings(
         (_cost(row) for row in rows.where(is_reported)),
-        (_headroom(rows, row) for row in largest if row.checkpointing == NONE),
+        (_headroom(rows, row) for row in largest if row.p.checkpointing == NONE),
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, found),
         table(
             "Steps by checkpointing and batch",
-            (*STEPS, Column("batch after it", lambda row: after.get(row.parameters))),
+            (*STEPS, Column("batch after it", lambda row: after.get(row.p))),
             rows,
         ),
         (_figure(number, group) for number, group in enumerate(rows.groups("batch", "checkpointing"))),
@@ -212,67 +215,68 @@ STEPS = (
     Column("checkpointing", priority=2),
     Column("batch", priority=2),
     Column("time", "seconds", "ms"),
-    Column("tokens", lambda row: row.rate.value, "/s", priority=2),
+    Column("tokens", lambda row: rate(row).value, "/s", priority=2),
     Column("relative to none", "relative", "x"),
     Column("kept", unit="MB"),
     Column("peak", unit="MB", priority=2),
 )
 
 
-def _cost(row: Row) -> Remark | ClaimVerdict:
+def _cost(row: Row[CheckpointedStepParameters]) -> Remark | ClaimVerdict:
     """The guide speaks of all that blocks made."""
-    if row.checkpointing.kind == "every":
-        return row.judge(COSTS, TRAINS, row.relative)
-    return row.remark(TRAINS, effect="measured", measured=row.relative)
+    measured = relative(row)
+    if measured and row.p.checkpointing.kind == "every":
+        return row.judge(COSTS, TRAINS, measured)
+    return row.remark(TRAINS, effect="measured", measured=measured)
 
 
-def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
+def _repaid(rows: Rows[CheckpointedStepParameters]) -> Iterator[Remark | ClaimVerdict]:
     """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:
         return
     others = ((row.faster_than(plain), row) for row in rows if row is not plain)
-    compared = [(faster * (row.batch / plain.batch), row) for faster, row in others if faster]
+    compared = [(faster * (row.p.batch / plain.p.batch), row) for faster, row in others if faster]
     if not compared:
         return
     ratio, best = max(compared, key=lambda each: each[0].value)
-    yield best.judge(REPAYS, TRAINS_MORE, ratio, plain=plain.batch)
+    yield best.judge(REPAYS, TRAINS_MORE, ratio, plain=plain.p.batch)
     if ratio.low > 1 or ratio.high < 1:
         yield (best if ratio.low > 1 else plain).remark(
             "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
-            budget=Quantity(plain.budget_bytes, "MB"),
+            budget=Quantity(plain.p.budget_bytes, "MB"),
         )
 
 
-def _headroom(rows: Rows, largest: Row) -> Iterator[Remark]:
+def _headroom(rows: Rows[CheckpointedStepParameters], largest: Row[CheckpointedStepParameters]) -> Iterator[Remark]:
     """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
     smallest = rows.same_except(largest, "batch")[0]
-    faster = largest.faster_than(smallest) if smallest.batch < largest.batch else None
+    faster = largest.faster_than(smallest) if smallest.p.batch < largest.p.batch else None
     if faster:
         yield smallest.remark(
             "Batch {batch} leaves {unused:MB} of {budget:MB} unused: it could be {larger}, which trains {gain} the "
             "tokens a second ({model})",
             effect="gain",
-            unused=smallest.budget_bytes - smallest.peak,
-            budget=smallest.budget_bytes,
-            larger=largest.batch,
-            gain=faster * (largest.batch / smallest.batch),
+            unused=smallest.p.budget_bytes - smallest.seen["peak"],
+            budget=smallest.p.budget_bytes,
+            larger=largest.p.batch,
+            gain=faster * (largest.p.batch / smallest.p.batch),
         )
-    if largest.peak > NEAR_LIMIT * largest.budget_bytes:
+    if largest.seen["peak"] > NEAR_LIMIT * largest.p.budget_bytes:
         yield largest.remark(
             "Batch {batch} takes {peak:MB} of {budget:MB}, within 5 % of the limit: fragmentation may end a long run "
             "({model})",
             kind="caution",
-            budget=largest.budget_bytes,
+            budget=largest.p.budget_bytes,
         )
 
 
-def _figure(number: int, rows: Rows) -> Figure | None:
+def _figure(number: int, rows: Rows[CheckpointedStepParameters]) -> Figure | None:
     """Throughput over the most that a step holds: one would be up and to the left."""
     lines = series_by("checkpointing", rows, "peak", "rate")
-    budget = rows[0].budget_bytes
+    budget = rows[0].p.budget_bytes
     edges = (budget,) if budget else ()
-    panel = Panel(rows[0].model, "held at most", "tokens", lines, edges, x_unit="MB", y_unit="/s")
+    panel = Panel(model(rows[0].p), "held at most", "tokens", lines, edges, x_unit="MB", y_unit="/s")
     caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
     title = "Throughput over memory by checkpointing"
     return figure(f"checkpointing_{number}", title, caption, [panel] if len(lines) > 1 else ())
@@ -286,15 +290,16 @@ PROBE = Probe(
     axes=CheckpointingAxes.of,
     sweep=sweep,
     computed={
-        "model": model,
-        "rate": lambda row: row.per_second(row.tokens, "/s"),
-        "relative": lambda row: row.against(checkpointing=NONE),
+        "model": lambda row: model(row.p),
+        "rate": rate,
+        "relative": relative,
         "by_flop": by_flop,
         "kept": lambda row: Quantity(row.seen["kept"], "MB"),
-        "none": lambda row: row.like(checkpointing=NONE),
-        "kept_without": lambda row: row.none.kept,
+        "kept_without": lambda row: (
+            Quantity(without.seen["kept"], "MB") if (without := row.like(checkpointing=NONE)) else None
+        ),
     },
-    order=_order,
+    order=lambda row: _order(row.p),
     analyse=analyse,
     follow_up=follow_up,
     group=lambda case: f"checkpointing {model(case.parameters)}",

@@ -6,7 +6,6 @@ import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError
@@ -32,7 +31,6 @@ from pyperf_suite.findings.data import (
     Figure,
     Findings,
     Panel,
-    Quantity,
     Remark,
     Table,
     figure,
@@ -40,7 +38,7 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
@@ -48,9 +46,12 @@ from pyperf_suite.laws.training.data_parallel import (
     fit_data_parallel,
     held_out_step_errors,
 )
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.ranks.launch import rank_environment, require_launched
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 
@@ -71,8 +72,8 @@ class Fitted:
 def setting_of(row: Row) -> str:
     """Where steps and all_reduces belong together."""
     library = "gloo" if row.implementation == "gloo" else "NCCL"
-    direct = "" if row.peer_to_peer else " without direct copies between GPUs"
-    return f"{row.ranks} rank{'' if row.ranks == 1 else 's'} over {library}{direct}, {row.dtype}"
+    direct = "" if row.p.peer_to_peer else " without direct copies between GPUs"
+    return f"{row.p.ranks} rank{'' if row.p.ranks == 1 else 's'} over {library}{direct}, {row.p.dtype}"
 
 
 def other(step: Row, exchange: str, **changed: Any) -> Row | None:
@@ -96,27 +97,27 @@ def fastest(steps: Iterable[Row]) -> Row:
 def over_none(step: Row) -> Ratio | None:
     """Its time over that without exchange."""
     none = other(step, "none")
-    return None if none is None or step.exchange == "none" else none.faster_than(step)
+    return None if none is None or step.p.exchange == "none" else none.faster_than(step)
 
 
 def buckets_of(step: Row) -> tuple[float, ...]:
     """Bytes of the buckets of one exchange, in order; none without exchange."""
-    return tuple(map(float, step.details.get("buckets", ())))
+    return tuple(map(float, step.reading.details.get("buckets", ())))
 
 
 def described(step: Row) -> str:
     """The model in words."""
-    vocab = f", vocabulary {step.vocab}" if step.vocab else ""
-    return f"{step.layers} x {step.hidden}{vocab}, {step.batch} x {step.seq} tokens"
+    vocab = f", vocabulary {step.p.vocab}" if step.p.vocab else ""
+    return f"{step.p.layers} x {step.p.hidden}{vocab}, {step.p.batch} x {step.p.seq} tokens"
 
 
 def exchanged(step: Row) -> str:
     """The exchange in words."""
-    if step.exchange != "ddp":
-        return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.exchange]
-    words = ["DDP", size_name(step.bucket_bytes)]
-    words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
-    words += [] if step.no_sync else ["each exchanged"]
+    if step.p.exchange != "ddp":
+        return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.p.exchange]
+    words = ["DDP", size_name(step.p.bucket_bytes)]
+    words += [f"{step.p.accumulate} micro-batches"] if step.p.accumulate > 1 else []
+    words += [] if step.p.no_sync else ["each exchanged"]
     return ", ".join(words)
 
 
@@ -137,10 +138,10 @@ def last_rank_s(records: Sequence[Record]) -> dict[str, float]:
 
 def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, float]) -> Fitted | None:
     """None where too few steps or all_reduces were measured."""
-    pairs = [(step, none) for step in steps if step.exchange in ("ddp", "after") and (none := other(step, "none"))]
+    pairs = [(step, none) for step in steps if step.p.exchange in ("ddp", "after") and (none := other(step, "none"))]
     if len(pairs) < FEWEST_STEPS or len(all_reduces) < FEWEST_SIZES:
         return None
-    curve = PiecewiseAlphaBeta.fit([row.message_bytes for row in all_reduces], [row.seconds for row in all_reduces])
+    curve = PiecewiseAlphaBeta.fit([row.p.message_bytes for row in all_reduces], [row.seconds for row in all_reduces])
 
     def all_reduce_s(size_bytes: float) -> float:
         return float(curve.seconds(size_bytes))
@@ -148,11 +149,11 @@ def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, f
     exchanges = {
         step.case.case_id: GradientExchange(
             # The step computes until the last rank has.
-            compute_s=step.accumulate * slowest_s.get(none.case.case_id, none.seconds),
+            compute_s=step.p.accumulate * slowest_s.get(none.case.case_id, none.seconds),
             buckets_bytes=buckets_of(step),
-            overlapped=step.exchange == "ddp",
-            micro_batches=step.accumulate,
-            every_micro_batch=not step.no_sync,
+            overlapped=step.p.exchange == "ddp",
+            micro_batches=step.p.accumulate,
+            every_micro_batch=not step.p.no_sync,
         )
         for step, none in pairs
     }
@@ -278,7 +279,7 @@ def analyse(rows: Rows) -> Findings:
 def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
     sentence = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
     for best in map(fastest, ddp):
-        longer, bucket = over_none(best), Quantity(best.bucket_bytes, "size")
+        longer, bucket = over_none(best), Quantity(best.p.bucket_bytes, "size")
         model, setting = described(best), setting_of(best)
         yield remark(sentence, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
 
@@ -290,7 +291,7 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimV
     together, single = [(other(step, "after"), step) for step in best], [_single_and_several(group) for group in ddp]
     linked = [(step, step.like(peer_to_peer=True)) for step in unlinked]
     dp = [(other(step, "dp"), step) for step in best]
-    dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer]
+    dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.p.peer_to_peer]
     for claim, found, sentence in (
         (OVERLAP, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
         (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
@@ -307,7 +308,7 @@ def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
     """With room for all, any size makes the same bucket: the smallest that does. And the best of several buckets."""
     single = [step for step in steps if len(buckets_of(step)) == 1]
     several = [step for step in steps if len(buckets_of(step)) > 1]
-    smallest = min(single, key=lambda step: int(step.bucket_bytes), default=None)
+    smallest = min(single, key=lambda step: int(step.p.bucket_bytes), default=None)
     return smallest, fastest(several) if several else None
 
 
@@ -333,7 +334,7 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
         Column("step", "time", "ms", priority=2),
         Column("over no exchange", over_none, "x"),
         Column("buckets", lambda step: len(buckets_of(step)) or None),
-        Column("sent by a rank", lambda step: step.details.get("wire_bytes") or None, "MB"),
+        Column("sent by a rank", lambda step: step.reading.details.get("wire_bytes") or None, "MB"),
         Column("law", lambda step: fitted and fitted.predicted_s.get(step.case.case_id), "ms", 0, predicted=True),
         Column("law off where left out", lambda step: fitted and fitted.held_out.get(step.case.case_id), "%", 0),
     )
@@ -342,9 +343,9 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
 
 def _order(step: Row) -> tuple[object, ...]:
     """Models together, without exchange first, then by bucket and micro-batches."""
-    size = (step.hidden, step.layers, step.seq, step.batch, step.vocab)
-    exchange = ("none", "ddp", "after", "dp").index(step.exchange)
-    return (*size, exchange, step.accumulate, step.no_sync, step.bucket_bytes)
+    size = (step.p.hidden, step.p.layers, step.p.seq, step.p.batch, step.p.vocab)
+    exchange = ("none", "ddp", "after", "dp").index(step.p.exchange)
+    return (*size, exchange, step.p.accumulate, step.p.no_sync, step.p.bucket_bytes)
 
 
 def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure | None:
@@ -354,7 +355,7 @@ def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure 
     of = ddp[0][0]
     library = "gloo" if of.implementation == "gloo" else "NCCL"
     return figure(
-        f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
+        f"data_parallel_{library}_{of.p.ranks}_ranks_{of.p.dtype}{'' if of.p.peer_to_peer else '_no_p2p'}",
         f"A data-parallel step over the size of gradient buckets: {setting}",
         "Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
         f"exchange. torch's own buckets are {size_name(BUCKET_BYTES)}.",
@@ -364,15 +365,14 @@ def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure 
 
 
 def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
-    size = attrgetter("bucket_bytes")
-    ordered = sorted(steps, key=size)
+    ordered = sorted(steps, key=lambda step: int(step.p.bucket_bytes))
     none, law = other(ordered[0], "none"), fitted.predicted_s if fitted else {}
     drawn = (
-        series("DDP", ordered, size, attrgetter("time")),
-        series("law", ordered, size, lambda step: law.get(step.case.case_id), "line"),
-        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "baseline"),
+        series("DDP", ordered, "bucket_bytes", "time"),
+        series("law", ordered, "bucket_bytes", lambda step: law.get(step.case.case_id), "line"),
+        series("no exchange", (ordered[0], ordered[-1]), "bucket_bytes", lambda _: none and none.seconds, "baseline"),
     )
-    shown, ticks = tuple(each for each in drawn if each.x), size_ticks(map(size, ordered))
+    shown, ticks = tuple(each for each in drawn if each.x), size_ticks(step.p.bucket_bytes for step in ordered)
     return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")
 
 
@@ -389,7 +389,7 @@ PROBE = Probe(
             NO_SYNC,
             "With {setting}, no_sync over {accumulate} micro-batches is {measured} as fast as exchanging in each",
             ratio=lambda row: row.against(no_sync=False),
-            where=lambda row: row.operator == "data_parallel" and row.accumulate > 1 and row.no_sync,
+            where=lambda row: row.operator == "data_parallel" and row.p.accumulate > 1 and row.p.no_sync,
         ),
     ),
     analyse=analyse,

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from pyperf_suite.findings.data import Claim, Figure, Findings, Panel, Remark, f
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series_by
 from pyperf_suite.laws.tiling import relative_error
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.matmul import GROUPED, GroupedMatmulParameters
 
 WAYS = tuple(GROUPED)
@@ -57,33 +56,38 @@ def sweep(axes: GroupedAxes) -> Iterator[Case]:
         yield Case("grouped_matmul", parameters, way)
 
 
-def waves(row: Row) -> int:
+def waves(row: Row[GroupedMatmulParameters]) -> int:
     """Of tiles that the slots take at once; of a library whose tile is not known, of single rows in one slot."""
-    details = row.kernel["details"]
-    (tile_m, tile_n, *_), slots = details.get("tile", (1, row.n)), details.get("slots", 1)
-    rows = [count for count in row.rows_of_experts if count]
+    details = row.reading.details
+    (tile_m, tile_n, *_), slots = details.get("tile", (1, row.p.n)), details.get("slots", 1)
+    rows = [count for count in row.p.rows_of_experts if count]
     if row.implementation == "padded":
-        rows = [row.largest] * row.experts
-    tiles = [math.ceil(count / tile_m) * math.ceil(row.n / tile_n) for count in rows]
+        rows = [max(row.p.rows_of_experts)] * row.p.experts
+    tiles = [math.ceil(count / tile_m) * math.ceil(row.p.n / tile_n) for count in rows]
     each_alone = row.implementation == "loop"
     return sum(math.ceil(count / slots) for count in (tiles if each_alone else [sum(tiles)]))
 
 
-def analyse(rows: Rows) -> Findings:
+def mixture(row: Row[GroupedMatmulParameters]) -> str:
+    """`8 experts of 64 x 256 x 128`."""
+    return f"{row.p.experts} experts of {row.p.rows} x {row.p.n} x {row.p.k}"
+
+
+def analyse(rows: Rows[GroupedMatmulParameters]) -> Findings:
     """A law for each way and shape of an expert's product, and a picture of what skew costs each way."""
     # A wave of another depth takes another time.
-    similar = grouped(rows, attrgetter("implementation", "n", "k", "dtype"))
+    similar = grouped(rows, lambda row: (row.implementation, row.p.n, row.p.k, row.p.dtype))
     return findings(map(law, similar.values()), _figure(rows))
 
 
-def law(rows: list[Row]) -> Remark | None:
+def law(rows: list[Row[GroupedMatmulParameters]]) -> Remark | None:
     """The law fitted on every other case by its waves, judged on the rest; None where either has less than two."""
     from scipy.optimize import nnls
 
     if len(rows) < 4:
         return None
     rows = sorted(rows, key=waves)
-    terms = np.array([[row.kernel["details"]["calls"], row.waves] for row in rows], dtype=float)
+    terms = np.array([[row.reading.details["calls"], waves(row)] for row in rows], dtype=float)
     seconds = np.array([row.seconds for row in rows])
     # Relative errors count: each equation in units of its own time.
     (start_s, wave_s), _ = nnls(terms[::2] / seconds[::2, None], np.ones(len(seconds[::2])))
@@ -98,12 +102,12 @@ def law(rows: list[Row]) -> Remark | None:
     )
 
 
-def _figure(rows: Rows) -> Figure | None:
+def _figure(rows: Rows[GroupedMatmulParameters]) -> Figure | None:
     panels = []
     for group in rows.groups("skew", "implementation"):
         drawn = series_by("implementation", group, "skew", "throughput")
         if max(len(each.x) for each in drawn) >= 3:
-            panels.append(Panel(group[0].mixture, "skew", "throughput", drawn, y_unit="TFLOP/s"))
+            panels.append(Panel(mixture(group[0]), "skew", "throughput", drawn, y_unit="TFLOP/s"))
     caption = "Useful FLOP a second: what is computed of padding does not count. Bars span the processes."
     return figure("grouped_matmul", "Experts of a mixture", caption, panels, across=2)
 
@@ -116,34 +120,36 @@ PROBE = Probe(
     axes=GroupedAxes.of,
     sweep=sweep,
     computed={
-        "place": lambda row: WAYS.index(row.implementation),
         "waves": waves,
-        "size": lambda row: f"{row.parameters.rows}x{row.n}x{row.k}",
-        "mixture": lambda row: f"{row.experts} experts of {row.parameters.rows} x {row.n} x {row.k}",
-        "largest": lambda row: max(row.rows_of_experts),
+        "size": lambda row: f"{row.p.rows}x{row.p.n}x{row.p.k}",
+        "mixture": mixture,
+        "largest": lambda row: max(row.p.rows_of_experts),
         "gain": lambda row: row.against(implementation="loop"),
         "over_balanced": lambda row: row.against(skew=0.0),
     },
-    order=attrgetter("dtype", "n", "k", "parameters.rows", "experts", "skew", "place"),
+    order=lambda row: (
+        *(row.p.dtype, row.p.n, row.p.k, row.p.rows, row.p.experts, row.p.skew),
+        WAYS.index(row.implementation),
+    ),
     analyse=analyse,
     claims=(
         RowClaim(
             ONE_LAUNCH,
             "{implementation} is {measured} as fast as a loop over {mixture}, skew {skew}",
-            ratio=lambda row: row.gain,
+            ratio="gain",
             where=lambda row: row.implementation in IN_ONE_LAUNCH,
         ),
         RowClaim(
             PADDING_WASTES,
             "padded is {measured} as fast as a loop over {mixture}, skew {skew}",
-            ratio=lambda row: row.gain,
-            where=lambda row: row.implementation == "padded" and row.skew > 0,
+            ratio="gain",
+            where=lambda row: row.implementation == "padded" and row.p.skew > 0,
         ),
         RowClaim(
             SKEW_IS_FREE,
             "{implementation} with skew {skew} is {measured} as fast as balanced, {mixture}",
-            ratio=lambda row: row.over_balanced,
-            where=lambda row: row.implementation in IN_ONE_LAUNCH and row.skew > 0,
+            ratio="over_balanced",
+            where=lambda row: row.implementation in IN_ONE_LAUNCH and row.p.skew > 0,
         ),
     ),
     tables=(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from statistics import mode
 from typing import Annotated
 
@@ -25,11 +24,12 @@ from pyperf_suite.findings.data import (
     findings,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
-from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, misses, series
+from pyperf_suite.findings.rows import Column, Row, Rows, misses, series
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.reading import WORTH
 from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
@@ -119,7 +119,7 @@ def loaders_of_variations(requested: Sequence[int]) -> int:
     return max(within) if within else min(filter(None, requested), default=0)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[InputPipelineParameters]) -> Findings:
     """By task: what the best setting gives, what binds then, and what more loaders and deeper queues give."""
     return findings(
         (with_loaders(task), what_binds(fastest(task)), rate_by_loaders(task))
@@ -127,108 +127,114 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def with_loaders(task: Rows) -> Iterator[Remark | ClaimVerdict]:
+def with_loaders(task: Rows[InputPipelineParameters]) -> Iterator[Remark | ClaimVerdict]:
     """What loaders give over loading in the training process, more of them, and deeper queues; the law's error."""
-    fed, alone = task.where(lambda row: row.loaders > 0), task.first(loaders=0)
+    fed, alone = task.where(lambda row: row.p.loaders > 0), task.first(loaders=0)
     if not fed:
         return
     best, plain = fastest(fed), [row for row in fed if is_plain(row)]
     if alone is not None and (faster := best.faster_than(alone)):
         yield best.judge(WORKERS_HELP, "Feeding {task}, {how} is {measured} as fast as none", faster)
     if len(plain) > 1:
-        most = max(plain, key=attrgetter("loaders"))
+        most = max(plain, key=lambda row: row.p.loaders)
         fewer = fastest(row for row in plain if row is not most)
         if ratio := most.faster_than(fewer):
             template = "Feeding {task}, {loaders} loaders are {measured} as fast as {fewer}"
-            yield most.judge(MORE_DO_NOT, template, ratio, fewer=fewer.loaders)
+            yield most.judge(MORE_DO_NOT, template, ratio, fewer=fewer.p.loaders)
     for row in fed:
         if faster := row.against(prefetch=USUAL.prefetch):
             template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
             yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch)
-    if best.law:
+    if law := law_of(best):
         yield best.remark(
             "The slowest stage, from what loading takes alone, is {median} off in the median ({task}; settings with "
             "loaders: {count})",
             kind="law",
-            **misses(abs(row.bound / row.iteration - 1) for row in fed),
+            **misses(abs(law.seconds(row.p.loaders) / iteration(row) - 1) for row in fed),
         )
 
 
-def what_binds(best: Row) -> Iterator[Remark]:
+def what_binds(best: Row[InputPipelineParameters]) -> Iterator[Remark]:
     """How long the model waits with the best setting, and what keeps it from being faster by the law."""
     yield best.remark("Fed by {how}, the model waits {starved:%} of the time ({task})")
-    if best.starved <= FED or not best.law:
+    law = law_of(best)
+    if best.seen["starved"] <= FED or not law:
         return
-    enough = best.law.enough(MOST_LOADERS)
-    if best.binds == "the model":
+    enough = law.enough(MOST_LOADERS)
+    if law.binds(best.p.loaders) == "the model":
         template = "With {how}, {binds} should bind: handing batches over or other work takes the rest ({task})"
     elif enough:
         template = "With {how}, what binds is {binds}; loaders needed: {enough} ({task})"
     else:
         template = "With {how}, what binds is {binds}; no number of loaders would do on {cores} cores ({task})"
-    yield best.remark(template, kind="predicted", enough=enough, cores=best.law.cores)
+    yield best.remark(template, kind="predicted", enough=enough, cores=law.cores)
 
 
-def fastest(rows: Iterable[Row]) -> Row:
+def fastest(rows: Iterable[Row[InputPipelineParameters]]) -> Row[InputPipelineParameters]:
     """The one with the shortest iteration."""
-    return min(rows, key=attrgetter("seconds"))
+    return min(rows, key=lambda row: row.seconds)
 
 
-def law_of(row: Row) -> InputPipelineLaw | None:
+def law_of(row: Row[InputPipelineParameters]) -> InputPipelineLaw | None:
     """The bound of its task, from what loading takes in the training process itself; None if it loaded nothing."""
     for alone in row.rows.same_except(row, *SETTINGS):
-        if not alone.loaders and not alone.pinned and is_complete(alone):
-            cores = int(alone.kernel["details"]["cores"])
-            return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.parameters.model == "host")
+        if not alone.p.loaders and not alone.p.pinned and is_complete(alone):
+            cores = int(alone.reading.details["cores"])
+            return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.p.model == "host")
     return None
 
 
-def rate_by_loaders(task: Rows) -> Figure | None:
+def rate_by_loaders(task: Rows[InputPipelineParameters]) -> Figure | None:
     """Iterations a second over loaders, and the law's bound."""
-    plain = {row.loaders: row for row in task if not row.loaders or is_plain(row)}
+    plain = {row.p.loaders: row for row in task if not row.p.loaders or is_plain(row)}
     if len(plain) < FEWEST_OF_A_FIGURE:
         return None
     taken = [plain[count] for count in sorted(plain)]
-    first, law = taken[0], taken[0].law
-    drawn = [series("measured", taken, attrgetter("loaders"), lambda row: row.per_second(row.iterations, "/s"))]
+    first, law = taken[0], law_of(taken[0])
+    drawn = [series("measured", taken, "loaders", lambda row: row.reading.per_second(row.p.iterations, "/s"))]
     if law:
         span = list(range(max(plain) + 1))
         drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
     return Figure(
-        f"input_pipeline_text_{first.model}_{first.step_us}us_b{first.batch}",
+        f"input_pipeline_text_{first.p.model}_{first.p.step_us}us_b{first.p.batch}",
         "Iterations a second by number of loaders",
         "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
-        ((Panel(first.task, "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
+        ((Panel(in_words(first), "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
     )
 
 
-def is_complete(row: Row) -> bool:
+def iteration(row: Row[InputPipelineParameters]) -> float:
+    """Seconds of one iteration: the mean of as many as were timed at once."""
+    return row.seconds / row.p.iterations
+
+
+def is_complete(row: Row[InputPipelineParameters]) -> bool:
     """Whether all was observed that is reported besides time."""
     return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
 
 
-def is_plain(row: Row) -> bool:
+def is_plain(row: Row[InputPipelineParameters]) -> bool:
     """Whether it has the settings that most of its task share: what was not varied besides the number of loaders."""
-    shared = mode(each.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.loaders)
-    return not settings(row) and row.prefetch == shared
+    shared = mode(each.p.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.p.loaders)
+    return not settings(row) and row.p.prefetch == shared
 
 
-def in_words(row: Row) -> str:
+def in_words(row: Row[InputPipelineParameters]) -> str:
     """`8 texts and a step of 5 ms on a device of its own`."""
-    where = "a device of its own" if row.model == "device" else "a core of the host"
-    return f"{row.batch} texts and a step of {row.step_us / 1000:g} ms on {where}"
+    where = "a device of its own" if row.p.model == "device" else "a core of the host"
+    return f"{row.p.batch} texts and a step of {row.p.step_us / 1000:g} ms on {where}"
 
 
-def settings(row: Row) -> str:
+def settings(row: Row[InputPipelineParameters]) -> str:
     """Those that are not the usual ones."""
-    ended = "" if row.persistent else "workers end with the epoch"
-    return ", ".join(filter(None, ("pinned" if row.pinned else "", ended)))
+    ended = "" if row.p.persistent else "workers end with the epoch"
+    return ", ".join(filter(None, ("pinned" if row.p.pinned else "", ended)))
 
 
-def how(row: Row) -> str:
+def how(row: Row[InputPipelineParameters]) -> str:
     """`2 loaders, prefetch 8, pinned`."""
-    loaders = f"{row.loaders} loader{'s' if row.loaders > 1 else ''}, prefetch {row.prefetch}"
-    return ", ".join(filter(None, (loaders if row.loaders else "no loaders", settings(row))))
+    loaders = f"{row.p.loaders} loader{'s' if row.p.loaders > 1 else ''}, prefetch {row.p.prefetch}"
+    return ", ".join(filter(None, (loaders if row.p.loaders else "no loaders", settings(row))))
 
 
 PROBE = Probe(
@@ -241,42 +247,40 @@ PROBE = Probe(
     computed={
         "task": in_words,
         "how": how,
-        "law": law_of,
-        "bound": lambda row: row.law and row.law.seconds(row.loaders),
-        "binds": lambda row: row.law and row.law.binds(row.loaders),
-        # Of as many iterations as were timed at once, the mean.
-        "iteration": lambda row: row.seconds / row.iterations,
+        "bound": lambda row: (law := law_of(row)) and law.seconds(row.p.loaders),
+        "binds": lambda row: (law := law_of(row)) and law.binds(row.p.loaders),
+        "iteration": iteration,
     },
     order=lambda row: (
-        *(row.model, row.step_us, row.batch, row.files, row.iterations),
-        *(row.loaders, row.pinned, not row.persistent, row.prefetch),
+        *(row.p.model, row.p.step_us, row.p.batch, row.p.files, row.p.iterations),
+        *(row.p.loaders, row.p.pinned, not row.p.persistent, row.p.prefetch),
     ),
     claims=(
         RowClaim(
             PINNED_HELPS,
             "Feeding {task}, pinned memory and copies that the host does not wait for are {measured} as fast",
             ratio=lambda row: row.against(pinned=False),
-            where=lambda row: row.pinned,
+            where=lambda row: row.p.pinned,
         ),
     ),
     tables=(
         RowTable(
             "Iterations by settings of the loader",
             (
-                Column("data", lambda row: f"{row.batch} text", priority=0),
-                Column("model", lambda row: f"{row.step_us / 1000:g} ms, {row.model}"),
+                Column("data", lambda row: f"{row.p.batch} text", priority=0),
+                Column("model", lambda row: f"{row.p.step_us / 1000:g} ms, {row.p.model}"),
                 Column("loaders", priority=2),
-                Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
+                Column("prefetch", lambda row: row.p.prefetch if row.p.loaders else None, priority=2),
                 Column("settings", lambda row: settings(row) or None, priority=2),
                 Column("iteration", unit="ms", priority=2),
-                Column("from", lambda row: row.low / row.iterations, "ms", 0),
-                Column("to", lambda row: row.high / row.iterations, "ms", 0),
-                Column("rate", lambda row: row.batch / row.iteration, "samples/s"),
+                Column("from", lambda row: row.reading.low / row.p.iterations, "ms", 0),
+                Column("to", lambda row: row.reading.high / row.p.iterations, "ms", 0),
+                Column("rate", lambda row: row.p.batch / iteration(row), "samples/s"),
                 Column("waiting", "starved", "%", 2),
                 Column("law", "bound", "ms", predicted=True),
                 Column("binds"),
                 Column("first batch", "first_batch", "ms"),
-                Column("in iterations", lambda row: row.first_batch / row.iteration, priority=0),
+                Column("in iterations", lambda row: row.seen["first_batch"] / iteration(row), priority=0),
                 Column("next epoch", "next_epoch", "ms"),
             ),
             where=is_complete,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, ActivationPolicy, activation_bytes, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
@@ -99,60 +99,79 @@ def sweep(axes: MemoryAxes) -> Iterator[Case]:
             yield Case("training_memory", TrainingMemoryParameters(**chosen, gated=gated), implementation)
 
 
-def model(row: Row) -> str:
+def model(row: Row[TrainingMemoryParameters]) -> str:
     """As in `llama, 2 kv heads, sdpa, dropout 0.1, every:2, bfloat16`."""
     words = (
-        "llama" if row.gated else "gpt",
-        f"{row.kv_heads} kv heads" if row.kv_heads else "",
-        row.attention,
-        f"dropout {row.dropout}" if row.dropout else "",
-        str(row.checkpointing) if row.checkpointing != NONE else "",
-        row.precision,
+        "llama" if row.p.gated else "gpt",
+        f"{row.p.kv_heads} kv heads" if row.p.kv_heads else "",
+        row.p.attention,
+        f"dropout {row.p.dropout}" if row.p.dropout else "",
+        str(row.p.checkpointing) if row.p.checkpointing != NONE else "",
+        row.p.precision,
     )
     return ", ".join(filter(None, words))
 
 
-def law(row: Row, **changed: int) -> float:
+def law(row: Row[TrainingMemoryParameters], **changed: Any) -> float:
     """Bytes of activations by the law of what torch keeps, with other sizes on request."""
-    p = replace(row.parameters, **changed)
-    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.kernel["path"])).total
+    p = replace(row.p, **changed)
+    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.reading.kernel["path"])).total
 
 
-def of_formula(row: Row) -> float:
+def law_off(row: Row[TrainingMemoryParameters]) -> float:
+    """By what share the law is above what was counted."""
+    return law(row) / row.seen["activations"] - 1
+
+
+def together(row: Row[TrainingMemoryParameters]) -> float:
+    """Bytes of all parts."""
+    return sum(row.seen[part] for part in PARTS)
+
+
+def is_explicit(row: Row[TrainingMemoryParameters]) -> bool:
+    """Whether scores are written out, and kept."""
+    return row.p.attention == "explicit" and row.p.checkpointing == NONE
+
+
+def of_formula(row: Row[TrainingMemoryParameters]) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
-    recompute: Recompute = "nothing" if row.is_explicit else FORMULA_OF[row.checkpointing.kind]
-    return row.activations / float(activation_bytes(row.dimensions, row.batch, row.seq, recompute=recompute))
+    recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[row.p.checkpointing.kind]
+    return row.seen["activations"] / float(
+        activation_bytes(row.p.dimensions, row.p.batch, row.p.seq, recompute=recompute)
+    )
 
 
-def kept(row: Row, policy: Checkpointing) -> float | None:
+def kept(row: Row[TrainingMemoryParameters], policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
     under = row.like(checkpointing=policy)
-    return None if under is None else under.activations / row.activations
+    return None if under is None else under.seen["activations"] / row.seen["activations"]
 
 
-def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
+def first(
+    is_wanted: Callable[[Row[TrainingMemoryParameters]], bool],
+) -> Callable[[Row[TrainingMemoryParameters]], bool]:
     """Whether a row is the first GPT or the first Llama of those wanted."""
-    return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.gated)), None)
+    return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
 
-def share_of(part: str) -> Callable[[Row], float]:
+def share_of(part: str) -> Callable[[Row[TrainingMemoryParameters]], float]:
     """Bytes of a part among those of all; cast copies count as weights."""
     parts = ("weights", "weight_copies") if part == "weights" else (part,)
-    return lambda row: sum(row.seen[each] for each in parts) / row.together
+    return lambda row: sum(row.seen[each] for each in parts) / together(row)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TrainingMemoryParameters]) -> Findings:
     """The law's error, what was counted, where a rule ends by the law, and activations by batch and sequence."""
     if not rows:
         return Findings()
-    worst = max(rows, key=lambda row: abs(row.law_off))
+    worst = max(rows, key=lambda row: abs(law_off(row)))
     plain = rows.where(checkpointing=NONE, dropout=0.0)
     return findings(
         worst.remark(
             "The law of what torch keeps for backward is at most {error:%} off what was counted in {configurations} "
             "configurations (furthest in {configuration})",
             kind="law",
-            error=abs(worst.law_off),
+            error=abs(law_off(worst)),
             configurations=len(rows),
         ),
         _headroom(rows[0]),
@@ -167,23 +186,25 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def _headroom(row: Row) -> Remark | None:
+def _headroom(row: Row[TrainingMemoryParameters]) -> Remark | None:
     """What a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
     capacity = row.seen.get("capacity")
     if capacity is None:
         return None
-    if row.peak > NEAR_LIMIT * capacity:
+    if row.seen["peak"] > NEAR_LIMIT * capacity:
         sentence = (
             "{configuration} takes {peak:size} of {capacity:size}, within 5 % of the limit: fragmentation may end a "
             "long run"
         )
         return row.remark(sentence, kind="caution", capacity=capacity)
-    batch = row.batch + math.floor((NEAR_LIMIT * capacity - row.peak) / (row.activations / row.batch))
+    batch = row.p.batch + math.floor(
+        (NEAR_LIMIT * capacity - row.seen["peak"]) / (row.seen["activations"] / row.p.batch)
+    )
     sentence = (
         "{configuration} leaves {unused:size} of {capacity:size} unused: by what it keeps its batch could be {larger}; "
         "`checkpointing` measures what that gains"
     )
-    return row.remark(sentence, kind="predicted", unused=capacity - row.peak, capacity=capacity, larger=batch)
+    return row.remark(sentence, kind="predicted", unused=capacity - row.seen["peak"], capacity=capacity, larger=batch)
 
 
 COUNTED = (
@@ -223,30 +244,30 @@ def _rule_by_law() -> Table:
     )
 
 
-def _figure(rows: Rows) -> Figure | None:
+def _figure(rows: Rows[TrainingMemoryParameters]) -> Figure | None:
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
-        for group in grouped(rows, attrgetter("gated")).values()
+        for group in grouped(rows, lambda row: row.p.gated).values()
     ]
     caption = "Points: bytes that were counted. Line: the law of what torch keeps, nothing fitted."
     figure = Figure("memory_activations", "Activations kept for backward", caption, tuple(filter(None, drawn)))
     return figure if figure.rows else None
 
 
-def _panels(row: Row) -> tuple[Panel, ...]:
+def _panels(row: Row[TrainingMemoryParameters]) -> tuple[Panel, ...]:
     """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
     panels = []
     for axis, label, at in (
-        ("batch", "batch", f"seq {row.seq}"),
-        ("seq", "tokens a sequence", f"batch {row.batch}"),
+        ("batch", "batch", f"seq {row.p.seq}"),
+        ("seq", "tokens a sequence", f"batch {row.p.batch}"),
     ):
-        similar = sorted(row.rows.same_except(row, axis), key=attrgetter(axis))
+        similar = sorted(row.rows.same_except(row, axis), key=lambda row: int(getattr(row.p, axis)))
         if len(similar) > 1:
-            ends = getattr(similar[0], axis), getattr(similar[-1], axis)
+            ends = getattr(similar[0].p, axis), getattr(similar[-1].p, axis)
             between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
             line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
-            counted = series("counted", similar, attrgetter(axis), attrgetter("activations"))
-            panels.append(Panel(f"{row.model}, {at}", label, "activations", (line, counted), y_unit="MB"))
+            counted = series("counted", similar, axis, "activations")
+            panels.append(Panel(f"{model(row)}, {at}", label, "activations", (line, counted), y_unit="MB"))
     return tuple(panels)
 
 
@@ -259,24 +280,21 @@ PROBE = Probe(
     sweep=sweep,
     computed={
         "model": model,
-        "configuration": lambda row: f"{row.model}, {row.batch} x {row.seq}",
-        "together": lambda row: sum(row.seen[part] for part in PARTS),
-        # Scores are written out, and kept.
-        "is_explicit": lambda row: row.attention == "explicit" and row.checkpointing == NONE,
-        "law_off": lambda row: law(row) / row.activations - 1,
-        "path": lambda row: row.kernel["path"],
+        "configuration": lambda row: f"{model(row)}, {row.p.batch} x {row.p.seq}",
+        "law_off": law_off,
+        "path": lambda row: row.reading.kernel["path"],
         **{f"share_of_{part}": share_of(part) for part in PARTS},
     },
     order=lambda row: (
-        *(row.gated, row.attention != "sdpa", row.dropout, row.checkpointing != NONE, str(row.checkpointing)),
-        *(row.precision, row.kv_heads, row.hidden, row.layers, row.seq, row.batch),
+        *(row.p.gated, row.p.attention != "sdpa", row.p.dropout, row.p.checkpointing != NONE, str(row.p.checkpointing)),
+        *(row.p.precision, row.p.kv_heads, row.p.hidden, row.p.layers, row.p.seq, row.p.batch),
     ),
     claims=(
         RowClaim(
             EIGHTEEN,
             "Weights in both precisions, gradients and AdamW's state take {measured} a parameter ({configuration})",
-            ratio=lambda row: (row.together - row.activations) / row.seen["parameters"],
-            where=first(lambda row: row.precision.startswith("autocast")),
+            ratio=lambda row: (together(row) - row.seen["activations"]) / row.seen["parameters"],
+            where=first(lambda row: row.p.precision.startswith("autocast")),
             unit="B",
         ),
         RowClaim(
@@ -284,22 +302,24 @@ PROBE = Probe(
             "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), gradients "
             "({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations "
             "({share_of_activations:%}): {configuration}",
-            ratio=lambda row: row.peak / row.together,
-            where=first(lambda row: row.checkpointing == NONE),
+            ratio=lambda row: row.seen["peak"] / together(row),
+            where=first(lambda row: row.p.checkpointing == NONE),
         ),
         RowClaim(
             FORMULA,
             "With scores written out and dropout, activations on a {path} take {measured} the formula: {configuration}",
             ratio=of_formula,
             # What it is made for: a GPT in 16 bits with dropout and nothing dropped.
-            where=first(lambda row: row.is_explicit and row.dropout and row.element != "float32" and not row.gated),
+            where=first(
+                lambda row: is_explicit(row) and row.p.dropout > 0 and row.p.element != "float32" and not row.p.gated
+            ),
         ),
         RowClaim(
             RULE,
             "Where parameters x 18 fill 75 % of a memory, activations of {tokens} tokens take {measured} the rest "
             "({configuration})",
-            ratio=lambda row: row.activations / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
-            where=first(lambda row: row.checkpointing == NONE),
+            ratio=lambda row: row.seen["activations"] / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
+            where=first(lambda row: row.p.checkpointing == NONE),
         ),
     ),
     analyse=analyse,

@@ -12,7 +12,7 @@ from pyperf_suite.findings.data import BEKMAN, TRANSFORMERS, Claim, Findings, fi
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, published, published_columns, with_shape
 
@@ -66,9 +66,9 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
             yield Case("optimizer_update", OptimizerUpdateParameters(tensors, optimizer, dtype, workers), way)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[OptimizerUpdateParameters]) -> Findings:
     """What is left of each way's speed on few large tensors, where no guide claims any."""
-    large = rows.where(lambda row: row.tensors.elements_each > SMALL_ELEMENTS and not row.tensors.shape)
+    large = rows.where(lambda row: row.p.tensors.elements_each > SMALL_ELEMENTS and not row.p.tensors.shape)
     return findings(
         group[0].remark(
             "On large tensors of {dtype} {implementation} is {faster} as fast as the loop (mean of {updates} updates)",
@@ -81,24 +81,31 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def rate(row: Row) -> float | None:
+def is_plain(row: Row[OptimizerUpdateParameters]) -> bool:
+    """Tell if states are kept in full."""
+    return row.implementation not in LOW_MEMORY
+
+
+def rate(row: Row[OptimizerUpdateParameters]) -> float | None:
     """Bytes that have to be moved once, a second; of 8-bit states less is moved, so nothing is said."""
-    return OptimizerUpdate().work(row.parameters).bytes / row.seconds if row.is_plain else None
+    return OptimizerUpdate().work(row.p).bytes / row.seconds if is_plain(row) else None
 
 
-def per_element(metric: str) -> Callable[[Row], float | None]:
+def per_element(metric: str) -> Callable[[Row[OptimizerUpdateParameters]], float | None]:
     """Bytes of what was observed by that name, by parameter of the model."""
-    return lambda row: row.seen[metric] / row.tensors.elements if metric in row.seen else None
+    return lambda row: row.seen[metric] / row.p.tensors.elements if metric in row.seen else None
 
 
-def in_words(row: Row) -> str:
+def in_words(row: Row[OptimizerUpdateParameters]) -> str:
     """`512 tensors of 64 x 64`, `296 tensors of bert-large`."""
-    return f"{row.tensors.tensors} tensors of {row.tensors.shape or f'{row.tensors.rows} x {row.tensors.columns}'}"
+    return (
+        f"{row.p.tensors.tensors} tensors of {row.p.tensors.shape or f'{row.p.tensors.rows} x {row.p.tensors.columns}'}"
+    )
 
 
-def kind(row: Row) -> str:
+def kind(row: Row[OptimizerUpdateParameters]) -> str:
     """As the guides call it."""
-    return "8-bit Adam" if row.implementation in LOW_MEMORY else str(row.optimizer)
+    return "8-bit Adam" if row.implementation in LOW_MEMORY else str(row.p.optimizer)
 
 
 PROBE = Probe(
@@ -111,26 +118,27 @@ PROBE = Probe(
     shaped=shaped,
     fixed_by_shape=("tensors",),
     computed={
-        "is_plain": lambda row: row.implementation not in LOW_MEMORY,
         "gain": lambda row: row.against(implementation="loop"),
         "in_words": in_words,
-        "guide": lambda row: published(row.tensors.shape, SHAPES[row.tensors.shape].batch, optimizer=kind(row)),
+        "guide": lambda row: published(row.p.tensors.shape, SHAPES[row.p.tensors.shape].batch, optimizer=kind(row)),
         "state_each": per_element("state"),
         "passing_each": per_element("passing"),
     },
-    order=lambda row: (row.dtype, row.optimizer, row.tensors.elements_each, WAYS.index(row.implementation)),
+    order=lambda row: (row.p.dtype, row.p.optimizer, row.p.tensors.elements_each, WAYS.index(row.implementation)),
     claims=(
         RowClaim(
             MANY_SMALL,
             "{implementation} {optimizer} is {measured} as fast as the loop on {in_words} in {dtype}",
-            ratio=lambda row: row.gain,
-            where=lambda row: row.is_plain and row.tensors.tensors > 1 and row.tensors.elements_each <= SMALL_ELEMENTS,
+            ratio="gain",
+            where=lambda row: (
+                is_plain(row) and row.p.tensors.tensors > 1 and row.p.tensors.elements_each <= SMALL_ELEMENTS
+            ),
         ),
         RowClaim(
             ADAMW_STATE,
             "AdamW keeps {measured} of state a parameter, on {in_words} by {implementation}",
-            ratio=lambda row: row.state_each,
-            where=lambda row: row.is_plain and (row.optimizer, row.dtype) == ("AdamW", "float32"),
+            ratio="state_each",
+            where=lambda row: is_plain(row) and (row.p.optimizer, row.p.dtype) == ("AdamW", "float32"),
             unit="B",
         ),
     ),
@@ -159,7 +167,7 @@ PROBE = Probe(
                 Column("state", unit="MB", priority=2),
                 *published_columns("memory", "MB"),
             ),
-            where=lambda row: bool(row.tensors.shape),
+            where=lambda row: bool(row.p.tensors.shape),
         ),
     ),
     analyse=analyse,

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pyperf_suite.findings.axes import AxisTable, Sizes, a_rank_a_gpu, by, every_size, ranks_of, size_name, sizes
-from pyperf_suite.findings.data import BEKMAN, Claim, Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import BEKMAN, Claim, Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
-from pyperf_suite.findings.rows import Column, Row, Rows, mean_speedup
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.ranks.launch import require_launched
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
@@ -52,53 +54,55 @@ def sweep(axes: OverlapAxes) -> Iterator[Case]:
         yield Case("overlap", OverlapParameters(size, message, ranks, run, dtype), implementation)
 
 
-def what(row: Row) -> str:
+def what(row: Row[OverlapParameters]) -> str:
     """The product, the message, and where they ran."""
-    place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}"
-    return f"{row.size}³ {row.dtype} with an all_reduce of {size_name(row.bytes)} ({place})"
+    place = f"{row.p.ranks} rank{'' if row.p.ranks == 1 else 's'}, {row.implementation}"
+    return f"{row.p.size}³ {row.p.dtype} with an all_reduce of {size_name(row.p.bytes)} ({place})"
 
 
-def seconds(run: str) -> Callable[[Row], float | None]:
+def seconds(run: str) -> Callable[[Row[OverlapParameters]], float | None]:
     """The time of another run of the same."""
     return lambda row: found.seconds if (found := row.like(run=run)) else None
 
 
-def slowdown(run: str) -> Callable[[Row], Ratio | None]:
+def slowdown(run: str) -> Callable[[Row[OverlapParameters]], Ratio | None]:
     """Its time while the other goes on over its time alone."""
     return lambda row: alone.against(run=f"{run}_beside") if (alone := row.like(run=run)) else None
 
 
-def hidden(row: Row) -> Quantity | None:
+def hidden(row: Row[OverlapParameters]) -> Quantity | None:
     """(in turn − together) / the shorter of both alone: the median over processes, the least and the most.
 
     1 is all that there is to hide, 0 nothing; below 0 the two hinder each other so that in turn is better. None where
     no process ran all four.
     """
-    runs = [found.by_process for name in RUNS[:4] if (found := row.like(run=name))]
+    runs = [found.reading.by_process for name in RUNS[:4] if (found := row.like(run=name))]
     processes = set.intersection(*map(set, runs)) if len(runs) == 4 else set()
     times = [[run[process] for run in runs] for process in processes]
     shares = [(in_turn - together) / min(product, all_reduce) for product, all_reduce, in_turn, together in times]
     return Quantity(statistics.median(shares), "%", min(shares), max(shares), len(shares)) if shares else None
 
 
-def share(row: Row) -> Quantity | None:
+def share(row: Row[OverlapParameters]) -> Quantity | None:
     """The time of the all_reduce alone as a share of the product's."""
     product, all_reduce = row.like(run="product"), row.like(run="all_reduce")
     return Quantity(all_reduce.seconds / product.seconds, "%") if product and all_reduce else None
 
 
-def over_product(row: Row) -> Ratio | None:
+def over_product(row: Row[OverlapParameters]) -> Ratio | None:
     """Both together over the product alone, where the all_reduce is shorter."""
     alone, shorter = row.like(run="product"), share(row)
     return alone.faster_than(row) if alone and shorter and shorter.value < 1 else None
 
 
-def of_nccl(name: str) -> Callable[[Row], int | None]:
+def of_nccl(name: str) -> Callable[[Row[OverlapParameters]], int | None]:
     """What a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
-    return lambda row: max((run.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
+    return lambda row: (
+        max((run.reading.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
+    )
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[OverlapParameters]) -> Findings:
     """What the product and the all_reduce cost each other, on the mean of all settings."""
     sentence = "While both run, the {run} takes {longer} as long as alone (settings: {settings})"
     remarks = []
@@ -122,20 +126,20 @@ PROBE = Probe(
             OVERLAPS,
             "{what}: together they are {measured} as fast as in turn",
             ratio=lambda row: row.against(run="in_turn"),
-            where=lambda row: row.run == "together",
+            where=lambda row: row.p.run == "together",
         ),
         RowClaim(
             HIDES,
             "{what}: both together take {measured} the product alone, the all_reduce alone {share} of it",
             ratio=over_product,
-            where=lambda row: row.run == "together",
+            where=lambda row: row.p.run == "together",
         ),
     ),
     tables=(
         RowTable(
             "A product with an all_reduce",
             (
-                Column("product", lambda row: f"{row.size}³ {row.dtype}", priority=2),
+                Column("product", lambda row: f"{row.p.size}³ {row.p.dtype}", priority=2),
                 Column("message", "bytes", "size", priority=2),
                 Column("ranks", priority=0),
                 Column("product", seconds("product"), "ms"),

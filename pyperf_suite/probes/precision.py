@@ -19,7 +19,8 @@ from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
@@ -138,10 +139,10 @@ def sweep(axes: PrecisionAxes) -> Iterator[Case]:
 
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
-    workers = f", {row.workers} workers" if is_step(row) and row.workers > 1 else ""
-    if name := shape_name(row):
-        return f"{name}, seq {row.seq}{workers}"
-    return f"{row.layers} x {row.hidden} in {row.heads} heads, vocab {row.vocab}, seq {row.seq}{workers}"
+    workers = f", {row.p.workers} workers" if is_step(row) and row.p.workers > 1 else ""
+    if name := shape_name(row.p):
+        return f"{name}, seq {row.p.seq}{workers}"
+    return f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}, seq {row.p.seq}{workers}"
 
 
 def is_step(row: Row) -> bool:
@@ -151,40 +152,93 @@ def is_step(row: Row) -> bool:
 
 def is_aligned(row: Row) -> bool:
     """Whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
-    return all(size % 8 == 0 for size in (row.hidden, row.hidden // row.heads, row.width, row.vocab, row.seq))
+    return all(
+        size % 8 == 0 for size in (row.p.hidden, row.p.hidden // row.p.heads, row.p.width, row.p.vocab, row.p.seq)
+    )
+
+
+def is_plain(row: Row) -> bool:
+    """Whether it is a step of one micro-batch with autocast's usual cache."""
+    return bool(is_step(row) and row.p.micro_batches == 1 and row.p.cast_cache == "iteration")
+
+
+def is_cached(row: Row) -> bool:
+    """Whether it has several micro-batches, between which casts may be kept."""
+    return bool(is_step(row) and row.p.micro_batches > 1)
+
+
+def is_cast(row: Row) -> bool:
+    """Whether autocast chooses the types."""
+    return bool(row.p.precision.startswith(AUTOCAST))
+
+
+def states(row: Row) -> float:
+    """Bytes of the model and of AdamW, whose moments have the type of the weights."""
+    return (1 + MOMENTS) * row.seen["weights"] + row.seen["gradients"]
+
+
+def needed(row: Row) -> float:
+    """Bytes that are held at once, between forward and backward."""
+    return states(row) + row.seen["activations"] + row.seen["weight_copies"]
+
+
+def base(row: Row) -> Row | None:
+    """The same in float32."""
+    return None if row.p.precision == BASE else row.like(precision=BASE)
+
+
+def faster(row: Row) -> Ratio | None:
+    """How many times as fast it is as float32."""
+    return row.against(precision=BASE)
+
+
+def freed(row: Row) -> float:
+    """Bytes of activations that float32 keeps and it does not."""
+    plain = base(row)
+    return plain.seen["activations"] - row.seen["activations"] if plain else 0.0
+
+
+def compared(row: Row) -> list[Row]:
+    """The same at each batch at which float32 was measured too."""
+    return [each for each in row.rows.same_except(row, "batch") if base(each)]
+
+
+def nested(row: Row) -> Row | None:
+    """The same with a context around each forward pass, of several micro-batches."""
+    return row.like(cast_cache="nested") if is_cached(row) else None
 
 
 def is_reported(row: Row) -> bool:
     """Whether float32 was measured at no larger batch; of odd models only where there are no others."""
-    is_largest = row.is_plain and row.base and row is row.compared[-1]
-    return bool(is_largest and (row.is_aligned or row.rows.first(is_plain=True, is_aligned=True) is None))
+    is_largest = is_plain(row) and base(row) and row is compared(row)[-1]
+    return bool(is_largest and (is_aligned(row) or not any(is_plain(each) and is_aligned(each) for each in row.rows)))
 
 
 def is_judged(row: Row) -> bool:
     """Whether a guide speaks of it."""
-    return bool(row.is_cast and is_reported(row))
+    return is_cast(row) and is_reported(row)
 
 
 def analyse(rows: Rows) -> Findings:
     """Pure half precision at the largest batch, what autocast and odd dimensions cost, and pictures by batch."""
-    plain = rows.where(is_plain=True)
+    plain = rows.where(is_plain)
     return findings(
-        (_pure(row) for row in rows.where(is_reported, is_cast=False)),
-        (_break_even(row) for row in rows.where(is_judged) if len(row.compared) > 1 and row.freed > 0),
+        (_pure(row) for row in rows.where(is_reported) if not is_cast(row)),
+        (_break_even(row) for row in rows.where(is_judged) if len(compared(row)) > 1 and freed(row) > 0),
         (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
-        (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
+        (_alignment(odd, plain) for odd in plain if is_cast(odd) and not is_aligned(odd)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
     )
 
 
 def _pure(row: Row) -> Iterator[Remark]:
     """A precision without autocast compared with float32, and with itself under autocast."""
-    yield row.remark(FASTER, effect="measured", measured=row.faster)
-    if cast := row.like(precision=AUTOCAST + row.precision):
+    yield row.remark(FASTER, effect="measured", measured=faster(row))
+    if cast := row.like(precision=AUTOCAST + row.p.precision):
         yield row.remark(
             "{precision} needs {less:MB} less memory than {cast} at batch {batch} and is {faster} as fast",
-            less=cast.needed - row.needed,
-            cast=cast.precision,
+            less=needed(cast) - needed(row),
+            cast=cast.p.precision,
             faster=row.faster_than(cast),
         )
 
@@ -199,22 +253,22 @@ def _shown(row: Row) -> Remark:
 
 def _break_even(row: Row) -> Remark:
     """From which batch on it is more than copies of weights take."""
-    of_one = row.freed / row.batch
+    of_one = freed(row) / row.p.batch
     return row.remark(
         "{precision} saves {of_one:MB} a sequence and keeps {weight_copies:MB} of copies of weights: up to batch "
         "{break_even:count~} it needs more memory than float32",
         kind="predicted",
         of_one=of_one,
-        break_even=math.floor(row.weight_copies / of_one),
+        break_even=math.floor(row.seen["weight_copies"] / of_one),
     )
 
 
 def _alignment(odd: Row, plain: Rows) -> Iterator[ClaimVerdict]:
     """FLOP a second with dimensions that are multiples of 8 compared with odd ones."""
     sentence = "{precision} computes {measured} the FLOP a second with {even} as with {model}, batch {batch}"
-    for even in plain.where(is_aligned=True, batch=odd.batch, precision=odd.precision):
-        if faster := even.faster_than(odd):
-            yield odd.judge(MULTIPLES_OF_8, sentence, faster * (even.flop / odd.flop), even=even.model)
+    for even in plain.where(is_aligned, batch=odd.p.batch, precision=odd.p.precision):
+        if ratio := even.faster_than(odd):
+            yield odd.judge(MULTIPLES_OF_8, sentence, ratio * (even.reading.flop / odd.reading.flop), even=model(even))
 
 
 def _figures(number: int, rows: Rows) -> Iterator[Figure]:
@@ -224,7 +278,7 @@ def _figures(number: int, rows: Rows) -> Iterator[Figure]:
     ):
         drawn = series_by("precision", rows, "batch", y, FEWEST_SIZES)
         if any(each.label != BASE for each in drawn):
-            panel = Panel(rows[0].model, "batch", label, drawn, y_unit=unit)
+            panel = Panel(model(rows[0]), "batch", label, drawn, y_unit=unit)
             yield Figure(f"precision_{name}_{number}", f"{name.title()} of a step by precision", caption, ((panel,),))
 
 
@@ -239,53 +293,46 @@ PROBE = Probe(
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),
     computed={
         "model": model,
-        "is_aligned": is_aligned,
-        "is_plain": lambda row: is_step(row) and row.micro_batches == 1 and row.cast_cache == "iteration",
-        "is_cached": lambda row: is_step(row) and row.micro_batches > 1,
-        "guide": published_step,
-        "is_cast": lambda row: row.precision.startswith(AUTOCAST),
-        # What AdamW needs has the type of the weights; `needed` is held at once, between forward and backward.
-        "states": lambda row: (1 + MOMENTS) * row.seen["weights"] + row.gradients,
-        "needed": lambda row: row.states + row.activations + row.weight_copies,
-        "base": lambda row: None if row.precision == BASE else row.like(precision=BASE),
-        "faster": lambda row: row.against(precision=BASE),
-        "saved": lambda row: row.base and row.base.needed - row.needed,
-        "freed": lambda row: row.base.activations - row.activations,
-        "compared": lambda row: [each for each in row.rows.same_except(row, "batch") if each.base],
-        "smallest": lambda row: row.compared[0],
-        "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
-        "nested": lambda row: row.like(cast_cache="nested") if row.is_cached else None,
+        "guide": lambda row: published_step(row.p),
+        "states": states,
+        "needed": needed,
+        "faster": faster,
+        "saved": lambda row: (plain := base(row)) and needed(plain) - needed(row),
+        "smallest": lambda row: compared(row)[0],
+        "other_cache": lambda row: "no cache" if row.p.cast_cache == "off" else "one around each",
     },
     order=lambda row: (
-        *(not is_step(row), not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision)),
-        getattr(row.parameters, "cast_cache", ""),
+        *(not is_step(row), not is_aligned(row), model(row), row.p.batch, PRECISIONS.index(row.p.precision)),
+        getattr(row.p, "cast_cache", ""),
     ),
     claims=(
-        RowClaim(TWICE_AS_FAST, FASTER, lambda row: row.faster, lambda row: is_judged(row) and row.is_aligned),
+        RowClaim(TWICE_AS_FAST, FASTER, "faster", lambda row: is_judged(row) and is_aligned(row)),
         RowClaim(
             NOT_HALF,
             "{precision} keeps {measured} the activations of float32 at batch {batch} ({model})",
-            ratio=lambda row: row.activations / row.base.activations,
+            ratio=lambda row: row.seen["activations"] / plain.seen["activations"] if (plain := base(row)) else None,
             where=is_judged,
         ),
         RowClaim(
             GROWS,
             "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest.batch}",
-            ratio=lambda row: row.freed / row.smallest.freed if row.smallest.freed > 0 else 0.0,
-            where=lambda row: is_judged(row) and len(row.compared) > 1,
+            ratio=lambda row: freed(row) / of_least if (of_least := freed(compared(row)[0])) > 0 else 0.0,
+            where=lambda row: is_judged(row) and len(compared(row)) > 1,
         ),
         RowClaim(
             CACHE_LASTS,
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
-            ratio=lambda row: row.casts / (row.micro_batches * row.nested.casts),
-            where=lambda row: row.nested and row.cast_cache == "iteration",
+            ratio=lambda row: (
+                row.seen["casts"] / (row.p.micro_batches * each.seen["casts"]) if (each := nested(row)) else None
+            ),
+            where=lambda row: is_step(row) and row.p.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
-            ratio=lambda row: row.nested.faster_than(row),
-            where=lambda row: row.nested and row.cast_cache != "nested",
+            ratio=lambda row: each.faster_than(row) if (each := nested(row)) else None,
+            where=lambda row: is_step(row) and row.p.cast_cache != "nested",
         ),
     ),
     tables=(
@@ -303,7 +350,7 @@ PROBE = Probe(
                 Column("saved", unit="MB"),
                 Column("peak", lambda row: row.seen.get("peak"), "MB", priority=0),
             ),
-            where=lambda row: row.is_plain,
+            where=is_plain,
         ),
         RowTable(
             "Autocast's casts of weights in a step",
@@ -315,7 +362,7 @@ PROBE = Probe(
                 Column("casts", unit="count"),
                 Column("cast", unit="MB"),
             ),
-            where="is_cached",
+            where=is_cached,
         ),
         RowTable(
             "What the system shows of a process that trains with AdamW: nvidia-smi, or the resident set on a CPU",

@@ -14,7 +14,7 @@ from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.kernels.static import cuda_kernels, cuda_targets, triton_kernels, triton_targets
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
@@ -35,23 +35,25 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
             yield Case("compiled_kernel", CompiledKernelParameters(kernel, target), compiler)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[CompiledKernelParameters]) -> Findings:
     """Which kernels touch local memory, and which has the most registers."""
-    spilling = rows.where(lambda row: row.instructions_LDL + row.instructions_STL > 0)
-    most = max(rows, key=lambda row: row.registers, default=None)
+    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
+    most = max(rows, key=lambda row: row.seen["registers"], default=None)
     return findings(
-        most and remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
+        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)) if rows else None,
         (row.remark("{kernel} for {target} uses local memory") for row in spilling),
-        most and most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.registers)),
+        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.seen["registers"]))
+        if most
+        else None,
     )
 
 
-def count(metric: str) -> Callable[[Row], int]:
+def count(metric: str) -> Callable[[Row[CompiledKernelParameters]], int]:
     """What was observed by that name, a whole number."""
     return lambda row: round(row.seen[metric])
 
 
-def instructions(*names: str) -> Callable[[Row], str | None]:
+def instructions(*names: str) -> Callable[[Row[CompiledKernelParameters]], str | None]:
     """`7 LDGSTS 10 UTMALDG`, None without any; each architecture has names of its own."""
     counts = {name: count(f"instructions_{name}") for name in names}
     return lambda row: " ".join(f"{found} {name}" for name in names if (found := counts[name](row))) or None
@@ -64,7 +66,7 @@ PROBE = Probe(
     title="Kernels as machine code",
     axes=StaticKernelsAxes.of,
     sweep=sweep,
-    order=lambda row: (row.target, row.kernel),
+    order=lambda row: (row.p.target, row.p.kernel),
     tables=(
         RowTable(
             "Our GPU kernels as machine code",

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.findings.axes import all_cores, by, multiprocessors
-from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.hardware.devices import Device
@@ -34,7 +34,6 @@ from pyperf_suite.laws.tiling import (
     tile_count,
     wave_count,
 )
-from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import (
     BaselinePair,
     Dtypes,
@@ -49,7 +48,9 @@ from pyperf_suite.probes.baseline import (
     relative_rate,
     sweeps_along,
 )
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
@@ -148,14 +149,14 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
-def settings_of(rows: Rows) -> list[Rows]:
+def settings_of(rows: Rows[MatmulParameters]) -> list[Rows[MatmulParameters]]:
     """Rows of our own kernels that differ in size and policy alone; a law is fitted to each."""
-    own = (row for row in rows if row.tile is not None)
-    similar = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.schedule.workers))
+    own = (row for row in rows if row.p.tile is not None)
+    similar = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.p.schedule.workers))
     return [Rows(group) for group in similar.values()]
 
 
-def sweeps_of(rows: Rows) -> list[Sweep]:
+def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
     """The sweeps along both directions; a corner belongs to both."""
     return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
 
@@ -175,7 +176,7 @@ class MeasuredCliff(BaselinePair):
     @property
     def opens(self) -> str:
         """What the next tile opens: a wave, where those before the edge fill their last one."""
-        return "a wave" if fills_wave(self.row, self.row.m, self.row.n) else "a tile"
+        return "a wave" if fills_wave(self.row, self.row.p.m, self.row.p.n) else "a tile"
 
     @property
     def cost_to_library(self) -> Quantity | None:
@@ -191,43 +192,49 @@ def _cost(slower: Ratio) -> Quantity:
 
 def cliffs_of(sweep: Sweep) -> list[MeasuredCliff]:
     """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
-    width = getattr(sweep.base.tile, sweep.along)
+    width = getattr(sweep.base.p.tile, sweep.along)
     steps = itertools.pairwise(sweep.rows)
     return MeasuredCliff.each(
         sweep, (s for s in steps if s[0] % width == 0 and s[1] - s[0] <= width // WIDEST_STEP_SHARE)
     )
 
 
-def in_slots(row: Row) -> Schedule:
+def in_slots(row: Row[MatmulParameters]) -> Schedule:
     """Its schedule with as many workers as run at once.
 
     Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
     on one, which the record has; elsewhere they are the requested workers, as far as there are slots for them.
     """
-    schedule: Schedule = row.schedule
-    slots = row.details.get("slots")
+    schedule = row.p.schedule
+    slots = row.reading.details.get("slots")
     if not slots:
         return schedule
     handed_out = schedule.policy in ("data_parallel", "split_k")
     return replace(schedule, workers=slots if handed_out else min(schedule.workers, slots))
 
 
-def fit(rows: Rows) -> JudgedLaw | None:
+def tile_of(row: Row[MatmulParameters]) -> Tile:
+    """The tile of a row of our own kernels, which all have one."""
+    assert row.p.tile is not None
+    return row.p.tile
+
+
+def fit(rows: Rows[MatmulParameters]) -> JudgedLaw | None:
     """The wave law of one setting, with its errors on even numbers of waves; None where the waves are too few."""
     return judged_by_waves(
-        [critical_path(row.m, row.n, row.k, row.tile, in_slots(row)) for row in rows],
+        [critical_path(row.p.m, row.p.n, row.p.k, tile_of(row), in_slots(row)) for row in rows],
         [row.seconds for row in rows],
-        [int(wave_count(tile_count(row.m, row.n, row.tile), row.schedule.workers)) for row in rows],
-        [row.error for row in rows],
+        [int(wave_count(tile_count(row.p.m, row.p.n, tile_of(row)), row.p.schedule.workers)) for row in rows],
+        [row.reading.error for row in rows],
     )
 
 
-def fills_wave(row: Row, m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
+def fills_wave(row: Row[MatmulParameters], m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
     """Whether products of these sizes in the row's tiles fill their last wave."""
-    return np.asarray(tile_count(m, n, row.tile) % in_slots(row).workers == 0)
+    return np.asarray(tile_count(m, n, tile_of(row)) % in_slots(row).workers == 0)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """The first wave cliff of each sweep, the library on the same edges, the law with its error, and staircases."""
     sweeps: list[Sweep] = []
     parts: list[Remark | Figure | None] = []
@@ -269,7 +276,7 @@ def _of_library(sweep: Sweep) -> Remark | None:
     )
 
 
-def _library_rows(sweep: Sweep) -> list[Row]:
+def _library_rows(sweep: Sweep) -> list[Row[MatmulParameters]]:
     """The library's rows of a sweep if they have the envelope's staircase: cuBLAS on a GPU, at sizes enough to fit."""
     theirs = [library for row in sweep.rows.values() if (library := library_of(row))]
     return theirs if len(theirs) >= FEWEST_LIBRARY_SIZES and theirs[0].implementation == "cublas" else []
@@ -277,13 +284,13 @@ def _library_rows(sweep: Sweep) -> list[Row]:
 
 def _shape_at(sweep: Sweep, size: int) -> tuple[int, int]:
     """M and N where the sweep has this size."""
-    return (sweep.base.m, size) if sweep.along == "n" else (size, sweep.base.n)
+    return (sweep.base.p.m, size) if sweep.along == "n" else (size, sweep.base.p.n)
 
 
-def _staircase(sweep: Sweep, theirs: Sequence[Row]) -> tuple[list[float], list[float]]:
+def _staircase(sweep: Sweep, theirs: Sequence[Row[MatmulParameters]]) -> tuple[list[float], list[float]]:
     """Overhead and cost of an element of the least area of tiles, in s; the law's relative errors at the sizes."""
-    slots = sweep.base.details["slots"]
-    features = np.array([[1, library_area(row.m, row.n, slots)] for row in theirs], dtype=np.float64)
+    slots = sweep.base.reading.details["slots"]
+    features = np.array([[1, library_area(row.p.m, row.p.n, slots)] for row in theirs], dtype=np.float64)
     seconds = np.array([row.seconds for row in theirs])
     law = nonnegative_fit(features, seconds)
     return law, relative_error(features @ law, seconds).tolist()
@@ -294,7 +301,7 @@ def _next_good_size(sweep: Sweep) -> Remark | None:
     first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
     if first is None or not (theirs := _library_rows(sweep)):
         return None
-    slots, width = sweep.base.details["slots"], getattr(sweep.base.tile, sweep.along)
+    slots, width = sweep.base.reading.details["slots"], getattr(sweep.base.p.tile, sweep.along)
     area = lambda size: library_area(*_shape_at(sweep, size), slots)  # noqa: E731
     steps = range(-(-first.other // TMA_STEP) * TMA_STEP, first.other + MOST_TO_A_GOOD_SIZE, TMA_STEP)
     good = next((size for size in steps if area(size + TMA_STEP) > area(size)), None)
@@ -309,7 +316,7 @@ def _next_good_size(sweep: Sweep) -> Remark | None:
         size=first.size,
         good=good,
         ours=ours,
-        tile=sweep.base.tile,
+        tile=sweep.base.p.tile,
         shape=sweep.shape,
         slots=slots,
     )
@@ -327,14 +334,15 @@ def _library_law(sweep: Sweep) -> Remark | None:
         kind="law",
         overhead=law[0],
         each=128 * 128 * law[1],
-        slots=sweep.base.details["slots"],
+        slots=sweep.base.reading.details["slots"],
         **misses(errors),
     )
 
 
-def _law(row: Row, found: JudgedLaw) -> Remark:
-    step, peak = found.law.tile_seconds(row.k), peak_of(row)
-    rate = 2.0 * row.tile.m * row.tile.n * row.k / step if step else 0.0
+def _law(row: Row[MatmulParameters], found: JudgedLaw) -> Remark:
+    step, peak = found.law.tile_seconds(row.p.k), peak_of(row)
+    tile = tile_of(row)
+    rate = 2.0 * tile.m * tile.n * row.p.k / step if step else 0.0
     return row.remark(
         "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
         + (", which is {share:%} of a core's peak" if peak and rate else "")
@@ -343,7 +351,7 @@ def _law(row: Row, found: JudgedLaw) -> Remark:
         kind="law",
         overhead=found.law.overhead_s,
         step=step,
-        share=rate * row.schedule.workers / peak if peak and rate else None,
+        share=rate * row.p.schedule.workers / peak if peak and rate else None,
         fitted=found.fitted_on,
         noise=Quantity(found.noise, "%"),
         **misses(found.held_out),
@@ -354,8 +362,8 @@ def _largest(sweep: Sweep) -> MeasuredCliff | None:
     return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
 
 
-def _tile_of(library: Row | None) -> str | None:
-    return "x".join(map(str, library.details.get("tile", ()))) or None if library else None
+def _tile_of(library: Row[MatmulParameters] | None) -> str | None:
+    return "x".join(map(str, library.reading.details.get("tile", ()))) or None if library else None
 
 
 def _inside_a_wave(sweep: Sweep) -> float | None:
@@ -391,11 +399,11 @@ CLIFF_COLUMNS = (
 
 def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
     along, row = sweeps[0].along, sweeps[0].base
-    name = f"{row.mode}_{row.implementation}_{row.dtype}_{row.tile}_{along}_k{row.k}_w{row.schedule.workers}"
+    name = f"{row.mode}_{row.implementation}_{row.p.dtype}_{row.p.tile}_{along}_k{row.p.k}_w{row.p.schedule.workers}"
     return Figure(
         name=f"tile_wave_{name}".replace(":", "_"),
-        title=f"Tile and wave quantization: {row.implementation}, tile {row.tile}, {row.dtype}",
-        caption=f"{sweeps[0].shape} on {row.schedule.workers} workers. Points: measured; line: wave law; dashed: the "
+        title=f"Tile and wave quantization: {row.implementation}, tile {row.p.tile}, {row.p.dtype}",
+        caption=f"{sweeps[0].shape} on {row.p.schedule.workers} workers. Points: measured; line: wave law; dashed: the "
         "library. Solid verticals open a wave, dotted ones a tile.",
         rows=tuple(tuple(_panel(sweep, law, what) for sweep in sweeps) for what in ("time", "rate")),
     )
@@ -407,26 +415,26 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
     drawn = [series("measured", sweep.rows.values(), sweep.along, value)]
     if found is not None:
         sizes = np.arange(min(sweep.rows), largest + 1)
-        m, n = (row.m, sizes) if sweep.along == "n" else (sizes, row.n)
-        seconds = found.law.seconds(critical_path(m, n, row.k, row.tile, in_slots(row)))
-        y = 2.0 * m * n * row.k / seconds if what == "rate" else seconds
+        m, n = (row.p.m, sizes) if sweep.along == "n" else (sizes, row.p.n)
+        seconds = found.law.seconds(critical_path(m, n, row.p.k, tile_of(row), in_slots(row)))
+        y = 2.0 * m * n * row.p.k / seconds if what == "rate" else seconds
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if library:
         drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
     if by_law := _library_rows(sweep):
         law, _ = _staircase(sweep, by_law)
-        measured = [getattr(each, sweep.along) for each in by_law]
+        measured = [getattr(each.p, sweep.along) for each in by_law]
         places = list(range(-(-min(measured) // TMA_STEP) * TMA_STEP, max(measured) + 1, TMA_STEP))
         shapes = [_shape_at(sweep, size) for size in places]
-        times = [law[0] + law[1] * library_area(m, n, row.details["slots"]) for m, n in shapes]
-        rates = [2.0 * m * n * row.k / time for (m, n), time in zip(shapes, times, strict=True)]
+        times = [law[0] + law[1] * library_area(m, n, row.reading.details["slots"]) for m, n in shapes]
+        rates = [2.0 * m * n * row.p.k / time for (m, n), time in zip(shapes, times, strict=True)]
         drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
-    width = getattr(row.tile, sweep.along)
+    width = getattr(row.p.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
-    strong = fills_wave(row, *((row.m, edges) if sweep.along == "n" else (edges, row.n)))
+    strong = fills_wave(row, *((row.p.m, edges) if sweep.along == "n" else (edges, row.p.n)))
     return Panel(
-        title=str(row.schedule),
+        title=str(row.p.schedule),
         x_label=sweep.name,
         y_label=what,
         y_unit="TFLOP/s" if what == "rate" else "us",
@@ -443,7 +451,10 @@ PROBE = Probe(
     title="Tile and wave quantization",
     axes=TileWaveAxes.of,
     sweep=sweep,
-    order=lambda row: (row.implementation, row.dtype, str(row.tile), row.schedule.workers, row.k, row.schedule, row.m),
+    order=lambda row: (
+        *(row.implementation, row.p.dtype, str(row.p.tile)),
+        *(row.p.schedule.workers, row.p.k, row.p.schedule, row.p.m),
+    ),
     analyse=analyse,
     group=lambda case: (
         f"tile_wave {case.implementation} {case.parameters.schedule} {case.parameters.tile or ''}".rstrip()

@@ -22,7 +22,6 @@ from pyperf_suite.findings.data import (
     Figure,
     Findings,
     Panel,
-    Quantity,
     Remark,
     Series,
     Table,
@@ -31,12 +30,14 @@ from pyperf_suite.findings.data import (
     remark,
 )
 from pyperf_suite.findings.probe import Probe, RowClaim
-from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, law_over_sizes, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, series, table
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import WORTH
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
@@ -113,16 +114,16 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
 class TransferCurve:
     """One way over sizes, growing, with the law fitted to every process at every size where there are sizes enough."""
 
-    rows: Rows
+    rows: Rows[TransferParameters]
     law: PiecewiseAlphaBeta | None
 
     @classmethod
-    def of(cls, rows: Rows) -> TransferCurve:
-        seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
+    def of(cls, rows: Rows[TransferParameters]) -> TransferCurve:
+        seen = [(row.p.size_bytes, seconds) for row in rows for seconds in row.reading.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
-    def largest(self) -> Row:
+    def largest(self) -> Row[TransferParameters]:
         return self.rows[-1]
 
     @property
@@ -130,17 +131,17 @@ class TransferCurve:
         return name_of(self.largest)
 
     @property
-    def fastest(self) -> Row:
+    def fastest(self) -> Row[TransferParameters]:
         return max(self.rows, key=lambda row: rate(row).value)
 
     @property
     def half_from(self) -> int:
         """The smallest size that moves at half of the best rate or more."""
-        return next(row.size_bytes for row in self.rows if rate(row).value >= rate(self.fastest).value / 2)
+        return next(row.p.size_bytes for row in self.rows if rate(row).value >= rate(self.fastest).value / 2)
 
     @property
     def law_s(self) -> dict[str, float]:
-        return {row.case.case_id: float(self.law.seconds(row.size_bytes)) for row in self.rows if self.law}
+        return {row.case.case_id: float(self.law.seconds(row.p.size_bytes)) for row in self.rows if self.law}
 
     @property
     def worst_error(self) -> float | None:
@@ -149,59 +150,59 @@ class TransferCurve:
         return max((abs(law_s / row.seconds - 1) for row, law_s in pairs), default=None)
 
 
-def name_of(row: Row) -> str:
+def name_of(row: Row[TransferParameters]) -> str:
     """`torch copy_, 2 cores`, `host to GPU, pinned`."""
     words = [NAMES[row.implementation]]
     if row.implementation == "torch":
-        words.append(f"{row.workers} core{'s' if row.workers > 1 else ''}")
+        words.append(f"{row.p.workers} core{'s' if row.p.workers > 1 else ''}")
     if row.implementation in OVER_BUS:
-        words.append("pinned" if row.pinned else "pageable")
-    return ", ".join([*words, row.folder] if row.folder else words)
+        words.append("pinned" if row.p.pinned else "pageable")
+    return ", ".join([*words, row.p.folder] if row.p.folder else words)
 
 
-def rate(row: Row) -> Quantity:
+def rate(row: Row[TransferParameters]) -> Quantity:
     """Bytes a second."""
-    return row.reading.per_second(row.size_bytes, "GB/s")
+    return row.reading.per_second(row.p.size_bytes, "GB/s")
 
 
-def is_largest_of_both(row: Row) -> bool:
+def is_largest_of_both(row: Row[TransferParameters]) -> bool:
     """Whether it is of the largest size that is measured in pinned and in pageable memory."""
-    both = [each for each in row.rows.same_except(row, "size_bytes") if each.pinned and each.against(pinned=False)]
+    both = [each for each in row.rows.same_except(row, "size_bytes") if each.p.pinned and each.against(pinned=False)]
     return row in both[-1:]
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TransferParameters]) -> Findings:
     """Latency and bandwidth of each way, what cores and a disk make of them, and what offloading takes."""
     curves = [TransferCurve.of(group) for group in rows.groups("size_bytes")]
     return findings(_cores(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
 
 
-def _cores(rows: Rows) -> Iterator[Remark]:
+def _cores(rows: Rows[TransferParameters]) -> Iterator[Remark]:
     copies = rows.where(implementation="torch")
-    fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
+    fewest, most = (choose((row.p.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
     for row, faster in pairs[:1] + pairs[1:][-1:]:
         sentence = "{workers} cores copy {size} {faster} as fast as {fewest}"
         yield row.remark(sentence, effect="faster", faster=faster, fewest=fewest)
 
 
-def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
+def _disk(rows: Rows[TransferParameters]) -> Iterator[Remark | ClaimVerdict]:
     """Copies in memory and reads from the page cache compared with reads from the disk, each at its largest size."""
-    largest = {row.implementation: row for row in rows if not row.folder}
+    largest = {row.implementation: row for row in rows if not row.p.folder}
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
     if direct and copied and (faster := faster_a_byte(copied, direct)):
         yield TRADES_BANDWIDTH.judge("A copy in memory moves {measured} the bytes a second of a read from disk", faster)
     if direct and cached:
         sentence = "The page cache gives {faster} the bytes a second that the disk gives to O_DIRECT"
         yield remark(sentence, effect="faster", faster=faster_a_byte(cached, direct))
-    if any(row.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
+    if any(row.reading.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
         yield remark("The disk is a virtual machine's: its host may have answered out of its memory", kind="caution")
 
 
-def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
+def faster_a_byte(fast: Row[TransferParameters], slow: Row[TransferParameters]) -> Ratio | None:
     """How many times the bytes a second of `slow` those of `fast` are, whatever the sizes; None without a process."""
     ratio = fast.faster_than(slow)
-    return ratio and ratio * (fast.size_bytes / slow.size_bytes)
+    return ratio and ratio * (fast.p.size_bytes / slow.p.size_bytes)
 
 
 def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
@@ -214,7 +215,7 @@ def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
             yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=time)
 
 
-def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:
+def _tables(rows: Rows[TransferParameters], curves: Sequence[TransferCurve]) -> Iterator[Table]:
     columns = (
         Column("way", "name", priority=2),
         Column("largest", "largest.size", "size"),
@@ -241,7 +242,7 @@ def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:
 
 def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
-    sizes = sorted({row.size_bytes for curve in fitted for row in curve.rows})
+    sizes = sorted({row.p.size_bytes for curve in fitted for row in curve.rows})
     ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
     drawn = tuple(each for curve in fitted for each in _series(curve))
     panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
@@ -252,7 +253,7 @@ def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
 def _series(curve: TransferCurve) -> Iterator[Series]:
     yield series(curve.name, curve.rows, "size_bytes", rate)
     if curve.law:
-        sizes = curve.rows[0].size_bytes, curve.largest.size_bytes
+        sizes = curve.rows[0].p.size_bytes, curve.largest.p.size_bytes
         yield law_over_sizes(f"law of {curve.name}", curve.law, *sizes, LAW_POINTS)
 
 
@@ -263,8 +264,8 @@ PROBE = Probe(
     title="Transfers",
     axes=TransferAxes.of,
     sweep=sweep,
-    order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
-    computed={"way": name_of, "size": lambda row: Quantity(row.size_bytes, "size")},
+    order=lambda row: (WAYS.index(row.implementation), not row.p.pinned, row.key("size_bytes"), row.p.size_bytes),
+    computed={"way": name_of, "size": lambda row: Quantity(row.p.size_bytes, "size")},
     claims=(
         RowClaim(
             PINNED_IS_FASTER,

@@ -27,9 +27,9 @@ from pyperf_suite.user_kernels import api
 from pyperf_suite.workloads import scratch
 
 if TYPE_CHECKING:
-    from pyperf_suite.findings.rows import Reading
-    from pyperf_suite.measure.estimates import Ratio
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.record.interval import Ratio
+    from pyperf_suite.record.reading import Reading
+    from pyperf_suite.record.record import Record
 
 # What pytest-benchmark's fixture measures has no name of its own.
 BENCHMARK = "benchmark"
@@ -139,7 +139,7 @@ class Result:
     @property
     def speedup(self) -> Ratio:
         """The baseline's time over this one's, paired within each process: `value`, `low` and `high`."""
-        from pyperf_suite.findings.rows import mean_speedup
+        from pyperf_suite.record.reading import mean_speedup
 
         found = mean_speedup([(self._readings[self._baseline], self._reading)])
         assert found is not None, "each process measures all implementations"
@@ -191,7 +191,7 @@ class Verifier:
 
     def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
         from pyperf_suite.pytest_plugin.launches import answer, device_of
-        from pyperf_suite.runner.record import Case
+        from pyperf_suite.record.case import Case
 
         for name in launch.functions:
             said = answer(launch, name, Case(nodeid, None, name), None, device_of(launch))
@@ -360,8 +360,8 @@ class PytestChild:
         pytest.skip("measured")
 
     def _requested(self) -> tuple[Any, Any]:
+        from pyperf_suite.record.case import Case
         from pyperf_suite.runner.profiles import Effort
-        from pyperf_suite.runner.record import Case
 
         return Case.from_json(self._request["case"]), Effort.from_json(self._request["effort"])
 

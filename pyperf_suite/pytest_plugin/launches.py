@@ -27,8 +27,8 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
 from pyperf_suite.processes import is_users
 from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.api import Launch

@@ -26,18 +26,19 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import DamagedJournal, ExitCode, UserError
-from pyperf_suite.findings.discovery import find_probe, follow_ups, planned_cases
-from pyperf_suite.findings.rows import readings
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.probes import find_probe, follow_ups, planned_cases
 from pyperf_suite.processes import owned_folder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.reading import readings
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, ProgressLines
 from pyperf_suite.runner.profiles import Effort, Profile, find_profile
-from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import create_run, find_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.worker import follow

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
-from pyperf_suite.measure.estimates import CONFIDENCE, Ratio
+from pyperf_suite.record.interval import CONFIDENCE, Ratio
 from pyperf_suite.regressions.thresholds import MARGIN
 from pyperf_suite.regressions.verdict import LogDifference, ratio_of
 

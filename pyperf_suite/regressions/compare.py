@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
 from pyperf_suite.regressions.stored.store import Side, Store
 from pyperf_suite.regressions.verdict import (

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.discovery import is_users
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.probes import is_users
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.journal import placed_records
 from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, comparable_points, find_changes
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
-from pyperf_suite.runner.results import placed_records
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device

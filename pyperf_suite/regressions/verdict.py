@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
 CONFIDENCE = 0.95

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import printable
-from pyperf_suite.findings.data import Bars, Figure, Heading, HeatMap, Panel, Quantity, Series, Table, quantity
+from pyperf_suite.findings.data import Bars, Figure, Heading, HeatMap, Panel, Series, Table
+from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.render.text import shown_in, with_unit
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from pyperf_suite.errors import printable
-from pyperf_suite.findings.data import Findings, Heading, Quantity, Table, quantity
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.findings.data import Findings, Heading, Table
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
 from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text

@@ -20,16 +20,16 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
-from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_the_machine, failures_of, summary_of
+from pyperf_suite.probes import TOPICS, find_probe, is_known, probe_names
+from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.stored.series import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results
 from pyperf_suite.render.run_report import command_of
 from pyperf_suite.render.text import plain
-from pyperf_suite.runner.record import Record
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import BenchmarkSeries

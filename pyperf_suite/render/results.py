@@ -17,9 +17,10 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest
 from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.rows import grouped
+from pyperf_suite.record.journal import record_of, sharing_machines, without_replaced
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines, without_replaced
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
 RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"

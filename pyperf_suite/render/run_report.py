@@ -17,10 +17,11 @@ from rich.console import Console
 from pyperf_suite import files
 from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.discovery import all_probes, find_probe, is_users
-from pyperf_suite.findings.rows import grouped, readings
+from pyperf_suite.findings.rows import grouped
 from pyperf_suite.findings.summary import cautions_of, failures_of, summary_of
-from pyperf_suite.findings.user_probe import is_test
+from pyperf_suite.probes import all_probes, find_probe, is_users
+from pyperf_suite.record.reading import readings
+from pyperf_suite.record.record import Record
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
 from pyperf_suite.render.terminal import (
@@ -35,8 +36,8 @@ from pyperf_suite.render.terminal import (
 )
 from pyperf_suite.render.text import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.user_kernels.probe import is_test
 
 FILE = "findings.json"
 # Commands whose profile is their own, and whose name is the probe's.

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from pyperf_suite.findings.data import Figure, Panel, Quantity, Series
+from pyperf_suite.findings.data import Figure, Panel, Series
 from pyperf_suite.findings.rows import Column, grouped, table
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.regressions.changepoints import Change
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured
 from pyperf_suite.render import text

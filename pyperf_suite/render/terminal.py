@@ -20,7 +20,7 @@ from pyperf_suite.findings.summary import SummaryPoint, cautions_of
 from pyperf_suite.render import text
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.record.record import Record
 
 # No line is broken and no column left out: for `--all`, and if output goes into a file.
 WIDE = 100_000

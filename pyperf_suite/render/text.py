@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import printable
 from pyperf_suite.findings.data import (
-    UNITS,
-    UNKNOWN_SPAN,
-    VAGUE_SPAN,
     Bars,
     Cell,
     Claim,
@@ -30,15 +27,15 @@ from pyperf_suite.findings.data import (
     Heading,
     HeatMap,
     Panel,
-    Quantity,
     Remark,
     Series,
     Table,
 )
 from pyperf_suite.findings.summary import SummaryPoint, cautions_of, summary_of
+from pyperf_suite.record.quantity import UNITS, UNKNOWN_SPAN, VAGUE_SPAN, Quantity
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.record.record import Record
 
 NOT_KNOWN = "-"
 # After the figures of a case whose measuring ended at its time limit.

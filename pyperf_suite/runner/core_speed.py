@@ -17,7 +17,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.measure.telemetry import best_loop_s
-from pyperf_suite.runner.record import Record
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.backends import kept_folder
 
 MAX_RUNS, MAX_BYTES = 20, 100_000

@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, broken_package, out_of_memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import median_and_quantiles, median_interval
 from pyperf_suite.measure.sampling import Measurement, OwnTime, Turns, to_the_end
 from pyperf_suite.measure.spot_checks import CONFIDENCE, CheckVerdict, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import median_and_quantiles, median_interval
+from pyperf_suite.record.record import Metric
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, Metric, SparedCases
+from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.backends import TorchSettings, context_is_lost, leave_nothing_behind

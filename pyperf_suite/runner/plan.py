@@ -27,8 +27,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Profile
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.workload import Workload
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.measure.estimates import UNDISTURBED, USUAL
 from pyperf_suite.measure.power import PAUSE_SHARE, SettleRule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.interval import UNDISTURBED, USUAL
 
 # So long a CPU works before a sustained measurement begins. A GPU does until its clock has settled, and is then sampled
 # for so long, in blocks that leave it as few pauses.

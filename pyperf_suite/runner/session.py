@@ -19,14 +19,16 @@ from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
 from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.clock_model import reference_clock_hz
-from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.clock_model import reference_clock_hz
+from pyperf_suite.record.interval import UNDISTURBED
+from pyperf_suite.record.journal import Journal, KeptRecords, placed_records
+from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.runner.core_speed import remember, remembered
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words, is_ready_fast
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, Metric, Record
-from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
+from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.runner.timing import as_plain
 from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers

@@ -15,15 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import USUAL, MedianInterval, another_runs
 from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.power import Settled, settle
 from pyperf_suite.measure.sampling import Measurement, Turns, WarmUp, sampling
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import USUAL, MedianInterval, another_runs
+from pyperf_suite.record.record import Metric
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.backends import core_loop, workers_of
 from pyperf_suite.workloads.workload import Observed, Prepared, Work

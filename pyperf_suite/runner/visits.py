@@ -15,7 +15,7 @@ from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
 from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.measure.telemetry import SLOW, Disturbances, are_slow
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.runner.timing import SAMPLING_FIELDS, as_plain, time_metric
 
 SUMMED_SAMPLING = ("warmup_launches", "warmup_s", "iterations")

@@ -102,9 +102,9 @@ def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[di
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.measure.telemetry import Disturbances
     from pyperf_suite.ranks.group import RanksMissing
+    from pyperf_suite.record.case import Case
     from pyperf_suite.runner.measuring import measure_by_turns
     from pyperf_suite.runner.profiles import Effort
-    from pyperf_suite.runner.record import Case
 
     turns = _Turns(request.get("give_up_s"), is_written=group is None or group.rank == 0)
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None

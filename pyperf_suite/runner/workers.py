@@ -25,8 +25,9 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.processes import FATAL, PARENT_VARIABLE, crash_place, owned_folder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, SparedCases
+from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.worker import TURN_FILE, lead, let_go
 from pyperf_suite.user_kernels.checks import joined
 from pyperf_suite.workloads import find_workload, scratch

@@ -409,7 +409,7 @@ def _words_of(error: BaseException) -> str:
 
 
 def _witnesses(error: BaseException | None) -> int:
-    """How many cases have to fail so before the others are spared: SparedCases of runner/record.py."""
+    """How many cases have to fail so before the others are spared: SparedCases of runner/spared.py."""
     while error is not None:
         if isinstance(error, (ImportError, SyntaxError)):
             return 1

@@ -38,9 +38,8 @@ WORKLOADS = {
 def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
     if ":" in name:  # FILE.py:function, package.module:function or FILE.py::test, which are a user's
-        from pyperf_suite.user_kernels.workload import UserKernel
-
-        return UserKernel(name)
+        users: Workload[Any] = importlib.import_module("pyperf_suite.user_kernels.workload").UserKernel(name)
+        return users
     if name in WORKLOADS:
         module, _, kind = WORKLOADS[name].partition(":")
         found = getattr(importlib.import_module(f"{__name__}.{module}"), kind)

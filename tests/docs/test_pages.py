@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import overrides_for
-from pyperf_suite.findings.discovery import expanded, find_probe, overrides_of, probe_names
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.laws.calibration import all_shipped
+from pyperf_suite.probes import expanded, find_probe, overrides_of, probe_names
 from tools.fit.__main__ import stated
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from golden.written import numbers_said
-from pyperf_suite.findings.data import UNITS, Bars, Cell, Findings, HeatMap, Panel, Quantity
+from pyperf_suite.findings.data import Bars, Cell, Findings, HeatMap, Panel
 from pyperf_suite.findings.data import ClaimVerdict as Judged
-from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.probes import find_probe
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.quantity import UNITS, Quantity
 from pyperf_suite.render.text import bare, sentence
-from pyperf_suite.runner.results import read_journal
 
 
 class Table(NamedTuple):

@@ -149,8 +149,8 @@ class Campaign:
         trials = measured(self.seen)
         assert len(trials) >= planned["cases"] * planned["processes"], f"{len(trials)} trials of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
+        from pyperf_suite.record.journal import read_journal
         from pyperf_suite.regressions.stored.store import Store
-        from pyperf_suite.runner.results import read_journal
 
         kept = read_journal(self._journals()[0])
         assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == trials.total()

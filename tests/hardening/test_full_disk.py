@@ -13,9 +13,10 @@ from pyperf_suite.files import write_for_user
 from pyperf_suite.findings.data import Figure, Findings, Panel, Series, remark
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.planner.laws.calibration import shipped_calibration
+from pyperf_suite.record.journal import Journal, read_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.render.run_report import write_all
-from pyperf_suite.runner.results import Journal, create_run, find_run, open_run, read_journal
+from pyperf_suite.runner.results import create_run, find_run, open_run
 from tests.records import PLAN, SMALL, a_record, a_run
 
 DISK_KIB = 1000

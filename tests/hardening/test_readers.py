@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
-from pyperf_suite.findings.discovery import all_probes
 from pyperf_suite.hardware import cpu, links, memory, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
 from pyperf_suite.hardware.cpu import read_cpu, read_layout
@@ -36,15 +35,17 @@ from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.planner.model_config import model_config, read_model_config
 from pyperf_suite.planner.network_verdict import TrainingSizes
 from pyperf_suite.planner.probes.calibration import AttentionSizes
+from pyperf_suite.probes import all_probes
 from pyperf_suite.probes.alignment import Base
 from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
 from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import open_run, read_journal
+from pyperf_suite.runner.results import open_run
 from pyperf_suite.workloads import kernel_names
 from pyperf_suite.workloads.kernel_names import flash_kernel
 from pyperf_suite.workloads.training import Checkpointing

@@ -11,7 +11,8 @@ from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.topology import parse
 from pyperf_suite.node.probes.accept import AcceptAxes, sweep
 from pyperf_suite.node.probes.accept import _Node as Node
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from tests.records import a_record
 
 MATRICES = Path(__file__).parents[1] / "core" / "hardware" / "topologies"

@@ -6,15 +6,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Quantity
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
 from pyperf_suite.node.probes.accept import AcceptAxes, analyse, checks_of, sweep
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.render.text import sentence, written
-from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
+from pyperf_suite import probes as discovery
 from pyperf_suite.cli.main import main
-from pyperf_suite.findings import discovery
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.accept import PROBE
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner import session, workers
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import read_journal
 from tests.node.made_up import cpu_node
 from tests.records import metric
 

@@ -1,6 +1,7 @@
 """Fleets of one identity: who is slow of many, and what is no fleet."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.findings.data import Quantity
-from pyperf_suite.measure.estimates import low_cutoff
-from pyperf_suite.node.fleet import ALL, CHANCE, compared
+from pyperf_suite.node.fleet import ALL, CHANCE, compared, deviations, low_cutoff
 from pyperf_suite.node.probes.accept import PROBE
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import sealed
+from pyperf_suite.record.journal import sealed
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from tests.node.made_up import CPU, cpu_node
 
 RUN = "20261122T000000Z-0000"
@@ -152,3 +152,12 @@ def test_bad_input_gets_a_sentence_and_exit_code_two(words, answer, fleets, monk
     assert answer in " ".join(refused.output.split())
     assert "Traceback" not in refused.output
     assert {each.name for each in fleets.iterdir()} == {"none", "one", "two", "kinds"}
+
+
+def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_the_lowest_so_far():
+    assert deviations([1.0, 2.0, 4.0, 5.0, 10.0]).tolist() == [-1.5, -1.0, 0.0, 0.5, 3.0]
+    assert deviations([[2.0, 2.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]]).tolist() == [[0] * 4, [-1.5, -0.5, 0.5, 1.5]]
+    # Of three the lowest has the least deviation -1 or less; that of 5 in 100 such is known from 40,000 draws.
+    assert [low_cutoff(count, 0.05) for count in (1, 2)] == [-math.inf, -math.inf]
+    drawn = np.sort(deviations(np.random.default_rng(1).standard_normal((200_000, 3))).min(axis=1))
+    assert np.mean(drawn < low_cutoff(3, 0.05)) == pytest.approx(0.05, abs=0.005)

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark
+from pyperf_suite.findings.data import Cell, Findings, Remark
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.topology import PROBE, nvlinks_per_gpu
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.exact import TopologyParameters
 from tests.node.made_up import HOST, TWO_NODES, gpus_of, h200
 from tests.records import a_record, lines

@@ -34,7 +34,8 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from pyperf_suite.planner.laws.gemm import GemmLaw, MenuCoefficients, gemm_time
 from pyperf_suite.planner.probes.calibration import PROBE
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
 from tests.records import a_journal, a_record, records
 from tools.fit.gemm import gemm_tables

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Findings, Quantity
+from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -17,7 +17,8 @@ from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer, Traini
 from pyperf_suite.planner.laws.training.step import exposed_exchange_s
 from pyperf_suite.planner.network_verdict import DEFAULT_MODEL, TrainingSizes, WayToTrain, seconds_of
 from pyperf_suite.probes.collectives import analyse
-from pyperf_suite.runner.record import Record
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from tests.core.probes.conftest import Network
 from tests.core.probes.test_collectives import cases, column, remarks, said, table
 

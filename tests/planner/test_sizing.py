@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.findings.data import Quantity
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.commands import size as advise_commands
@@ -22,6 +21,7 @@ from pyperf_suite.planner.product_explained import findings_of_product, priced_p
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
+from pyperf_suite.record.quantity import Quantity
 from tests.records import printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)

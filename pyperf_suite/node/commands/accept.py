@@ -69,7 +69,6 @@ def accept(
     from dataclasses import replace
     from functools import partial
 
-    from pyperf_suite.findings.discovery import replace_probe
     from pyperf_suite.findings.rows import rows_of
     from pyperf_suite.findings.summary import exit_code
     from pyperf_suite.hardware.devices import gpus, resolve
@@ -77,6 +76,7 @@ def accept(
     from pyperf_suite.node.check import as_json as check_as_json
     from pyperf_suite.node.fleet import baseline
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
+    from pyperf_suite.probes import replace_probe
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
     from pyperf_suite.runner.plan import Plan, PlannedCase

@@ -13,7 +13,7 @@ from itertools import product
 
 from pyperf_suite.extensions import Expect, ExpectedTime, service
 from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, multiprocessors, one_and_all_cores, sizes
-from pyperf_suite.findings.data import VAGUE_SPAN, Findings, Quantity, findings, remark
+from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows, grouped, rows_of
 from pyperf_suite.hardware import cpu
@@ -32,7 +32,9 @@ from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
 from pyperf_suite.probes.transfer import OVER_BUS
-from pyperf_suite.runner.record import MODES, Case, Record
+from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.quantity import VAGUE_SPAN, Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import PARTS, TopologyParameters
@@ -123,7 +125,9 @@ class _Node:
         offered = service("expected_times") if self.on_gpu else None
         self.law: Expect | None = offered(self.identity) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
-        self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
+        self.details = {
+            row.reading.kernel.get("path"): row.reading.details for row in rows if row.operator == "topology"
+        }
 
     def device(self, record: Record) -> str:
         everybodys = self.on_gpu and record.case["operator"] == "collective"
@@ -167,9 +171,9 @@ class _Node:
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
-        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.schedule.workers, row.mode))
+        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.p.schedule.workers, row.mode))
         for row in rows[1:]:
-            base, threads = rows[0], row.schedule.workers
+            base, threads = rows[0], row.p.schedule.workers
             # Hardware threads share the units of a core.
             cores = float(min(threads, self.details.get("host", {}).get("cores") or threads))
             what, usual, least = f"{threads} cores over 1 core", cores, LEAST_OF_ALL * cores

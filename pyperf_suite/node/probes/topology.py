@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.findings.axes import AxisTable, by
-from pyperf_suite.findings.data import TRANSFORMERS, Cell, Findings, Heading, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.data import TRANSFORMERS, Cell, Findings, Heading, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -21,7 +21,8 @@ from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.exact import PARTS, TopologyParameters
 
 ON_BOARD = ("SXM", "GB", "GH")
@@ -199,9 +200,9 @@ def sweep(axes: TopologyAxes) -> Iterator[Case]:
     return (Case("topology", TopologyParameters(part), "system") for part in axes.part)
 
 
-def analyse(rows: Rows) -> Findings:
+def analyse(rows: Rows[TopologyParameters]) -> Findings:
     """What is there, what is not as it should be, and tables of checks, paths and memory nodes."""
-    parts = {row.kernel["path"]: row.details for row in rows}
+    parts = {row.reading.kernel["path"]: row.reading.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
     good = sum(check.verdict == OK for check in checks)

@@ -33,11 +33,12 @@ from pyperf_suite.planner.study.grid import (
 )
 from pyperf_suite.planner.study.search import StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment, ranks_here
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Effort, Profile
-from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import Answers, WorkerPool, Workers

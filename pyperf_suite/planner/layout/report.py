@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.data import Findings, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.explained import counted
@@ -26,6 +26,7 @@ from pyperf_suite.planner.layout.plan import (
     smallest_network,
     surely_faster,
 )
+from pyperf_suite.record.quantity import Quantity
 
 DAY_S = 86400.0
 # What a whole training takes, where it is asked: tokens in all, and dollars a GPU and hour.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import AxisTable, Dimensions, Shape, all_cores, by
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
@@ -28,7 +28,8 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.planner.laws.attention import attention_time
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -218,7 +219,7 @@ def analyse(rows: Rows) -> Findings:
     """Rates, the errors of the shipped laws, and where those miss most; rates alone where no law is for the device."""
     if not rows:
         return Findings()
-    kinds = grouped(sorted(rows, key=lambda row: (row.operator, row.dtype)), kind_of)
+    kinds = grouped(sorted(rows, key=lambda row: (row.operator, row.p.dtype)), kind_of)
     rates = [rate_remark(kind, members) for kind, members in kinds.items()]
     gpu = gpu_of(rows.records[0].identity)
     if gpu is None:
@@ -251,14 +252,14 @@ def ratio(row: Row) -> float:
 
 def kind_of(row: Row) -> str:
     """Name of the cases that one call of a law prices: `bfloat16 products`."""
-    return f"{row.dtype} {'products' if row.operator == 'matmul' else 'attentions'}"
+    return f"{row.p.dtype} {'products' if row.operator == 'matmul' else 'attentions'}"
 
 
 def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
     """Between which rates the rows of a kind lie."""
-    by_rate = sorted(rows, key=lambda row: row.flop_per_s)
-    median = Quantity(statistics.median(row.flop_per_s for row in rows), "TFLOP/s")
-    least, most = by_rate[0].throughput, by_rate[-1].throughput
+    by_rate = sorted(rows, key=lambda row: row.reading.flop_per_s)
+    median = Quantity(statistics.median(row.reading.flop_per_s for row in rows), "TFLOP/s")
+    least, most = by_rate[0].reading.throughput, by_rate[-1].reading.throughput
     template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
     return remark(template, count=len(rows), kind_of=kind, least=least, most=most, median=median)
 
@@ -282,8 +283,9 @@ def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
 def what(row: Row) -> str:
     """The sizes of a product or an attention."""
     if row.operator == "matmul":
-        return f"{row.m}x{row.n}x{row.k} {row.layout}"
-    return f"attention {row.batch} x {row.heads} heads ({row.key_heads} key) of {row.head_dim}, {row.seq_q} tokens"
+        return f"{row.p.m}x{row.p.n}x{row.p.k} {row.p.layout}"
+    p = row.p
+    return f"attention {p.batch} x {p.heads} heads ({p.key_heads} key) of {p.head_dim}, {p.seq_q} tokens"
 
 
 COLUMNS = (

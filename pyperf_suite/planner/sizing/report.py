@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.data import Findings, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import round_up
@@ -23,6 +23,7 @@ from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
 from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, resized, width_of_mlp
+from pyperf_suite.record.quantity import Quantity
 
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64

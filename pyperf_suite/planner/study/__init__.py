@@ -8,22 +8,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyperf_suite.findings.data import (
-    Bar,
-    Bars,
-    Claim,
-    ClaimVerdict,
-    Figure,
-    Findings,
-    Quantity,
-    Remark,
-    Table,
-    findings,
-    quantity,
-    remark,
-)
+from pyperf_suite.findings.data import Bar, Bars, Claim, ClaimVerdict, Figure, Findings, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Rows, grouped, mean_speedup, table
+from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
@@ -35,6 +22,8 @@ from pyperf_suite.planner.study.results import (
 )
 from pyperf_suite.planner.study.search import SearchStep, search_steps
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
+from pyperf_suite.record.quantity import Quantity, quantity
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training import Checkpointing
 

@@ -19,7 +19,7 @@ from pyperf_suite.findings.axes import NO, Flag, check_axes, read_axes
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.ranks.launch import ranks_here
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from pyperf_suite.findings.data import Quantity
-from pyperf_suite.findings.rows import Reading, readings
 from pyperf_suite.laws.transformer import model_flop
-from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, gpu_of
 from pyperf_suite.planner.study.grid import OPERATOR
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import median_interval
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import Reading, readings
+from pyperf_suite.record.record import Record
 
 # What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
 PARTS = {

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
-from pyperf_suite.findings.data import Quantity
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.verdict import ALPHA, SequentialRule
-from pyperf_suite.runner.record import Case, Record
 
 # What is varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
 VARIED = ("batch", "data", "zero_stage", "checkpointing", "offload", "attention", "engine")

@@ -26,7 +26,7 @@ from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of
 from pyperf_suite.ranks.launch import require_launched
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
@@ -48,9 +48,9 @@ _HEADING = tuple(
 def nccl_tests_text(curves: Sequence[Curve]) -> Document:
     """A block for each setting; times in us, rates in GB/s (1e9), `N/A` for what was not measured."""
     lines: list[str] = []
-    of_both = grouped(curves, lambda each: (replace(each.parameters, in_place=False), each.implementation))
+    of_both = grouped(curves, lambda each: (replace(each.p, in_place=False), each.implementation))
     for setting, similar in of_both.items():
-        by_place = {curve.in_place: curve for curve in similar}
+        by_place = {curve.p.in_place: curve for curve in similar}
         lines += _block(*(by_place.get(in_place, Curve(*setting)) for in_place in (False, True)))
     return Document("nccl_tests.txt", "\n".join(lines))
 
@@ -60,7 +60,7 @@ def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
     yield from _HEADING
     both = (out_of_place, in_place)
     for size in sorted({size for curve in both for size in (*curve.points, *curve.wrong)}):
-        p = replace(out_of_place.parameters, bytes=size)
+        p = replace(out_of_place.p, bytes=size)
         reduction = p.reduction if p.operation.reduces else "none"
         root = p.root if p.operation.has_root else -1
         case = _CASE.format(size, p.count, TYPES.get(p.dtype, p.dtype), reduction, root)
@@ -202,7 +202,7 @@ def tournament(ranks: int) -> list[tuple[tuple[int, int], ...]]:
 Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 
 
-def analyse(rows: Rows, judge: Judge | None = None) -> Findings:
+def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
     """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
 
     `judge` says whether that is enough to train over; by default the planner does, where it is there.
@@ -211,7 +211,7 @@ def analyse(rows: Rows, judge: Judge | None = None) -> Findings:
     if not curves:
         return Findings()
     # A pair at a size or two is a place on the map; over many sizes it is a curve.
-    sweeps = [c for c in curves if not c.parameters.pairs or len(c.points) >= FEWEST_SIZES]
+    sweeps = [c for c in curves if not c.p.pairs or len(c.points) >= FEWEST_SIZES]
     maps = of_ranks.pair_maps([curve for curve in curves if curve not in sweeps])
     soaked = of_ranks.soaked_of(curves)
     judge_of = service("network_judge")

@@ -8,31 +8,22 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.findings.axes import size_ticks
-from pyperf_suite.findings.data import (
-    Claim,
-    ClaimVerdict,
-    Figure,
-    Panel,
-    Quantity,
-    Remark,
-    Series,
-    Table,
-    figure,
-    remark,
-)
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Figure, Panel, Remark, Series, Table, figure, remark
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, law_over_sizes, misses, series, table
 from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import mean_speedup
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.
@@ -51,19 +42,19 @@ class CurvePoint:
     Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
     """
 
-    row: Row
+    row: Row[CollectiveParameters]
     trials: tuple[Record, ...]
     wrong: int = 0
 
     @property
     def size(self) -> Quantity:
         """S: what whole elements fill."""
-        return Quantity(self.row.message_bytes, "size")
+        return Quantity(self.row.p.message_bytes, "size")
 
     @property
     def trips(self) -> int:
         """Messages that follow each other in one iteration: of a ping_pong there and back."""
-        return 2 if self.row.op == "ping_pong" else 1
+        return 2 if self.row.p.op == "ping_pong" else 1
 
     @property
     def seconds(self) -> float:
@@ -71,17 +62,17 @@ class CurvePoint:
 
     def algbw(self, seconds: float | None = None) -> float:
         """What a caller sees, at the median or at another time of one message."""
-        return float(self.row.message_bytes / (seconds or self.seconds))
+        return float(self.row.p.message_bytes / (seconds or self.seconds))
 
     @property
     def busbw(self) -> float:
         """What a link carries."""
-        return self.algbw() * float(bus_factor(self.row.operation.counted_as, self.row.ranks))
+        return self.algbw() * float(bus_factor(self.row.p.operation.counted_as, self.row.p.ranks))
 
     @property
     def rate(self) -> Quantity:
         """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
-        rate = self.algbw() if self.row.ranks == 1 else self.busbw
+        rate = self.algbw() if self.row.p.ranks == 1 else self.busbw
         return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
 
     @cached_property
@@ -130,14 +121,16 @@ class CurvePoint:
     def wire_rate(self) -> float | None:
         """On each GPU's links, if the switch reduces (NVLS), as it can where they are new enough."""
         reduces = self.peak is not None and self.peak.name.endswith(SWITCH_REDUCES)
-        return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
+        return (
+            float(nvls_wire_rate(self.algbw(), self.row.p.ranks)) if reduces and self.row.p.op == "all_reduce" else None
+        )
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by S, ascending, of parameters without their bytes and of who computes; `wrong` has elements in error."""
+    """Points by S, ascending, of parameters `p` less their bytes and of who computes; `wrong` has elements in error."""
 
-    parameters: CollectiveParameters
+    p: CollectiveParameters
     implementation: str
     points: dict[int, CurvePoint] = field(default_factory=dict)
     wrong: dict[int, int] = field(default_factory=dict)
@@ -145,22 +138,18 @@ class Curve:
     def __str__(self) -> str:
         return f"{self.what}, {self.how}"
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "parameters":
-            raise AttributeError(name)
-        return getattr(self.parameters, name)
-
     @property
     def what(self) -> str:
         """What is moved, as in `all_reduce float32 max, 8 ranks`."""
         operation, *more = self.varied
-        return f"{' '.join([operation, self.dtype, *more])}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
+        return f"{' '.join([operation, self.p.dtype, *more])}, {self.p.ranks} rank{'' if self.p.ranks == 1 else 's'}"
 
     @property
     def varied(self) -> list[str]:
         """The operation and what of it is not usual, as in `reduce max root 3`."""
-        reduction, root = self.reduction if self.reduction != "sum" else "", f"root {self.root}" if self.root else ""
-        return [word for word in (self.op, reduction, root, self.pattern) if word]
+        p = self.p
+        reduction, root = p.reduction if p.reduction != "sum" else "", f"root {p.root}" if p.root else ""
+        return [word for word in (p.op, reduction, root, p.pattern) if word]
 
     @property
     def how(self) -> str:
@@ -170,20 +159,20 @@ class Curve:
     @property
     def variant(self) -> list[str]:
         """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
-        return list(itertools.compress(VARIANTS, (self.in_place, self.registered, not self.peer_to_peer)))
+        return list(itertools.compress(VARIANTS, (self.p.in_place, self.p.registered, not self.p.peer_to_peer)))
 
     @property
     def order(self) -> tuple[Any, ...]:
         """By operation as they are declared, then what is plain before what is varied."""
-        op, who = list(OPERATIONS).index(self.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
+        op, who = list(OPERATIONS).index(self.p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
-        how = (self.reduction, self.root, self.pattern)
-        return (op, self.ranks, self.dtype, *how, who, self.implementation, variant)
+        how = (self.p.reduction, self.p.root, self.p.pattern)
+        return (op, self.p.ranks, self.p.dtype, *how, who, self.implementation, variant)
 
     @property
     def counted_as(self) -> str:
         """The name under which laws know the operation."""
-        return str(self.operation.counted_as)
+        return str(self.p.operation.counted_as)
 
     @property
     def largest(self) -> CurvePoint:
@@ -200,18 +189,20 @@ class Curve:
             return None
         points = self.points.values()
         medians = [
-            (point.row.message_bytes, s / point.trips) for point in points for s in point.row.by_process.values()
+            (point.row.p.message_bytes, s / point.trips)
+            for point in points
+            for s in point.row.reading.by_process.values()
         ]
         return PiecewiseAlphaBeta.fit(*np.array(medians).T)
 
 
-def curves_of(rows: Rows) -> list[Curve]:
+def curves_of(rows: Rows[CollectiveParameters]) -> list[Curve]:
     """A curve for each setting that was measured or found wrong, in the order in which tables show them."""
     curves: dict[Any, Curve] = {}
 
     def curve_of(case: Case) -> Curve:
         curve = Curve(replace(case.parameters, bytes=0), case.implementation)
-        return curves.setdefault((curve.parameters, curve.implementation), curve)
+        return curves.setdefault((curve.p, curve.implementation), curve)
 
     timed = grouped((record for record in rows.records if record.kind == "timing"), lambda record: record.case_id)
     # A resumed run may hold a second trial of the same process; the later one stands.
@@ -221,8 +212,8 @@ def curves_of(rows: Rows) -> list[Curve]:
         case = similar[0].parsed_case()
         if elements:
             curve_of(case).wrong[case.parameters.message_bytes] = elements
-    for row in sorted(rows, key=lambda row: row.message_bytes):
-        curve, size = curve_of(row.case), row.message_bytes
+    for row in sorted(rows, key=lambda row: row.p.message_bytes):
+        curve, size = curve_of(row.case), row.p.message_bytes
         well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
         curve.points[size] = CurvePoint(row, well, curve.wrong.get(size, 0))
     return sorted(curves.values(), key=lambda curve: curve.order)
@@ -266,7 +257,7 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
     """The highest rate of each operation, and its share of the links' peak."""
     for curve in plain(curves):
         best, message = curve.best, "{curve}: {rate} busbw at {size}"
-        if curve.ranks == 1:
+        if curve.p.ranks == 1:
             message = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
             message += ", {share} of the {peak} of {link}"
@@ -281,7 +272,7 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | ClaimVerdict]:
     message = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
     for curve in several:
         carried = replace(curve.best.rate, unit="Gbps")
-        each = Quantity(float(inter_node_rate(carried.value, curve.ranks, curve.best.nodes)), "Gbps")
+        each = Quantity(float(inter_node_rate(carried.value, curve.p.ranks, curve.best.nodes)), "Gbps")
         for claim in BETWEEN_NODES:
             verdict = claim.judge(message, carried, curve=curve, each=each)
             yield verdict
@@ -307,7 +298,7 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
 
     def compared(pair: tuple[Curve, Curve, int]) -> tuple[str, int, str, str, str]:
         first, other, size = pair
-        return first.dtype, first.ranks, first.how, other.how, "up to" if size <= SMALL_BYTES else "above"
+        return first.p.dtype, first.p.ranks, first.how, other.how, "up to" if size <= SMALL_BYTES else "above"
 
     for (dtype, ranks, first_how, other_how, where), similar in grouped(pairs, compared).items():
         yield remark(
@@ -318,7 +309,7 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
             first=first_how,
             where=where,
             size=Quantity(SMALL_BYTES, "size"),
-            operations=", ".join(dict.fromkeys(first.op for first, _, _ in similar)),
+            operations=", ".join(dict.fromkeys(first.p.op for first, _, _ in similar)),
             dtype=dtype,
             ranks=ranks,
         )
@@ -331,7 +322,7 @@ LAWS = (
     Column("from", lambda curve: (0.0, *curve.law.bends_bytes)[-1], "size"),
     Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
     Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
-    Column("calls a graph", lambda curve: curve.largest.row.details.get("calls_per_graph"), priority=0),
+    Column("calls a graph", lambda curve: curve.largest.row.reading.details.get("calls_per_graph"), priority=0),
 )
 
 
@@ -354,10 +345,10 @@ def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
 
 POINTS = (
     Column("size", lambda point: point.size.value, "B", 2),
-    Column("count", lambda point: point.row.count, priority=0),
-    Column("type", lambda point: point.row.dtype, priority=0),
-    Column("redop", lambda point: point.row.reduction if point.row.operation.reduces else "none", priority=0),
-    Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
+    Column("count", lambda point: point.row.p.count, priority=0),
+    Column("type", lambda point: point.row.p.dtype, priority=0),
+    Column("redop", lambda point: point.row.p.reduction if point.row.p.operation.reduces else "none", priority=0),
+    Column("root", lambda point: point.row.p.root if point.row.p.operation.has_root else -1, priority=0),
     Column("p50", "seconds", "us", 2),
     Column("algbw", lambda point: point.algbw(), "GB/s"),
     Column("busbw", unit="GB/s", priority=2),
@@ -380,7 +371,7 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
         first = together[0]
 
         def relative(point: CurvePoint, first: Curve = first) -> Ratio | None:
-            other = first.points.get(point.row.message_bytes)
+            other = first.points.get(point.row.p.message_bytes)
             return other.row.faster_than(point.row) if other else None
 
         for curve in together:
@@ -393,7 +384,7 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
 def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
     """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
     long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
-    for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
+    for (ranks, dtype), together in grouped(long, lambda curve: (curve.p.ranks, curve.p.dtype)).items():
         similar = grouped(together, lambda curve: " ".join(curve.varied))
         peak = together[0].largest.peak
         caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
@@ -411,13 +402,13 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
     first = curves[0]
     ends, peak = (min(first.points), max(first.points)), first.largest.peak
     if first.law is not None:
-        factor = 1.0 if first.ranks == 1 else float(bus_factor(first.counted_as, first.ranks))
+        factor = 1.0 if first.p.ranks == 1 else float(bus_factor(first.counted_as, first.p.ranks))
         drawn.append(law_over_sizes(f"law of {first.how}", first.law, *ends, LAW_POINTS, factor))
-    if peak is not None and first.ranks > 1:
+    if peak is not None and first.p.ranks > 1:
         drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "baseline"))
     # About so many powers of two as have room, evenly spaced, the largest among them.
     every = [size for curve in curves for size in curve.points]
     powers = range(int(math.log2(max(every))), math.ceil(math.log2(min(every))) - 1, -1)
     ticks = size_ticks(2**power for power in reversed(powers[:: math.ceil(len(powers) / MOST_TICKS) or 1]))
-    label = "algbw" if first.ranks == 1 else "busbw"
+    label = "algbw" if first.p.ranks == 1 else "busbw"
     return Panel(title, "size", label, tuple(drawn), x_ticks=ticks, x_unit="B", y_unit="GB/s")

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.findings.axes import size_name
-from pyperf_suite.findings.data import Figure, HeatMap, Panel, Quantity, Remark, Series, Table, remark
+from pyperf_suite.findings.data import Figure, HeatMap, Panel, Remark, Series, Table, remark
 from pyperf_suite.findings.rows import Column, grouped, table
-from pyperf_suite.measure.estimates import FEWEST_VALUES, chance_of_no_trend, pettitt
+from pyperf_suite.measure.levels import FEWEST_VALUES, chance_of_no_trend, ranks_of
 from pyperf_suite.probes.collectives.curves import Curve, CurvePoint
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.runner.profiles import find_profile
 
 # No rank can leave these before all have entered.
@@ -42,9 +43,9 @@ def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
     """
     from scipy import special
 
-    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.ranks > 1]
+    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.p.ranks > 1]
     points = [point for curve in synchronising for point in curve.points.values()]
-    for ranks, together in sorted(grouped(points, lambda point: int(point.row.ranks)).items()):
+    for ranks, together in sorted(grouped(points, lambda point: int(point.row.p.ranks)).items()):
         trials = [trial.sampling for point in together for trial in point.trials]
         signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
         ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
@@ -119,10 +120,10 @@ class PairMap:
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
     points = [
-        ((f"{curve.op} {curve.dtype}, {curve.how}", size, curve.ranks), point)
+        ((f"{curve.p.op} {curve.p.dtype}, {curve.how}", size, curve.p.ranks), point)
         for curve in curves
         for size, point in curve.points.items()
-        if curve.pairs
+        if curve.p.pairs
     ]
     found = []
     for key, similar in grouped(points, lambda each: each[0]).items():
@@ -136,14 +137,14 @@ def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
     """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
-    for a, b in point.row.pairs:
+    for a, b in point.row.p.pairs:
         yield (min(a, b), max(a, b)), point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
 
 
 def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
     """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
     links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
-    for pair in point.row.pairs:
+    for pair in point.row.p.pairs:
         a, b = sorted(pair)
         if f"{a}-{b}" in links:
             yield (a, b), links[f"{a}-{b}"]["path"]
@@ -217,7 +218,7 @@ class Soaked:
     seconds: NDArray[np.float64]
 
     def __str__(self) -> str:
-        return f"{self.curve}, {size_name(self.point.row.message_bytes)}"
+        return f"{self.curve}, {size_name(self.point.row.p.message_bytes)}"
 
     @property
     def relative(self) -> NDArray[np.float64]:
@@ -327,7 +328,7 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
     shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
     drawn = []
     for each in shown:
-        short = f"{each.curve.op} {size_name(each.point.row.message_bytes)}"
+        short = f"{each.curve.p.op} {size_name(each.point.row.p.message_bytes)}"
         relative = each.relative.tolist()
         label = short if len(shared) == 1 else str(each)
         drawn.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
@@ -338,3 +339,16 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
         f"Each point is one trial's median time over the median of its case{most}.",
         ((Panel("", "time", "time / median of the case", tuple(drawn), x_unit="min", y_unit="x"),),),
     )
+
+
+def pettitt(values: NDArray[np.float64]) -> tuple[int, float]:
+    """The index from which values are of another level, and the probability of such a change in none.
+
+    Pettitt 1979, A non-parametric approach to the change-point problem: K = max |U_t|, p = 2 exp(−6K²/(n³ + n²)).
+    """
+    count = len(values)
+    along = np.arange(1, count)
+    statistic = np.abs(2 * np.cumsum(ranks_of(values))[:-1] - along * (count + 1))
+    place = int(statistic.argmax())
+    chance = 2 * math.exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2))
+    return place + 1, min(1.0, chance)

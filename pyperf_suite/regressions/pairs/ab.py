@@ -21,9 +21,9 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.discovery import is_users
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.probes import is_users
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.pairs.live_pair import SIDES, ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.regressions.verdict import (

@@ -98,7 +98,7 @@ class Bench:
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.record import Case
+        from pyperf_suite.record.case import Case
 
         if not importlib.util.find_spec("pyperf_suite.workloads"):
             return {"outcome": "unsupported", "reason": "This revision is too old to take turns with another in pairs."}

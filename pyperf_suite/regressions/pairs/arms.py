@@ -16,9 +16,9 @@ from typing import Any
 import pyperf_suite
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Flag
+from pyperf_suite.record.case import Case, encode_fields
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.runner.plan import PlannedCase
-from pyperf_suite.runner.record import Case, encode_fields
 
 WORKER = Path(__file__).with_name("arm_worker.py")
 

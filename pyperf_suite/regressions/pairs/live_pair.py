@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.clock_model import at_one_clock
 from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.record.clock_model import at_one_clock
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
 from pyperf_suite.workloads.backends import workers_of

@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import require_whole
+from pyperf_suite.record.journal import require_whole
+from pyperf_suite.record.record import Record
 
 TIME = "time"
 

@@ -121,7 +121,7 @@ def published_columns(figure: str, unit: str) -> tuple[Column, ...]:
     """Columns for what a guide has, and on what, next to a row's own; the row's `guide` is what was published."""
 
     def of_guide(what: Callable[[PublishedStep], Any]) -> Callable[[Any], Any]:
-        return lambda row: row.guide and what(row.guide)
+        return lambda row: (guide := row.by_name("guide")) and what(guide)
 
     return (
         Column("by the guide", of_guide(lambda guide: getattr(guide, figure)), unit, 2),

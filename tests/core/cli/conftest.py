@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner import session
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import Answers, WorkerPool
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -19,10 +19,10 @@ from pyperf_suite.cli.history import table_of
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.findings.discovery import probe_names
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.probes import probe_names
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import a_record, metric

@@ -9,8 +9,8 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.pytest_plugin.launches import FunctionLaunches, answer, device_of
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import api
 from pyperf_suite.workloads import find_workload
 

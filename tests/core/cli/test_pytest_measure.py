@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 
 pytest_plugins = ("pytester",)
 pytestmark = pytest.mark.slow
@@ -163,7 +163,7 @@ def test_after(benchmark):
 QUICK_SENTINEL = """
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner import session
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 session.SENTINELS["cpu"] = Case("matmul", MatmulParameters(8, 8, 8, Schedule("data_parallel", 1)), "native")

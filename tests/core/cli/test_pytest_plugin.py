@@ -13,8 +13,9 @@ from _pytest.pytester import SysModulesSnapshot
 import pyperf_suite.render.run_report
 import pyperf_suite.runner.session  # noqa: F401
 from pyperf_suite.pytest_plugin.plugin import BENCHMARKS
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 
 pytest_plugins = ("pytester",)
 

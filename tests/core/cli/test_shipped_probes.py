@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.journal import read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ MODULE = """
 from dataclasses import dataclass
 
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import a_record
 

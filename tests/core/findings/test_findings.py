@@ -14,20 +14,18 @@ from pyperf_suite.findings.data import (
     NOT_A_NUMBER,
     ONE_PROCESS,
     OPEN_INTERVAL,
-    UNITS,
     Claim,
     ClaimVerdict,
     Document,
     Findings,
     Panel,
-    Quantity,
     Table,
     figure,
     findings,
-    quantity,
     remark,
 )
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import UNITS, Quantity, quantity
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
 

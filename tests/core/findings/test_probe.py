@@ -12,8 +12,8 @@ from pyperf_suite.findings.data import Claim, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, rows_of
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import exactly
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import exactly
 
 CPU = Device("cpu")
 TWICE = Claim("numpy is twice as fast", "a guide", low=2.0)
@@ -87,7 +87,7 @@ def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
     assert (verdict.claim, verdict.outcome, verdict.measured.value) == (TWICE, "holds", pytest.approx(4.0))
     assert verdict.message.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
     assert list(BESIDE.verdicts(rows_of([]))) == []
-    assert list(replace(BESIDE, where=lambda row: row.n > 16).verdicts(rows_of(records))) == []
+    assert list(replace(BESIDE, where=lambda row: row.p.n > 16).verdicts(rows_of(records))) == []
 
 
 def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
@@ -98,15 +98,15 @@ def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
 
 
 def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(probe: Probe, product: Any) -> None:
-    name = (Column("n", lambda row: row.n),)
+    name = (Column("n", lambda row: row.p.n),)
     full = replace(
         probe,
-        order=lambda row: -row.n,
+        order=lambda row: -row.p.n,
         claims=(RowClaim(TWICE, "{measured}", ratio=lambda row: exactly(3.0)),),
         tables=(
             RowTable("All", name),
-            RowTable("Small", name, lambda row: row.n < 20),
-            RowTable("None", name, lambda row: row.n < 0),
+            RowTable("Small", name, lambda row: row.p.n < 20),
+            RowTable("None", name, lambda row: row.p.n < 0),
         ),
         analyse=lambda rows: findings(remark("{rows} rows", rows=len(rows))),
     )

@@ -11,24 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Claim, Quantity, remark
-from pyperf_suite.findings.rows import (
-    Column,
-    Row,
-    Rows,
-    is_settled,
-    law_over_sizes,
-    mean_speedup,
-    misses,
-    readings,
-    rows_of,
-    series,
-    series_by,
-    speedup,
-    wins,
-)
-from pyperf_suite.measure.estimates import RUN_SPREAD, Ratio
-from pyperf_suite.runner.record import Case
+from pyperf_suite.findings.data import Claim, remark
+from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, misses, rows_of, series, series_by
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import RUN_SPREAD, Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.reading import is_settled, mean_speedup, readings, speedup, wins
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from tests.records import a_record, metric
 
@@ -54,14 +42,14 @@ def rows(product: Any) -> Rows:
     )
 
 
-def test_a_row_has_the_names_of_its_case_and_of_its_reading(rows: Rows) -> None:
+def test_a_row_has_parameters_of_its_case_and_a_reading(rows: Rows) -> None:
     row = of(rows, 16)
-    assert (row.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.reading.case.mode)
-    assert (row.seconds, row.seen, row.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
-    assert row.parameters is row.reading.case.parameters
-    with pytest.raises(AttributeError):
-        row.colour  # noqa: B018
-    assert copy.copy(row).n == 16
+    assert (row.p.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.case.mode)
+    assert (row.seconds, row.seen, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
+    assert row.p is row.reading.case.parameters
+    with pytest.raises(AttributeError, match="colour"):
+        row.by_name("colour")
+    assert copy.copy(row).p.n == 16
     assert row.reading.tflop_per_s == 250e-12
 
 
@@ -72,17 +60,27 @@ def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) 
     assert rows.where(implementation="torch").against(implementation="torch") is None
 
 
-def test_a_row_has_the_names_of_what_was_observed_and_of_what_is_computed(product: Any) -> None:
+def test_a_template_and_a_column_name_parameters_what_is_computed_what_was_observed_and_the_reading(
+    product: Any,
+) -> None:
     records = product(16).records(4.0, passing=3.0, seconds=9.0)
-    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.passing})
-    assert (row.passing, row.twice, row.seconds) == (3.0, 6.0, 4.0)
+    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.seen["passing"]})
+    names = (
+        "n",
+        "implementation",
+        "twice",
+        "passing",
+        "seconds",
+        "flop_per_s",
+    )  # a metric's name hides none of the reading
+    assert [row.by_name(name) for name in names] == [16, "torch", 6.0, 3.0, 4.0, 250.0]
     assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
     assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
     assert [Column("a", value).cell({"a": 1, "b": 2}) for value in ("", "b")] == [1, 2]
 
 
 def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
-    assert [(row.n, row.k, row.implementation) for row in rows] == [
+    assert [(row.p.n, row.p.k, row.implementation) for row in rows] == [
         *((16, 8, "torch"), (16, 8, "numpy"), (32, 8, "torch"), (32, 8, "numpy"), (16, 4, "torch")),
     ]
     assert {record.outcome for record in rows.records} == {"ok", "failed"}
@@ -90,7 +88,7 @@ def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None
 
 def test_the_later_of_two_trials_of_a_process_stands(product: Any) -> None:
     (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
-    assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
+    assert (row.reading.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 
 
 def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
@@ -105,7 +103,7 @@ def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows:
     assert rows.same_except(torch, "implementation") == [torch, of(rows, 16, "numpy")]
     assert rows.same_except(torch, "n", "implementation") == rows[:4]
     assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
-    assert rows.sharing(torch, lambda row: (row.n, row.implementation)) == [torch, rows[-1]]
+    assert rows.sharing(torch, lambda row: (row.p.n, row.implementation)) == [torch, rows[-1]]
 
 
 def test_a_row_is_so_many_times_as_fast_as_its_like_within_the_processes_that_measured_both(rows: Rows) -> None:
@@ -142,7 +140,7 @@ def test_a_series_for_each_value_is_drawn_where_it_has_enough_places(rows: Rows)
         1: ["torch", "numpy"], 2: ["torch", "numpy"], 3: []
     }  # fmt: skip
     alone = rows.where(k=4)
-    assert (len(series_by("implementation", alone, "n", "seconds")), alone[0].n) == (1, 16)
+    assert (len(series_by("implementation", alone, "n", "seconds")), alone[0].p.n) == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,9 @@ def test_what_is_faster_by_a_fiftieth_beyond_its_interval_wins(ratio: Ratio, has
 
 
 def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
-    rate = of(rows, 16).per_second(44.0, "GB/s")
+    rate = of(rows, 16).reading.per_second(44.0, "GB/s")
     assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
-    assert of(rows, 16).throughput.value == of(rows, 16).flop_per_s
+    assert of(rows, 16).reading.throughput.value == of(rows, 16).reading.flop_per_s
 
 
 def counted(outcome="ok", batch=2):
@@ -172,7 +170,12 @@ def counted(outcome="ok", batch=2):
 
 def test_counted_cases_have_rows_without_a_time():
     (row,) = rows_of([counted(), counted(), counted("unsupported", batch=4)])
-    assert (row.batch, row.seen, row.kernel, row.by_process) == (2, {"peak": 7.0}, {"path": "cpu"}, {})
+    assert (row.p.batch, row.seen, row.reading.kernel, row.reading.by_process) == (
+        2,
+        {"peak": 7.0},
+        {"path": "cpu"},
+        {},
+    )
     assert math.isnan(row.seconds)
     assert row.faster_than(row) is None
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, remark
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
 from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
 

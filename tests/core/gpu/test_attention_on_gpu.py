@@ -3,9 +3,9 @@ import re
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters
 
 pytestmark = pytest.mark.gpu

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.core.native.test_nccl_on_gpu import SHARING

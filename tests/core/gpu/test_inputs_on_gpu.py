@@ -2,8 +2,8 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.backends import cuda_device

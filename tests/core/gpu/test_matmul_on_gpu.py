@@ -2,9 +2,9 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
 
 pytestmark = pytest.mark.gpu

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.workload import parameters_of
 

@@ -177,7 +177,7 @@ from pyperf_suite.kernels import gemm_sm80, gemm_sm90
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.backends import cuda_device
 from pyperf_suite.workloads.matmul import MatmulParameters
 from dataclasses import replace

@@ -20,7 +20,7 @@ from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disass
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton, triton_kernels
-from pyperf_suite.runner.record import Metric
+from pyperf_suite.record.record import Metric
 
 pytestmark = pytest.mark.usefixtures("tools")
 

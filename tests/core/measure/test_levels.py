@@ -3,10 +3,10 @@ import itertools
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.levels import levels_of, with_levels
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
 from pyperf_suite.measure.telemetry import WAITED
+from pyperf_suite.record.interval import UNDISTURBED
 
 RNG = np.random.default_rng(1)
 SLICES, SIZE = 10, 30

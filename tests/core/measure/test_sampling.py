@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.measure import sampling
-from pyperf_suite.measure.estimates import MedianInterval, median_interval
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, warm_up
+from pyperf_suite.record.interval import MedianInterval, median_interval
 from tests.core.series import correlated
 from tests.records import measure
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure import telemetry
-from pyperf_suite.measure.estimates import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
 from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, sampling, to_the_end
 from pyperf_suite.measure.telemetry import PYTHON_LOOP, SLOW, STOLEN, WAITED, Disturbances
+from pyperf_suite.record.interval import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
 from tests.records import measure
 
 SLICES = 13

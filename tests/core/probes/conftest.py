@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.records import a_record, metric
 

@@ -11,7 +11,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes, Base
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from tests import records as made_up
 from tests.records import remarks
 

@@ -15,8 +15,9 @@ from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
 from pyperf_suite.probes import attention_heads
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.attention import AttentionParameters
 from tests.records import records
 

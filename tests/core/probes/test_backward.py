@@ -11,7 +11,8 @@ import pytest
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, work
 from tests.records import a_record, lines, verdicts
 

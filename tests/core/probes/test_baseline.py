@@ -19,7 +19,8 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import MEASURED_TILES as HOPPER_TILES
 from pyperf_suite.probes.baseline import PROBE
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from tests import records as made_up
 
 AXES = replace(

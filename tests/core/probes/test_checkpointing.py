@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Quantity, Remark
+from pyperf_suite.findings.data import Remark
 from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.probes import checkpointing
 from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training import Checkpointing
 from tests import records as made_up
 from tests.records import cells

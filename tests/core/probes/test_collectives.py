@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.axes import NO, YES, Sizes
-from pyperf_suite.findings.data import Findings, Quantity, Remark
+from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.curves import curves_of
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)

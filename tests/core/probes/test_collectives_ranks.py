@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy  # whose parts are imported at first use: stats takes two seconds
 
 from pyperf_suite.findings.axes import Sizes
-from pyperf_suite.findings.data import Quantity
+from pyperf_suite.measure.levels import chance_of_no_trend
 from pyperf_suite.probes.collectives import PROBE
-from pyperf_suite.runner.record import Case
+from pyperf_suite.probes.collectives.ranks import pettitt
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.core.probes.test_collectives import cases, remarks, said, table
 from tests.records import lines
@@ -122,3 +127,13 @@ def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
     assert said(findings, "too short to tell")["fewest"] == 8
     soak = said(findings, "Soak of {length}")
     assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))
+
+
+def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
+    values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
+    assert chance_of_no_trend(values) == pytest.approx(scipy.stats.spearmanr(np.arange(8), values).pvalue)
+    assert chance_of_no_trend(-values) == pytest.approx(chance_of_no_trend(values))
+    assert [chance_of_no_trend(quiet) for quiet in (np.arange(7.0), np.ones(40))] == [1.0, 1.0]
+    # Sums of ranks 1, 3, 6 less half of what they would be: |2U| is 3, 4 and 3, K = 4, p = 2 exp(-6 K^2 / (64 + 16)).
+    assert pettitt(np.array([1.0, 2.0, 3.0, 4.0])) == (2, pytest.approx(2 * math.exp(-1.2)))
+    assert pettitt(np.ones(4))[1] == 1.0

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from pyperf_suite import probes as discovery
 from pyperf_suite.cli.main import main
-from pyperf_suite.findings import discovery
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels.workload import PATH_VARIABLE
 from pyperf_suite.workloads.matmul import matmul
 

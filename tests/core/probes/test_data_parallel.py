@@ -24,7 +24,8 @@ from pyperf_suite.probes.data_parallel import (
     PROBE,
     DataParallelAxes,
 )
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from tests.records import a_record, remarks
 
 CPU = Device("cpu")

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pyperf_suite import probes as discovery
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings import discovery
 from pyperf_suite.findings.data import Findings, findings, remark
-from pyperf_suite.findings.discovery import MOST_ROUNDS, follow_ups
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Rows
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.probes import MOST_ROUNDS, follow_ups
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
 

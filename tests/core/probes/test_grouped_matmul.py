@@ -58,7 +58,7 @@ def test_the_law_finds_start_and_row_and_holds_on_what_it_has_not_seen():
 def test_waves_are_rounded_up_for_each_expert_in_a_loop_and_once_in_one_launch():
     axes = replace(AXES, implementation=("loop", "padded", "grouped_mm"), experts=(4,), shape=(Shape(256, 64, 32),))
     found = {
-        (row.implementation, row.skew): row.waves
+        (row.implementation, row.p.skew): row.by_name("waves")
         for row in rows_of(made(axes, tile=[32, 32, 16], slots=6), computed=PROBE.computed)
     }
     # 64 rows each are 2 x 2 tiles: a wave an expert, or 16 tiles in 3 waves of 6 slots.

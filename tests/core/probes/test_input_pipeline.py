@@ -11,7 +11,8 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
 from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from tests.records import lines, records, remarks, verdicts
 

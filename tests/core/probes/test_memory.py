@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Quantity
+from pyperf_suite.findings.data import Claim, ClaimVerdict
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.memory import activation_bytes, kept_bytes
 from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import ExecutionContext

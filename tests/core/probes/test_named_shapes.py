@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import find_probe
 from pyperf_suite.workloads.training.shapes import SHAPES, shape_name
 from tests.records import cells, records
 

@@ -9,7 +9,8 @@ import pytest
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.optimizer import TensorSet
 from tests import records as made_up
 

@@ -20,7 +20,8 @@ from pyperf_suite.probes.precision import (
     TWICE_AS_FAST,
     PrecisionAxes,
 )
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
 from tests.records import a_record, cells
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
+from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.static_kernels import PROBE
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.exact import CompiledKernelParameters
 from tests.records import a_record, lines
 

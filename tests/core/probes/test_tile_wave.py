@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path, nonnegative_fit, relative_error
+from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, analyse, in_slots, settings_of
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import lines, records, remarks
 
@@ -198,17 +199,17 @@ def test_on_an_h200_cublas_follows_the_least_area_of_tiles_and_ours_its_k_tiles_
     assert found.remarks[0] is size
     lines = {each.label: each for each in found.figures[0].rows[0][0].series}
     law = lines["cublas law"]
-    places = [law.x.index(row.n) for row in rows if row.tile is None and row.n in law.x]
+    places = [law.x.index(row.p.n) for row in rows if row.p.tile is None and row.p.n in law.x]
     predicted = np.array([law.y[place] for place in places])
-    measured = np.array([row.seconds for row in rows if row.tile is None and row.n in law.x])
+    measured = np.array([row.seconds for row in rows if row.p.tile is None and row.p.n in law.x])
     assert relative_error(predicted, measured).max() < 0.05
     # +17 % at N = 2696, inside two waves, is not explained: it is left out by name.
     [setting] = settings_of(rows)
-    explained = [row for row in setting if row.n != 2696]
-    paths = [critical_path(row.m, row.n, row.k, row.tile, in_slots(row)) for row in explained]
+    explained = [row for row in setting if row.p.n != 2696]
+    paths = [critical_path(row.p.m, row.p.n, row.p.k, row.p.tile, in_slots(row)) for row in explained]
     seconds = np.array([row.seconds for row in explained])
     costs = np.array([[1.0, path.k_extent, path.partials] for path in paths], dtype=np.float64)
     error = relative_error(costs @ nonnegative_fit(costs, seconds), seconds)
-    whole = np.array([row.schedule.policy == "data_parallel" and row.n >= 1408 for row in explained])
-    streamed = np.array([row.schedule.policy == "stream_k" for row in explained])
+    whole = np.array([row.p.schedule.policy == "data_parallel" and row.p.n >= 1408 for row in explained])
+    streamed = np.array([row.p.schedule.policy == "stream_k" for row in explained])
     assert (error[whole].max() < 0.013, error[streamed].max() < 0.12) == (True, True)

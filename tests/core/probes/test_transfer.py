@@ -10,7 +10,8 @@ import pytest
 from pyperf_suite.findings.data import Cell, Findings, Remark
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import records
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.core.ranks.processes import wait_for_ranks
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab
 from pyperf_suite.regressions.pairs.ab import compare_arms, compare_case
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from pyperf_suite.cli.ab import ab
 from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.errors import UserError
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs.ab import comparison_folder
 from pyperf_suite.regressions.verdict import Judgement
 

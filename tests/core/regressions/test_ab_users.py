@@ -6,8 +6,8 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli.ab import ab
 from pyperf_suite.cli.main import CommandLine
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import find_probe
 from pyperf_suite.regressions.pairs.ab import compare_case
 from pyperf_suite.regressions.pairs.arms import PairedCase
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from tests.records import a_product
 
 MACHINE = "cpu-someones-2c"

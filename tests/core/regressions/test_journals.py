@@ -4,10 +4,10 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
+from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.stored import series as journals
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
-from pyperf_suite.runner.record import Record
 
 METRIC = {"unit": "B", **dict.fromkeys(("value", "low", "high", "q20", "q80"), 1), "samples": []}
 KEY = ("tile_wave", "0123456789abcdef")

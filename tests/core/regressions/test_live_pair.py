@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.regressions.pairs import live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerLost
 from tests.records import SMALL, a_product
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.cli.options import finish, outcome_options
 from pyperf_suite.files import strict_json
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,

@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.journal import Journal
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
 from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.render import text
-from pyperf_suite.runner.results import Journal
 from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
 from tools.repeats import ALL, findings_of_repeats, records_of, spreads

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli.compare import track
 from pyperf_suite.errors import UserError
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab, builds
 from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.tracking import changes_of, nominations

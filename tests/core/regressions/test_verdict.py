@@ -6,7 +6,7 @@ import scipy  # whose parts are imported at first use: stats takes two seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.verdict import (
     LogDifference,
     Pairs,

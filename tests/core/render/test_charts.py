@@ -14,20 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.findings.data import (
-    Bar,
-    Bars,
-    Claim,
-    Figure,
-    Heading,
-    HeatMap,
-    Panel,
-    Quantity,
-    Series,
-    Table,
-    remark,
-)
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.findings.data import Bar, Bars, Claim, Figure, Heading, HeatMap, Panel, Series, Table, remark
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.render.charts import (
     Chart,
     bars_range,

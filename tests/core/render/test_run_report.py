@@ -25,14 +25,14 @@ from pyperf_suite.findings.data import (
     Heading,
     HeatMap,
     Panel,
-    Quantity,
     Series,
     Table,
     remark,
 )
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.probes import find_probe
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
 from pyperf_suite.render.text import as_text, markdown_page
 from pyperf_suite.runner.results import RunFolder, create_run, open_run

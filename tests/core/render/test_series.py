@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.changepoints import Change
 from pyperf_suite.render.series import (
     print_list,

@@ -10,9 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pyperf_suite.findings.data import Claim, Findings, Heading, Quantity, Table, remark
+from pyperf_suite.findings.data import Claim, Findings, Heading, Table, remark
 from pyperf_suite.findings.summary import summary_of
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import Record
 from pyperf_suite.render.terminal import (
     MOST_LINES,
     SCREEN_LINES,
@@ -27,7 +29,6 @@ from pyperf_suite.render.terminal import (
     print_summary,
     print_table,
 )
-from pyperf_suite.runner.record import Record
 
 CLAIM = Claim("it is twice", "A Guide", 2.0, 2.0)
 WORDS = "words that go on for longer than any terminal is wide, with numbers such as 1.25 and names_of_things"

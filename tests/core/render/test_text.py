@@ -8,13 +8,14 @@ import math
 import pytest
 from rich.console import Console
 
-from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, remark
+from pyperf_suite.findings.data import Claim, Heading, remark
 from pyperf_suite.findings.rows import Column, rows_of, table
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import UNITS, Quantity
 from pyperf_suite.render.terminal import print_table
 from pyperf_suite.render.text import bare, cell, heading, markdown_table, quantity_text, sentence, written
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import a_record
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import matmul

@@ -5,8 +5,10 @@ import pytest
 
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import cause_of
 from pyperf_suite.runner import measuring
-from pyperf_suite.runner.record import Case, SparedCases, cause_of
+from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.workers import WorkerPool
 from tests.records import a_product
 

@@ -19,10 +19,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.pytest_plugin.run import Children
+from pyperf_suite.record.journal import Journal
 from pyperf_suite.runner import workers
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.results import Journal, create_run
+from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.workloads.collective import CollectiveParameters

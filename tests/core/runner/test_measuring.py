@@ -3,9 +3,9 @@ import pytest
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.measure.sampling import SteadyRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE, MOST_SETS, sets_to_rotate
 from tests.records import a_product
 

@@ -9,6 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner import plan as module
 from pyperf_suite.runner.plan import (
     Outlook,
@@ -20,7 +21,6 @@ from pyperf_suite.runner.plan import (
     ranks_of,
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
-from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import workload
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters

@@ -15,7 +15,8 @@ import pytest
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.runner.results import Journal, create_run, open_run, read_journal
+from pyperf_suite.record.journal import Journal, read_journal
+from pyperf_suite.runner.results import create_run, open_run
 from tests.records import PLAN, SMALL, a_record
 
 Operation = tuple[Any, ...]

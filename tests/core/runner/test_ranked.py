@@ -19,11 +19,11 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.ranks.launch import ALONE
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.measuring import measure_ranked
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.workload import (

@@ -9,11 +9,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Effort, Profile
-from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import create_run, find_run, read_journal
+from pyperf_suite.runner.results import create_run, find_run
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
 from pyperf_suite.runner.workers import Workers
 from tests.records import a_product

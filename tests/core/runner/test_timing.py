@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.estimates import MedianInterval, another_runs
 from pyperf_suite.measure.power import GpuSlices, SettleRule, settle
 from pyperf_suite.measure.sampling import Measurement, SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CudaStopwatch, Stopwatch
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.interval import MedianInterval, another_runs
+from pyperf_suite.record.record import Metric
 from pyperf_suite.runner import timing
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.runner.timing import as_plain, observed_metric, time_metric, timed
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work
 from tests.core.measure.fake_gpu import FakeDevice, FakeGpu

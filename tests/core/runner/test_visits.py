@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.rows import readings
 from pyperf_suite.findings.summary import failures_of
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import StopRule
 from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.reading import readings
+from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.render.results import read_results
 from pyperf_suite.render.text import point
 from pyperf_suite.runner.core_speed import remember, remembered
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.record import Case, Metric, Record
-from pyperf_suite.runner.results import create_run, find_run, read_journal
+from pyperf_suite.runner.results import create_run, find_run
 from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.visits import joined
 from pyperf_suite.runner.workers import Workers

@@ -107,7 +107,7 @@ def test_a_worker_dies_with_its_parent():
     program = f"""
         import os, signal
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.record import Case
+        from pyperf_suite.record.case import Case
         from pyperf_suite.runner.profiles import QUICK
         from pyperf_suite.runner.workers import WorkerProcess
         worker = WorkerProcess(resolve("cpu"))

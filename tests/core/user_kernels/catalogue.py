@@ -22,9 +22,9 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import to_the_end
 from pyperf_suite.measure.spot_checks import excluded_rate
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measuring
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels.checks import joined
 from pyperf_suite.user_kernels.workload import parameters_of
 

@@ -15,9 +15,9 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import processes
 from pyperf_suite.user_kernels import workload as user_kernel

@@ -13,8 +13,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters, reason_of_refusal, why_not
 from pyperf_suite.workloads.attention.attention import ATTENTION, default_native_blocks
 from pyperf_suite.workloads.workload import Kernel

@@ -14,8 +14,8 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.collective import CollectiveParameters

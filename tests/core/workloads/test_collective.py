@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import (
     DTYPES,

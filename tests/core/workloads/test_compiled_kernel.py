@@ -8,8 +8,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.static import cuda_kernels, triton_kernels
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import MATMUL

@@ -14,7 +14,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters

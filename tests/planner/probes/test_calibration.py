@@ -17,8 +17,8 @@ from pyperf_suite.planner.probes.calibration import (
     predicted_seconds,
     spread_products,
 )
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from tests.records import a_record
 
 GPU = Device("cuda")

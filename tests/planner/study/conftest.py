@@ -9,7 +9,8 @@ import pytest
 
 from pyperf_suite.planner.study.grid import OPERATOR
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from tests.records import a_record, metric
 
 SHAPE: dict[str, Any] = {"hidden": 128, "heads": 4, "layers": 4, "seq": 128, "vocab": 512, "tied": False}

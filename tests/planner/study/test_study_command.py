@@ -26,7 +26,7 @@ from pyperf_suite.planner.study.grid import cases_of, default_axes
 from pyperf_suite.planner.study.results import results_of
 from pyperf_suite.planner.study.search import search_steps
 from pyperf_suite.ranks.launch import ALONE
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.workers import WorkerPool, Workers
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import OPERATOR
 from pyperf_suite.planner.study.results import StudyResult, results_of
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
-from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.workloads.training import Checkpointing
 from tests.records import cells as rows
 from tests.records import remarks

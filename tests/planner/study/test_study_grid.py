@@ -18,7 +18,7 @@ from pyperf_suite.planner.study.grid import (
     parse_study,
     read_study,
 )
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 
 CPU = Device("cpu")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "study.toml"

@@ -15,7 +15,8 @@ from pyperf_suite.planner.commands.study_run import StudyWorkers
 from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, search_axes
 from pyperf_suite.planner.study.search import StudySearch, rule_of, search_steps
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.record import Record
 from pyperf_suite.runner.workers import Workers
 from tests.records import a_record, metric
 

@@ -24,7 +24,7 @@ from torch import distributed
 
 from pyperf_suite.planner.workloads import cuts
 from pyperf_suite.planner.workloads.parallel_step import ParallelSteps, require_possible
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -6,7 +6,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 
 RIGHT = {"hidden": 32, "heads": 4, "layers": 2, "seq": 8, "batch": 2, "vocab": 48, "tied": False}
 REFUSED = [

@@ -18,8 +18,8 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.training.memory import kept_bytes
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
 

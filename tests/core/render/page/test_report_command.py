@@ -15,9 +15,9 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.record.case import Case
 from pyperf_suite.render import page
 from pyperf_suite.render.results import choose, read_results
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from tests.core.render.page.conftest import HOSTILE, MACHINE, a_history, a_record, write
 

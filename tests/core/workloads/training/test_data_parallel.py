@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.training import Checkpointing

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import TransformerShape, layers, requested_flop
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,

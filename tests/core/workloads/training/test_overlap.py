@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.runner.record import Case
+from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.training import overlap
 from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.block import computed_flop, guides_flop
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters

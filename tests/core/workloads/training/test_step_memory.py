@@ -8,9 +8,9 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing, step_memory
 from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext

@@ -14,8 +14,8 @@ from pyperf_suite.hardware import topology as wires
 from pyperf_suite.hardware.devices import Device, Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.hardware.links import PcieLink
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import exact
 from pyperf_suite.workloads.exact import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
 from pyperf_suite.workloads.workload import ExecutionContext

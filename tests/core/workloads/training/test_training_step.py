@@ -11,9 +11,9 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, training_step
 from pyperf_suite.workloads.training.training_step import (
     PrecisionStep,

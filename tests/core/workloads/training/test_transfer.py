@@ -14,9 +14,9 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
 from pyperf_suite.workloads.workload import ExecutionContext

@@ -7,16 +7,12 @@ import scipy  # whose parts are imported at first use: stats takes two seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.measure.estimates import (
+from pyperf_suite.record.interval import (
     Ratio,
-    chance_of_no_trend,
-    deviations,
     effective_samples,
     exactly,
-    low_cutoff,
     median_and_quantiles,
     median_interval,
-    pettitt,
     ratio_over_processes,
 )
 from tests.core.series import correlated
@@ -129,25 +125,6 @@ def test_no_narrower_pair_of_order_statistics_would_do(n, confidence):
 def test_quantiles_are_those_of_linear_interpolation():
     assert median_and_quantiles([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 2.0, 5.0)
     assert all(math.isnan(value) for value in median_and_quantiles([]))
-
-
-def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():
-    values = np.array([2.0, 1.0, 3.0, 3.0, 5.0, 8.0, 7.0, 6.0])
-    assert chance_of_no_trend(values) == pytest.approx(scipy.stats.spearmanr(np.arange(8), values).pvalue)
-    assert chance_of_no_trend(-values) == pytest.approx(chance_of_no_trend(values))
-    assert [chance_of_no_trend(quiet) for quiet in (np.arange(7.0), np.ones(40))] == [1.0, 1.0]
-    # Sums of ranks 1, 3, 6 less half of what they would be: |2U| is 3, 4 and 3, K = 4, p = 2 exp(-6 K^2 / (64 + 16)).
-    assert pettitt(np.array([1.0, 2.0, 3.0, 4.0])) == (2, pytest.approx(2 * math.exp(-1.2)))
-    assert pettitt(np.ones(4))[1] == 1.0
-
-
-def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_the_lowest_so_far():
-    assert deviations([1.0, 2.0, 4.0, 5.0, 10.0]).tolist() == [-1.5, -1.0, 0.0, 0.5, 3.0]
-    assert deviations([[2.0, 2.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]]).tolist() == [[0] * 4, [-1.5, -0.5, 0.5, 1.5]]
-    # Of three the lowest has the least deviation -1 or less; that of 5 in 100 such is known from 40,000 draws.
-    assert [low_cutoff(count, 0.05) for count in (1, 2)] == [-math.inf, -math.inf]
-    drawn = np.sort(deviations(np.random.default_rng(1).standard_normal((200_000, 3))).min(axis=1))
-    assert np.mean(drawn < low_cutoff(3, 0.05)) == pytest.approx(0.05, abs=0.005)
 
 
 def test_the_interval_is_students_on_the_logarithms():

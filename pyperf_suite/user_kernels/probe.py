@@ -15,10 +15,11 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.findings.axes import ByProfile, Flag, crossed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.spot_checks import excluded_rate
-from pyperf_suite.runner.record import MODES, Case
+from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
 
 TOPIC = "your kernels"
@@ -142,7 +143,7 @@ def _analyse(name: str, rows: Rows) -> Findings:
     ordered.records = rows.records
     if not ordered:
         return Findings()
-    axes = list(dict.fromkeys(axis for row in ordered for axis in asdict(row.parameters)))
+    axes = list(dict.fromkeys(axis for row in ordered for axis in asdict(row.p)))
     baseline = ordered[0].reading.details.get("baseline", "")
     several = len({row.implementation for row in ordered}) > 1
     unit = "us" if max(row.seconds for row in ordered) < 1e-3 else "ms"
@@ -172,12 +173,12 @@ def _analyse(name: str, rows: Rows) -> Findings:
 def _order(row: Row) -> tuple[Any, ...]:
     """By the axes, numbers by size, then the baseline last."""
     values = [(isinstance(value, str), str(value) if isinstance(value, str) else "", 0.0 if isinstance(value, str)
-               else float(value)) for value in asdict(row.parameters).values()]  # fmt: skip
+               else float(value)) for value in asdict(row.p).values()]  # fmt: skip
     return (*values, row.implementation == row.reading.details.get("baseline"), row.implementation)
 
 
 def _parameter(axis: str, row: Row) -> Any:
-    value = asdict(row.parameters).get(axis)
+    value = asdict(row.p).get(axis)
     return str(value) if isinstance(value, bool | float) else value
 
 
@@ -269,7 +270,7 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
                 series(
                     implementation,
                     each,
-                    lambda row: float(getattr(row.parameters, along)),
+                    lambda row: float(getattr(row.p, along)),
                     lambda row: _rate(work, amount, unit, row) if amount else row.reading.time,
                 )
                 for implementation, each in grouped(group, _who).items()

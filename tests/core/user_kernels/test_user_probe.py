@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-import pyperf_suite.findings.user_probe as user_probe_module
-from pyperf_suite.findings.data import Findings, Quantity, Remark
+import pyperf_suite.user_kernels.probe as user_probe_module
+from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.findings.user_probe import user_probe
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.record import MODES, Case
+from pyperf_suite.record.case import MODES, Case
+from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.user_kernels.probe import user_probe
 from pyperf_suite.user_kernels.workload import Described, parameters_of
 from tests.records import a_record
 

@@ -7,7 +7,6 @@ taken within it, and the interval is Student's t on their logarithms.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -244,71 +243,3 @@ def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
         student = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
         half_width = student * math.sqrt(variance / count)
     return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), count)
-
-
-# With fewer values neither a drift nor a change can be distinguished from chance.
-FEWEST_VALUES = 8
-
-
-def chance_of_no_trend(values: NDArray[np.float64]) -> float:
-    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
-
-    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
-    """
-    from scipy import special
-
-    count = len(values)
-    if count < FEWEST_VALUES or not np.ptp(values):
-        return 1.0
-    correlation = float(np.corrcoef(np.arange(count), _ranks(values))[0, 1])
-    student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
-    return 2 * float(special.stdtr(count - 2, -student))
-
-
-def pettitt(values: NDArray[np.float64]) -> tuple[int, float]:
-    """The index from which values are of another level, and the probability of such a change in none.
-
-    Pettitt 1979, A non-parametric approach to the change-point problem: K = max |U_t|, p = 2 exp(−6K²/(n³ + n²)).
-    """
-    count = len(values)
-    along = np.arange(1, count)
-    statistic = np.abs(2 * np.cumsum(_ranks(values))[:-1] - along * (count + 1))
-    place = int(statistic.argmax())
-    chance = 2 * math.exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2))
-    return place + 1, min(1.0, chance)
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 for the smallest; equal ones share the mean of their places."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])
-
-
-# Fleets that are drawn to learn how far chance takes the lowest of so many, and how many values of them at most.
-FLEETS, DRAWN = 40_000, 20_000_000
-
-
-def deviations(values: ArrayLike) -> NDArray[np.float64]:
-    """How many times the median absolute deviation each value lies above the median; 0 where most are equal."""
-    data = np.asarray(values, dtype=np.float64)
-    off = data - np.median(data, axis=-1, keepdims=True)
-    scale = np.median(np.abs(off), axis=-1, keepdims=True)
-    return np.divide(off, scale, out=np.zeros_like(off), where=scale > 0)
-
-
-@functools.cache
-def low_cutoff(count: int, chance: float) -> float:
-    """The deviation that the lowest of `count` values of one normal distribution falls to with at most this chance.
-
-    Whatever its mean and spread: both are taken from the values. The k-th lowest of m simulated fleets, with k/(m + 1)
-    at most `chance`, is undercut by another fleet with just that probability, drawn seed included (Barnard 1963), so
-    that the bound holds exactly and not in the limit. Infinite for fewer than three values, which nothing can tell.
-    """
-    if count < 3:
-        return -math.inf
-    random = np.random.default_rng(0)
-    fleets = max(math.ceil(2 / chance), min(FLEETS, DRAWN // count))
-    rows = max(1, DRAWN // (10 * count))
-    sizes = [min(rows, fleets - start) for start in range(0, fleets, rows)]
-    lowest = np.concatenate([deviations(random.standard_normal((size, count))).min(axis=1) for size in sizes])
-    return float(np.sort(lowest)[math.floor(chance * (fleets + 1)) - 1])

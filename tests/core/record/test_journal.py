@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import (
+from pyperf_suite.record.journal import (
     Journal,
     KeptRecords,
-    create_run,
-    find_run,
-    open_run,
     placed_records,
     read_journal,
     require_whole,
     sealed,
     sharing_machines,
 )
+from pyperf_suite.record.record import Record
+from pyperf_suite.runner.results import create_run, find_run, open_run
 from tests import records as made_up
 
 

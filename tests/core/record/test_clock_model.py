@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.rows import Reading, _pair_error, readings, speedup
-from pyperf_suite.measure.clock_model import at_one_clock, interval_at_one_clock, reference_clock_hz
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.record.clock_model import at_one_clock, interval_at_one_clock, reference_clock_hz
+from pyperf_suite.record.journal import read_journal
+from pyperf_suite.record.reading import Reading, _pair_error, readings, speedup
+from pyperf_suite.record.record import Metric, Record
 from tests.core.measure.fake_gpu import FakeGpu, Kernel
 from tests.records import SMALL, a_record
 

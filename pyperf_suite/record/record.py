@@ -1,181 +1,37 @@
-"""Cases and records as plain data: what is measured, and what was measured of it; never a prediction.
+"""A record as plain data: one case's outcome in one process, as it was measured; never a prediction.
 
-A case is an operator, that operator's parameters, an implementation and a seed. Its id hashes canonical JSON with
-fields at their default left out, so a new field with a default keeps old ids. A record is one case's outcome in one
-process. Readers join laws to records; nothing derived is stored in them.
+Readers join laws to records; nothing derived is stored in them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import re
-import typing
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.workloads import find_workload
-
-if TYPE_CHECKING:
-    from pyperf_suite.measure.clock_model import AtOneClock
-
-MODES = ("burst", "sustained")
+from pyperf_suite.record.case import Case
+from pyperf_suite.record.clock_model import AtOneClock, at_one_clock, reference_clock_hz
 
 # Fields of a GPU's state in MHz: the clock that times are converted to, and the one that gives it if it is not there.
 CLOCK_LIMITS = ("reference_clock_mhz", "maximum_sm_clock_mhz")
 
 
-@dataclass(frozen=True)
-class Case:
-    """One thing to measure. `parameters` is the operator's own frozen dataclass.
-
-    `mode` "burst" measures what a device does at once; "sustained" after work without a pause, when heat and power
-    caps have had their say: two seconds of it on a CPU, on a GPU until its clock has settled.
-    """
-
-    operator: str
-    parameters: Any
-    implementation: str
-    seed: int = 0
-    mode: str = "burst"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON with defaults left out: the form that is stored, hashed and sent to workers."""
-        encoded = {
-            "operator": self.operator,
-            "parameters": encode_fields(self.parameters),
-            "implementation": self.implementation,
-        }
-        return (
-            encoded | ({"seed": self.seed} if self.seed else {}) | ({"mode": self.mode} if self.mode != "burst" else {})
-        )
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
-        try:
-            operator = find_workload(data["operator"])
-            parameters = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
-            return cls(
-                operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"This is not a case of the suite ({repr(error)[:200]}): {str(data)[:200]}") from None
-
-    @functools.cached_property
-    def case_id(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-    @functools.cached_property
-    def label(self) -> str:
-        """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
-        fields = [f"{name}={value}" for name, value in encode_fields(self.parameters).items()]
-        mode = [] if self.mode == "burst" else [f"mode={self.mode}"]
-        return f"{self.operator}[{' '.join((self.implementation, *fields, *mode))}]"
-
-    def validate(self) -> None:
-        """Raise UserError where the case can never be measured, naming what is allowed."""
-        if self.mode not in MODES:
-            raise UserError(f"Unknown mode {self.mode!r}: choose from {', '.join(MODES)}.")
-        operator = find_workload(self.operator)
-        operator.validate(self.parameters)
-        operator.implementation(self.implementation).validate(self.parameters)
-
-
-def encode_fields(parameters: Any) -> dict[str, Any]:
-    """A parameter dataclass as plain JSON: defaults left out, words like Tile and Schedule as they are written."""
-    encoded = {}
-    for each in dataclasses.fields(parameters):
-        value = getattr(parameters, each.name)
-        if value != each.default:
-            encoded[each.name] = value if isinstance(value, bool | int | float | str) else str(value)
-    return encoded
-
-
-def decode_fields(parameters_type: type, data: Mapping[str, Any]) -> Any:
-    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`.
-
-    Raises UserError for a field that there is not, and for a value that is not of its field's type.
-    """
-    fields = _fields(parameters_type)
-    values = {}
-    for name, value in data.items():
-        if name not in fields:
-            raise UserError(f"{parameters_type.__name__} has no field {name!r}: it has {', '.join(fields)}.")
-        parse, types = fields[name]
-        if type(value) not in types:
-            raise UserError(
-                f"{parameters_type.__name__}.{name} cannot be {repr(value)[:80]}: it is of type "
-                f"{' or '.join(each.__name__ for each in types)}."
-            )
-        values[name] = parse(value) if parse is not None and value is not None else value
-    return parameters_type(**values)
-
-
-@functools.cache
-def _fields(parameters_type: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
-    """For each field the `parse` of its type, None where JSON already holds the value, and the types JSON may have."""
-    fields = {}
-    for name, hint in typing.get_type_hints(parameters_type).items():
-        choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
-        parse = next((choice.parse for choice in choices if hasattr(choice, "parse")), None)
-        plain = tuple(each for each in choices if each in (bool, int, float, str, type(None)))
-        words = (str,) if parse is not None and str not in plain else ()
-        fields[name] = (parse, (*plain, *words, *((int,) if float in plain and int not in plain else ())))
-    return fields
-
-
 # Begins what follows the reason in the record of a case that was not run.
-_NOT_RUN = " [not run: the same was found in "
+NOT_RUN = " [not run: the same was found in "
 
 
 def cause_of(reason: str, parameters: Mapping[str, Any]) -> str:
     """A reason without what may differ from case to case: numbers, but for those of lines, and the case's own words."""
-    found = reason.partition(_NOT_RUN)[0]
+    found = reason.partition(NOT_RUN)[0]
     for word in parameters.values():
         if isinstance(word, str) and word:
             found = re.sub(rf"\b{re.escape(word)}\b", "#", found)
     return re.sub(r"(?<![\w:.])\d+(?:[.,x]\w+)*", "#", found)
-
-
-class SparedCases:
-    """Which cases need not be run, since others of the implementation failed of a cause that does not depend on them.
-
-    An answer's `witnesses` is how many cases have to fail of its cause before the others are spared. 1 is for what came
-    before any value of the case mattered: an import, a missing driver. 2 is for what may depend on the case: a crash, a
-    hang, a compiler's error. All else has 0, as a wrong result or an exception of its own: a kernel may refuse single
-    sizes, and to find out costs little; so has what was killed for its memory. Where one case ran, others do too.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, str, str], set[str]] = {}
-        self._answers: dict[tuple[str, str], dict[str, Any]] = {}
-        self._ran: set[tuple[str, str]] = set()
-
-    def note(self, case: Case, answer: Mapping[str, Any]) -> None:
-        """Remember how a case ended."""
-        of = case.operator, case.implementation
-        if answer["outcome"] == "ok":
-            self._ran.add(of)
-        if witnesses := answer.get("witnesses"):
-            seen = self._seen.setdefault((*of, cause_of(answer["reason"], case.to_json()["parameters"])), set())
-            seen.add(case.case_id)
-            if len(seen) >= witnesses:
-                reason = f"{answer['reason']}{_NOT_RUN}{case.label}]"
-                self._answers.setdefault(of, {"outcome": answer["outcome"], "reason": reason})
-
-    def answer(self, case: Case) -> dict[str, Any] | None:
-        """The answer of a case that need not be run."""
-        of = case.operator, case.implementation
-        return None if of in self._ran or of not in self._answers else dict(self._answers[of])
 
 
 SCHEMA_VERSION = 1
@@ -381,8 +237,6 @@ class Record:
         reference_mhz, maximum_mhz = ((self.state.get("gpu") or {}).get(name) or 0.0 for name in CLOCK_LIMITS)
         if time is None or clock is None or self.case.get("mode") == "sustained" or not (reference_mhz or maximum_mhz):
             return None
-        from pyperf_suite.measure.clock_model import at_one_clock, reference_clock_hz
-
         owner = [number for number, size in enumerate(self.sampling.get("slices") or ()) for _ in range(size)]
         out = {index for index, _ in self.quality.get("discarded", ())}
         kept = [index for index in range(len(owner)) if index not in out]

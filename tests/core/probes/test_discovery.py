@@ -13,12 +13,12 @@ import click
 import pytest
 
 from pyperf_suite import extensions
+from pyperf_suite import probes as discovery
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings import discovery
-from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names, replace_probe
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import all_probes, find_probe, listed, probe_names, replace_probe
 
 GOOD = """
 from pyperf_suite.probes.optimizer import PROBE as OTHER

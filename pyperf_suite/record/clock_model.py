@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.estimates import MedianInterval, median_interval
+from pyperf_suite.record.interval import MedianInterval, median_interval
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.runner.record import Case, decode_fields, encode_fields
+from pyperf_suite.record.case import Case, decode_fields, encode_fields
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
 from tests.records import a_product
 
