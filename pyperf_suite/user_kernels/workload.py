@@ -58,15 +58,7 @@ from pyperf_suite.user_kernels.processes import (
     secret_seed,
 )
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.workload import (
-    ByFunction,
-    ExecutionContext,
-    Kernel,
-    Observed,
-    Prepared,
-    Work,
-    Workload,
-)
+from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
 # What comes first on the path of a user's code, and what a FILE is relative to.
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
