@@ -75,7 +75,7 @@ class Row(Generic[Parameters]):
         return self.reading.seconds
 
     def by_name(self, name: str) -> Any:
-        """The value that a column or a template names: a parameter, of the case, computed, observed or of the reading.
+        """The value that a column or a template names: a parameter, computed, observed, the row's own or its reading's.
 
         The first that has the name gives it. Raises AttributeError for an unknown name.
         """
@@ -85,7 +85,7 @@ class Row(Generic[Parameters]):
             return self.rows.computed[name](self)
         if name in self.seen and not hasattr(self.reading, name):
             return self.seen[name]
-        return getattr(self if name in ("implementation", "mode", "operator") else self.reading, name)
+        return getattr(self if name in ("implementation", "mode", "operator", "reading") else self.reading, name)
 
     def key(self, *but: str) -> tuple[Any, ...]:
         """What the case is, apart from the named parameters: equal for rows that differ in those alone."""

@@ -76,6 +76,7 @@ def test_a_template_and_a_column_name_parameters_what_is_computed_what_was_obser
     assert [row.by_name(name) for name in names] == [16, "torch", 6.0, 3.0, 4.0, 250.0]
     assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
     assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
+    assert Column("time", "reading.time").cell(row) == row.reading.time
     assert [Column("a", value).cell({"a": 1, "b": 2}) for value in ("", "b")] == [1, 2]
 
 
