@@ -48,10 +48,11 @@ UPWARD = {
 }
 CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.user_kernels.api"})}
 # How large each part may be: modules and lines. These go down only, but for what an issue says that it adds:
-# tools/nightly.py took 100, a GPU's time at one clock the rest; the folder record five modules.
-MOST = {"core": (167, 44_200), "planner": (54, 12_034), "node": (21, 4_104)}
+# tools/nightly.py took 100, a GPU's time at one clock the rest; the folder record
+# five modules, and rows whose values are named where they are 230 lines.
+MOST = {"core": (167, 44_364), "planner": (54, 12_034), "node": (21, 4_106)}
 # The package and tools together, and lines of one module, and modules in one folder.
-MOST_LINES_OF_ALL, MOST_LINES, MOST_IN_A_FOLDER = 64_633, 640, 24
+MOST_LINES_OF_ALL, MOST_LINES, MOST_IN_A_FOLDER = 64_800, 640, 24
 
 ABOVE_MEASURING = {"regressions", "render", "cli", "planner", "node", "__main__"}
 MEASURING_MAY_IMPORT = {

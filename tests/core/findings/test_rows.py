@@ -44,7 +44,7 @@ def rows(product: Any) -> Rows:
 
 def test_a_row_has_parameters_of_its_case_and_a_reading(rows: Rows) -> None:
     row = of(rows, 16)
-    assert (row.p.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.case.mode)
+    assert (row.p.n, row.implementation, row.case.operator) == (16, "torch", "matmul")
     assert (row.seconds, row.seen, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
     assert row.p is row.reading.case.parameters
     with pytest.raises(AttributeError, match="colour"):
