@@ -58,16 +58,8 @@ class Row(Generic[Parameters]):
         return found
 
     @property
-    def operator(self) -> str:
-        return self.reading.case.operator
-
-    @property
     def implementation(self) -> str:
         return self.reading.case.implementation
-
-    @property
-    def mode(self) -> str:
-        return self.reading.case.mode
 
     @property
     def seconds(self) -> float:
@@ -75,17 +67,19 @@ class Row(Generic[Parameters]):
         return self.reading.seconds
 
     def by_name(self, name: str) -> Any:
-        """The value that a column or a template names: a parameter, of the case, computed, observed or of the reading.
+        """The value that a column or a template names: a parameter, of the case, computed, observed, of the reading.
 
         The first that has the name gives it. Raises AttributeError for an unknown name.
         """
         if hasattr(self.p, name):
             return getattr(self.p, name)
+        if name in ("implementation", "mode", "operator"):
+            return getattr(self.case, name)
         if name in self.rows.computed:
             return self.rows.computed[name](self)
         if name in self.seen and not hasattr(self.reading, name):
             return self.seen[name]
-        return getattr(self if name in ("implementation", "mode", "operator") else self.reading, name)
+        return self.reading if name == "reading" else getattr(self.reading, name)
 
     def key(self, *but: str) -> tuple[Any, ...]:
         """What the case is, apart from the named parameters: equal for rows that differ in those alone."""

@@ -540,7 +540,7 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
     """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
     drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
     kinds = grouped(
-        drawn, lambda each: (each.base.mode, each.base.p.dtype, each.base.p.layout, each.base.p.schedule.workers)
+        drawn, lambda each: (each.base.case.mode, each.base.p.dtype, each.base.p.layout, each.base.p.schedule.workers)
     )
     for (mode, dtype, layout, workers), similar in kinds.items():
         settings = by_setting(similar)

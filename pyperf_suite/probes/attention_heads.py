@@ -197,7 +197,7 @@ OWN = (*NATIVE, "triton")
 
 def kernel(row: Row[AttentionParameters]) -> str:
     """Who computes, as in `sustained triton 128x64, bfloat16`."""
-    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.p.blocks or ""))
+    words = ("" if row.case.mode == "burst" else row.case.mode, row.implementation, str(row.p.blocks or ""))
     return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
 
@@ -532,7 +532,7 @@ def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> It
 
     def stem(row: Row[AttentionParameters]) -> str:
         sizes = f"b{row.p.batch}_q{row.p.seq_q}_k{row.p.keys}_{'causal' if row.p.causal else 'full'}_kv{kv_ratio(row)}"
-        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.p.dtype}_w{row.p.workers}_{sizes}"
+        return f"{fixed(row).replace(' ', '_')}_{row.case.mode}_{row.p.dtype}_w{row.p.workers}_{sizes}"
 
     drawn = (sweep for sweep in along.sweeps(rows) if len(sweep) >= FEWEST_SIZES)
     for name, sweeps in grouped(drawn, lambda sweep: stem(sweep[0])).items():

@@ -125,23 +125,17 @@ def over_tokens(rows: Sequence[Row[LayerPassParameters]]) -> Figure | None:
 
 def name(row: Row[LayerPassParameters]) -> str:
     """`linear 512 -> 2048`, `attention 4 x 64`."""
-    if row.p.layer == "attention":
-        return f"attention {row.p.heads} x {row.p.hidden // row.p.heads}"
-    return (
-        f"{row.p.layer} {row.p.hidden} -> {row.p.features}"
-        if row.p.layer in WITH_PRODUCT
-        else f"{row.p.layer} {row.p.hidden}"
-    )
+    p = row.p
+    if p.layer == "attention":
+        return f"attention {p.heads} x {p.hidden // p.heads}"
+    return f"{p.layer} {p.hidden} -> {p.features}" if p.layer in WITH_PRODUCT else f"{p.layer} {p.hidden}"
 
 
 def where(row: Row[LayerPassParameters]) -> str:
     """`4 x 256 tokens, float32`."""
-    size = (
-        f"{row.p.batch} x {row.p.side}x{row.p.side} images"
-        if row.p.layer == "conv"
-        else f"{row.p.batch} x {row.p.seq} tokens"
-    )
-    return f"{size}, {row.p.dtype}" + (f", {row.p.workers} workers" if row.p.workers > 1 else "")
+    p = row.p
+    size = f"{p.batch} x {p.side}x{p.side} images" if p.layer == "conv" else f"{p.batch} x {p.seq} tokens"
+    return f"{size}, {p.dtype}" + (f", {p.workers} workers" if p.workers > 1 else "")
 
 
 def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
@@ -152,7 +146,7 @@ def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
 
 def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
     """What that pass of a row's layer has by a name, None where it was not measured."""
-    return lambda row: found.by_name(name) if (found := row.like(phase=phase)) else None
+    return lambda row: other.by_name(name) if (other := row.like(phase=phase)) else None
 
 
 def moved(row: Row[LayerPassParameters]) -> int:

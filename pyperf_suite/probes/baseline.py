@@ -101,7 +101,7 @@ class Sweep:
     def setting(self) -> str:
         """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
-        mode = "" if row.mode == "burst" else row.mode
+        mode = "" if row.case.mode == "burst" else row.case.mode
         how = (mode, row.implementation, row.p.tile, "" if row.p.schedule.policy == "library" else row.p.schedule)
         return f"{' '.join(str(word) for word in how if word)}, {row.p.dtype}, {row.p.layout}"
 
@@ -241,7 +241,7 @@ def share_of_peak(row: Row[MatmulParameters]) -> float | None:
 
 def watts(row: Row[MatmulParameters]) -> float | None:
     """Mean power under a sustained load, in W; None of a burst, and where it was not read."""
-    return row.seen.get("power") if row.mode == "sustained" else None
+    return row.seen.get("power") if row.case.mode == "sustained" else None
 
 
 def joules_per_tflop(row: Row[MatmulParameters]) -> float | None:
@@ -252,7 +252,7 @@ def joules_per_tflop(row: Row[MatmulParameters]) -> float | None:
 def analyse(rows: Rows[MatmulParameters]) -> Findings:
     """For each kernel, dtype and number of workers its means over products, and what it draws under a load."""
     kernels = grouped(
-        rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.p.dtype, row.p.schedule.workers)
+        rows.where(is_fastest), lambda row: (row.implementation, row.case.mode, row.p.dtype, row.p.schedule.workers)
     )
     loads = grouped(
         rows.where(lambda row: watts(row) is not None and (is_fastest(row) or row.p.schedule.policy == "library")),
@@ -318,7 +318,7 @@ PROBE = Probe(
     axes=BaselineAxes.of,
     sweep=sweep,
     order=lambda row: (
-        *(row.mode, row.p.dtype, row.p.schedule.workers, row.reading.flop),
+        *(row.case.mode, row.p.dtype, row.p.schedule.workers, row.reading.flop),
         *(row.p.m, row.p.n, row.p.k, row.p.layout),
     ),
     tables=(

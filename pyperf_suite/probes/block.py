@@ -155,7 +155,7 @@ def guides_flop(shape: TransformerShape, parameters: int) -> float:
 
 def is_step(row: Row) -> bool:
     """Whether it is no part and no product."""
-    return bool(row.operator == "training_step")
+    return bool(row.case.operator == "training_step")
 
 
 def precision(row: Row) -> str:
@@ -228,8 +228,8 @@ def roof(row: Row) -> tuple[float, str]:
 
 def order(row: Row) -> tuple[Any, ...]:
     """Steps and parts by name, parts of one block in its order."""
-    place = BLOCK_PARTS.index(row.p.part) if row.operator == "block_part" else 0
-    return (row.operator, "" if row.operator == "matmul" else in_words(row), place)
+    place = BLOCK_PARTS.index(row.p.part) if row.case.operator == "block_part" else 0
+    return (row.case.operator, "" if row.case.operator == "matmul" else in_words(row), place)
 
 
 PROBE = Probe(
@@ -298,7 +298,7 @@ PROBE = Probe(
                 Column("bound by", lambda row: roof(row)[1]),
                 Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),
             ),
-            where=lambda row: row.operator == "block_part",
+            where=lambda row: row.case.operator == "block_part",
         ),
     ),
     analyse=analyse,

@@ -389,7 +389,7 @@ PROBE = Probe(
             NO_SYNC,
             "With {setting}, no_sync over {accumulate} micro-batches is {measured} as fast as exchanging in each",
             ratio=lambda row: row.against(no_sync=False),
-            where=lambda row: row.operator == "data_parallel" and row.p.accumulate > 1 and row.p.no_sync,
+            where=lambda row: row.case.operator == "data_parallel" and row.p.accumulate > 1 and row.p.no_sync,
         ),
     ),
     analyse=analyse,

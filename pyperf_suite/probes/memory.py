@@ -135,10 +135,9 @@ def is_explicit(row: Row[TrainingMemoryParameters]) -> bool:
 
 def of_formula(row: Row[TrainingMemoryParameters]) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
-    recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[row.p.checkpointing.kind]
-    return row.seen["activations"] / float(
-        activation_bytes(row.p.dimensions, row.p.batch, row.p.seq, recompute=recompute)
-    )
+    p = row.p
+    recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[p.checkpointing.kind]
+    return row.seen["activations"] / float(activation_bytes(p.dimensions, p.batch, p.seq, recompute=recompute))
 
 
 def kept(row: Row[TrainingMemoryParameters], policy: Checkpointing) -> float | None:
@@ -197,9 +196,8 @@ def _headroom(row: Row[TrainingMemoryParameters]) -> Remark | None:
             "long run"
         )
         return row.remark(sentence, kind="caution", capacity=capacity)
-    batch = row.p.batch + math.floor(
-        (NEAR_LIMIT * capacity - row.seen["peak"]) / (row.seen["activations"] / row.p.batch)
-    )
+    of_one = row.seen["activations"] / row.p.batch
+    batch = row.p.batch + math.floor((NEAR_LIMIT * capacity - row.seen["peak"]) / of_one)
     sentence = (
         "{configuration} leaves {unused:size} of {capacity:size} unused: by what it keeps its batch could be {larger}; "
         "`checkpointing` measures what that gains"

@@ -98,9 +98,8 @@ def per_element(metric: str) -> Callable[[Row[OptimizerUpdateParameters]], float
 
 def in_words(row: Row[OptimizerUpdateParameters]) -> str:
     """`512 tensors of 64 x 64`, `296 tensors of bert-large`."""
-    return (
-        f"{row.p.tensors.tensors} tensors of {row.p.tensors.shape or f'{row.p.tensors.rows} x {row.p.tensors.columns}'}"
-    )
+    tensors = row.p.tensors
+    return f"{tensors.tensors} tensors of {tensors.shape or f'{tensors.rows} x {tensors.columns}'}"
 
 
 def kind(row: Row[OptimizerUpdateParameters]) -> str:

@@ -147,7 +147,7 @@ def model(row: Row) -> str:
 
 def is_step(row: Row) -> bool:
     """Whether it was timed, and is no process that was looked at."""
-    return bool(row.operator == "precision_step")
+    return bool(row.case.operator == "precision_step")
 
 
 def is_aligned(row: Row) -> bool:
@@ -324,14 +324,14 @@ PROBE = Probe(
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             ratio=lambda row: (
-                row.seen["casts"] / (row.p.micro_batches * each.seen["casts"]) if (each := nested(row)) else None
+                row.seen["casts"] / (row.p.micro_batches * step.seen["casts"]) if (step := nested(row)) else None
             ),
             where=lambda row: is_step(row) and row.p.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
-            ratio=lambda row: each.faster_than(row) if (each := nested(row)) else None,
+            ratio=lambda row: step.faster_than(row) if (step := nested(row)) else None,
             where=lambda row: is_step(row) and row.p.cast_cache != "nested",
         ),
     ),

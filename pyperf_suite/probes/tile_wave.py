@@ -399,7 +399,8 @@ CLIFF_COLUMNS = (
 
 def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
     along, row = sweeps[0].along, sweeps[0].base
-    name = f"{row.mode}_{row.implementation}_{row.p.dtype}_{row.p.tile}_{along}_k{row.p.k}_w{row.p.schedule.workers}"
+    p = row.p
+    name = f"{row.case.mode}_{row.implementation}_{p.dtype}_{p.tile}_{along}_k{p.k}_w{p.schedule.workers}"
     return Figure(
         name=f"tile_wave_{name}".replace(":", "_"),
         title=f"Tile and wave quantization: {row.implementation}, tile {row.p.tile}, {row.p.dtype}",

@@ -126,7 +126,7 @@ class _Node:
         self.law: Expect | None = offered(self.identity) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
         self.details = {
-            row.reading.kernel.get("path"): row.reading.details for row in rows if row.operator == "topology"
+            row.reading.kernel.get("path"): row.reading.details for row in rows if row.case.operator == "topology"
         }
 
     def device(self, record: Record) -> str:
@@ -171,13 +171,13 @@ class _Node:
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
-        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.p.schedule.workers, row.mode))
+        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.p.schedule.workers, row.case.mode))
         for row in rows[1:]:
             base, threads = rows[0], row.p.schedule.workers
             # Hardware threads share the units of a core.
             cores = float(min(threads, self.details.get("host", {}).get("cores") or threads))
             what, usual, least = f"{threads} cores over 1 core", cores, LEAST_OF_ALL * cores
-            if row.mode == "sustained":
+            if row.case.mode == "sustained":
                 base, what, usual, least = row.like(mode="burst") or row, "sustained over burst", 1.0, LEAST_SUSTAINED
             yield what, Quantity(base.seconds / row.seconds, "x"), Quantity(usual, "x", least, math.inf)
 

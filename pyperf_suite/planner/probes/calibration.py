@@ -219,7 +219,7 @@ def analyse(rows: Rows) -> Findings:
     """Rates, the errors of the shipped laws, and where those miss most; rates alone where no law is for the device."""
     if not rows:
         return Findings()
-    kinds = grouped(sorted(rows, key=lambda row: (row.operator, row.p.dtype)), kind_of)
+    kinds = grouped(sorted(rows, key=lambda row: (row.case.operator, row.p.dtype)), kind_of)
     rates = [rate_remark(kind, members) for kind, members in kinds.items()]
     gpu = gpu_of(rows.records[0].identity)
     if gpu is None:
@@ -252,7 +252,7 @@ def ratio(row: Row) -> float:
 
 def kind_of(row: Row) -> str:
     """Name of the cases that one call of a law prices: `bfloat16 products`."""
-    return f"{row.p.dtype} {'products' if row.operator == 'matmul' else 'attentions'}"
+    return f"{row.p.dtype} {'products' if row.case.operator == 'matmul' else 'attentions'}"
 
 
 def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
@@ -282,7 +282,7 @@ def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
 
 def what(row: Row) -> str:
     """The sizes of a product or an attention."""
-    if row.operator == "matmul":
+    if row.case.operator == "matmul":
         return f"{row.p.m}x{row.p.n}x{row.p.k} {row.p.layout}"
     p = row.p
     return f"attention {p.batch} x {p.heads} heads ({p.key_heads} key) of {p.head_dim}, {p.seq_q} tokens"

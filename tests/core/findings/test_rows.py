@@ -44,7 +44,7 @@ def rows(product: Any) -> Rows:
 
 def test_a_row_has_parameters_of_its_case_and_a_reading(rows: Rows) -> None:
     row = of(rows, 16)
-    assert (row.p.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.case.mode)
+    assert (row.p.n, row.implementation, row.case.operator) == (16, "torch", "matmul")
     assert (row.seconds, row.seen, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
     assert row.p is row.reading.case.parameters
     with pytest.raises(AttributeError, match="colour"):
@@ -76,6 +76,7 @@ def test_a_template_and_a_column_name_parameters_what_is_computed_what_was_obser
     assert [row.by_name(name) for name in names] == [16, "torch", 6.0, 3.0, 4.0, 250.0]
     assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
     assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
+    assert Column("time", "reading.time").cell(row) == row.reading.time
     assert [Column("a", value).cell({"a": 1, "b": 2}) for value in ("", "b")] == [1, 2]
 
 
