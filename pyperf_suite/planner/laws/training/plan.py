@@ -57,7 +57,6 @@ class ParallelPlan(Sharding):
         recompute_share: of the layers, where layers are recomputed.
         uneven_stages: stages may differ by a layer; embedding and logits count as one each where layers come out even
             so.
-        first_layers, last_layers: of the first and the last stage, the others sharing the rest; 0: as all.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
         expert_kernels: how the kernels of experts run.
         shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
@@ -91,8 +90,6 @@ class ParallelPlan(Sharding):
     overlap_tensor: bool = False
     recompute_share: float = 1.0
     uneven_stages: bool = False
-    first_layers: int = 0
-    last_layers: int = 0
     whole_experts: bool | NDArray[np.bool_] = False
     expert_kernels: ExpertKernels = "launched"
     shard_over: Sizes = 0

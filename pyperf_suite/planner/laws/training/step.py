@@ -430,12 +430,6 @@ UNITS_OF = {"mxfp8": "fp8", "nvfp4": "fp4"}
 def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -> tuple[Any, Any]:
     """Layers of the slowest stage, and 1 where it computes the logits too, else 0."""
     stages, groups = np.asarray(plan.pipeline), np.asarray(plan.pipeline) * plan.chunks
-    if plan.first_layers or plan.last_layers:
-        between = stages - bool(plan.first_layers) - bool(plan.last_layers)
-        each = -((plan.first_layers + plan.last_layers - layers) // np.maximum(between, 1))
-        last, most = plan.last_layers or each, np.maximum(plan.first_layers, np.where(between > 0, each, 0))
-        is_last = last * layer_s + ends_s >= most * layer_s
-        return np.where(is_last, last, most), np.where(is_last, 1, 0)
     if not np.any(layers % groups):
         return layers // plan.pipeline, 1
     most = -(-layers // stages)
