@@ -13,7 +13,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, NEAR_LIMIT, layers_bytes, outside_bytes, sequence_ranks
+from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, layers_bytes, outside_bytes, sequence_ranks
 from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
@@ -209,14 +209,3 @@ def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
 
 def _matrix_parameters(parts: Iterable[Linear]) -> Any:
     return sum(1.0 * part.outputs * part.inputs * part.calls for part in parts)
-
-
-def largest_batch(
-    used_bytes: float, growing_bytes: float, batch: int, limit_bytes: float, batches: Iterable[int]
-) -> int:
-    """The largest of `batches` that stays clear of the limit, where `growing_bytes` of those used grow with the batch.
-
-    `batch` itself where no larger one does.
-    """
-    room = NEAR_LIMIT * limit_bytes - used_bytes
-    return max((each for each in batches if growing_bytes * (each / batch - 1) <= room), default=batch)
