@@ -91,6 +91,7 @@ COLUMNS = (
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
     *map(_bytes_of, PARTS),
+    Column("memory", lambda each: None if "peak" in each.memory else sum(each.memory.values()) or None, "MB"),
 )
 LOST = (
     Column("configuration", "name", priority=2),

@@ -23,6 +23,8 @@ PARTS = {
     "weights": "parameter_bytes",
     "gradients": "gradient_bytes",
     "optimizer": "optimizer_bytes",
+    # Records of earlier versions alone have it.
+    "activations": "saved_activation_bytes",
     "peak": "peak_bytes",
 }
 CONFIDENCE = 0.95
@@ -119,7 +121,7 @@ class StudyResult:
     @property
     def growing_bytes(self) -> float:
         """Bytes of the fullest rank that grow with the micro-batch: all but weights, gradients and states."""
-        states = sum(size for part, size in self.memory.items() if part != "peak")
+        states = sum(size for part, size in self.memory.items() if part not in ("activations", "peak"))
         return max(0.0, self.memory.get("peak", 0.0) - states)
 
     @property
