@@ -16,7 +16,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices, counted, legend
+from pyperf_suite.planner.laws.explained import Explained, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
 from pyperf_suite.planner.laws.prices import Prices
 
@@ -135,7 +135,7 @@ def explain_product(
 
 def priced_product(
     gpu: GpuSpec,
-    prices: KernelPrices,
+    prices: Prices,
     sizes: tuple[int, int, int],
     dtype: str,
     layout: str,
@@ -150,7 +150,7 @@ def priced_product(
     return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
 
 
-def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
+def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
     """For each dimension the next smaller and the next larger size of about the best rate on that side.
 
     Sides on which no size is better than the present one by more than the law's error are left out.

@@ -11,7 +11,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import POOLED, CalibrationBlock, shipped_calibration
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
@@ -125,7 +126,7 @@ class PricedRun:
         return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu, self.framework)).values()))
 
 
-def fit_step(tables_folder: Path, prices: Callable[..., KernelPrices] | None = None) -> dict[str, CalibrationBlock]:
+def fit_step(tables_folder: Path, prices: Callable[..., Prices] | None = None) -> dict[str, CalibrationBlock]:
     """The block "step" of the published runs. Raises UserError where the folder has not the tables."""
     priced, _ = price_runs(training_runs(tables_folder)[0], prices or prices_of)
     return {BLOCK: _block(priced, {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)})}
@@ -197,7 +198,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
     ]
 
 
-def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., KernelPrices]) -> tuple[list[PricedRun], list[str]]:
+def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., Prices]) -> tuple[list[PricedRun], list[str]]:
     """Runs with their kernels priced, and why laws refuse others."""
     requested = functools.cache(lambda gpu, dtype: Remembered(prices(gpu, dtype)))
     priced, refused = [], []
@@ -271,22 +272,13 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         }
         plan = ParallelPlan(**numbers, **dict(zip(SAME, same, strict=True)))
         model: Any = SimpleNamespace(layers=np.array([step.model.layers for step in steps]))
-        groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
-        seconds = (
-            np.array([float(getattr(step, name)) for step in steps]) for name in ("sends", "optimizer", "gradient_byte")
-        )
+        prices = {kind: np.array([float(step.prices[kind]) for step in steps]) for kind in steps[0].prices}
         own = [on_gpu(StepConstants(1.0), runs[place].run.gpu, runs[place].framework) for place in places]
         ratios = replace(
             StepConstants(1.0), **{name: np.array([getattr(c, name) for c in own]) for name in (*BY_GPU, "nvfp4")}
         )
-        stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
+        stacks.append(Stack(np.array(places), PricedStep(model, plan, prices), ratios))
     return stacks
-
-
-def _column(prices: Sequence[Any]) -> Any:
-    """The same prices of several runs, each field an array."""
-    names = [each.name for each in fields(prices[0])]
-    return type(prices[0])(**{name: np.array([float(getattr(each, name)) for each in prices]) for name in names})
 
 
 def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> NDArray[np.float64]:

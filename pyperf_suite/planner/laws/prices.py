@@ -1,18 +1,15 @@
 """The one price list: what a kernel or a collective costs on a GPU, by its laws, and whether a calibration has prices.
 
-Whatever adds up kernels (`size`, `layout`, an iteration) asks only `KernelPrices`, so that a test or a measurement can
-answer in the place of a calibration.
+Whatever adds up kernels (`size`, `layout`, an iteration) asks only `Prices`, or what answers the same calls.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +22,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.planner.laws.collectives import collective_time
-from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.roofline import memory_bound_time
@@ -54,13 +51,17 @@ class Prices:
     In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
     "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
     before Ampere in fp16. `library` is whose kernels are priced, None the default of each law, and for attention in
-    training `TRAINING_ATTENTION`.
+    training `TRAINING_ATTENTION`. `slower` is by what each kind of kernel calls takes longer within a step than alone.
+
+    Sizes are plain numbers, or arrays that broadcast together. A query of attention sees `window` keys, 0: all;
+    collectives are of S bytes as of nccl-tests, by default on the nodes and the network of the GPU's maker.
     """
 
     gpu: str | GpuSpec | Calibration
     dtype: str = "bf16"
     mode: Literal["burst", "sustained"] = "sustained"
     library: str | None = None
+    slower: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def _attention_dtype(self) -> str:
@@ -128,47 +129,6 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
         for end, further in ((price.low, times_low), (price.high, times_high))
     )
     return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
-
-
-def _noted(law: str, kind: str) -> Callable[..., Explained]:
-    return lambda self, *sizes: self.noted(law, getattr(self.prices, kind)(*sizes))
-
-
-class NotedPrices:
-    """Another price list that notes which laws were called, by names that a reader knows.
-
-    `errors` collects the stated error of each, in % (None if nothing was held out), `origins` the measurements behind
-    them. `slower` is by what each kind of kernel calls takes longer within a step than alone.
-    """
-
-    def __init__(self, prices: KernelPrices, slower: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.prices, self.slower = prices, slower
-        self.errors: dict[str, float | None] = {}
-        self.origins: dict[str, None] = {}
-
-    @property
-    def wide(self) -> NotedPrices:
-        """The same of the prices in 16 bits; errors and origins are collected together."""
-        prices: KernelPrices = getattr(self.prices, "wide", self.prices)
-        if prices is self.prices:
-            return self
-        wide = copy.copy(self)
-        wide.prices = prices
-        return wide
-
-    def noted(self, law: str, price: Explained) -> Explained:
-        """The price, once its error and origin are kept under the law's name."""
-        errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
-        self.errors[law] = max(errors, default=None)
-        if price.origin:
-            self.origins[price.origin] = None
-        return price
-
-    gemm = _noted("products", "gemm")
-    attention = _noted("attention", "attention")
-    latent_attention = _noted("latent attention", "latent_attention")
-    memory_bound = _noted("memory bound", "memory_bound")
-    collective = _noted("collectives", "collective")
 
 
 def check_form(calibration: Calibration, origin: Path) -> None:

@@ -15,7 +15,7 @@ from pyperf_suite.planner.laws.training import layer_work
 from pyperf_suite.planner.laws.training.framework import KINDS, StepConstants
 from pyperf_suite.planner.laws.training.layer_work import (
     passes_and_slowdown,
-    price_layer,
+    price_work,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import (
@@ -137,11 +137,11 @@ def test_how_often_each_kind_of_kernel_runs_and_what_slows_it() -> None:
     assert {name: found[name] for name in due} == due
     assert found["cast"] == (1.5, 1.5)
     sparse = replace(EXPERTS, dense_layers=8)
-    layer = price_layer(sparse, replace(PLAN, context=2, dtype="fp8"), MadeUpPrices(), None)
+    layer = price_work(sparse, replace(PLAN, context=2, dtype="fp8"), MadeUpPrices(), None)
     # 60 launches a layer, 20 for casts and 60 where tokens are routed; keys and values of all tokens go round.
-    assert float(layer.launches) == 60 + 20 + 60 * 16 / 24
+    assert float(layer["launches"]) == 60 + 20 + 60 * 16 / 24
     assert [KINDS[kind_of(EXPERTS, dtype)] for dtype in ("bf16", "fp8")] == list(KINDS[2:])
-    assert float(layer.ring) == pytest.approx(2 * 2 * SEQ * 2 * 1024 / 1e9)
+    assert float(layer["ring"]) == pytest.approx(2 * 2 * SEQ * 2 * 1024 / 1e9)
 
 
 def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
@@ -258,7 +258,7 @@ def test_tokens_go_to_the_other_node_where_one_of_their_experts_is_there() -> No
     prices.collective = lambda op, nbytes, *_: Explained(nbytes / 1e9 * (op == "send_receive"))  # type: ignore[method-assign]
     plan = ParallelPlan(global_batch=4, micro_batch=1, seq=SEQ, data=4, expert=4, ranks_per_node=2)
     # With both of its two experts in its own of two nodes a token stays: a quarter do.
-    assert price_layer(EXPERTS, plan, prices, None).all_to_all == pytest.approx(3 / 4 * STREAM_S / 2)
+    assert price_work(EXPERTS, plan, prices, None)["all_to_all"] == pytest.approx(3 / 4 * STREAM_S / 2)
 
 
 def test_stages_of_zero_send_what_the_paper_says() -> None:
