@@ -15,7 +15,6 @@ from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.attention import fit_attention
 from tools.fit.gemm import fit_gemm
-from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
 
 # A calibration is downloaded with the package by everybody, for every GPU.
@@ -32,7 +31,6 @@ Fit = Callable[[Path, Mapping[str, calibration.Calibration]], Blocks]
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
-    "memory": lambda folder, _: fit_memory(folder),
     "step": lambda folder, fitted: {
         calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },

@@ -20,7 +20,6 @@ MEANINGS = {
     "kernel": "what the library's kernels fall short of the peak in whole tiles",
     "rate": "what attention's kernels fall short of the peak",
     "bandwidth": "waiting for memory, or for the links between GPUs",
-    "cache": "waiting for L2",
     "network": "waiting for the network between nodes",
     "split": "adding up the slices of K",
     "routing": "ordering tokens by expert and adding up what their experts return",

@@ -31,7 +31,6 @@ from pyperf_suite.planner.laws.roofline import memory_bound_time
 WIDE = ("fp16", "bf16", "tf32", "fp32")
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
 PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
-BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
 # Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -175,8 +174,6 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
                     calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
                 ),
             )
-    if "memory" in laws:
-        yield "memory", memory_bound_time(calibration, BYTES)
 
 
 def _wrong(law: str, priced: Explained) -> str | None:

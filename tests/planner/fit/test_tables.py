@@ -24,7 +24,6 @@ from tools.fit import __main__ as tables
 from tools.fit.__main__ import FITS, is_as_shipped, main, save
 from tools.fit.attention import fit_attention
 from tools.fit.gemm import fit_gemm
-from tools.fit.memory import fit_memory
 from tools.fit.published import SAMPLE
 from tools.fit.step import fit_step
 
@@ -35,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.mark.slow
 def test_a_law_fitted_again_leaves_the_others_as_they_are(tmp_path: Path) -> None:
-    done = invoke(str(SAMPLE), "--law", "memory", "--output", str(tmp_path))
+    done = invoke(str(SAMPLE), "--law", "attention", "--output", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert len([line for line in done.output.splitlines() if "held-out error" in line]) == 5
     for written in map(load_calibration, tmp_path.glob("*.npz")):
@@ -58,13 +57,13 @@ def test_every_shipped_calibration_is_small_and_each_block_states_its_own_error_
 
 
 def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
-    block = shipped_calibration("H100 SXM").block("memory")
+    block = shipped_calibration("H100 SXM").block("gemm_bf16.vllm")
     moved = CalibrationBlock({name: array * 1.01 for name, array in block.arrays.items()}, block.held_out)
     rounded = CalibrationBlock({name: array * 1.000001 for name, array in block.arrays.items()}, block.held_out)
-    assert is_as_shipped("H100 SXM", "memory", rounded)
-    assert not is_as_shipped("H100 SXM", "memory", moved)
+    assert is_as_shipped("H100 SXM", "gemm_bf16.vllm", rounded)
+    assert not is_as_shipped("H100 SXM", "gemm_bf16.vllm", moved)
     assert not is_as_shipped("H100 SXM", "nothing", block)
-    assert not is_as_shipped("Abacus 9000", "memory", block)
+    assert not is_as_shipped("Abacus 9000", "gemm_bf16.vllm", block)
 
 
 def test_a_calibration_too_large_to_ship_and_a_folder_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
@@ -76,9 +75,7 @@ def test_a_calibration_too_large_to_ship_and_a_folder_that_cannot_be_written_are
         save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")
 
 
-@pytest.mark.parametrize(
-    ("law", "sentence"), [("gravity", "gravity"), ("memory", "has no table of products (gemm_bf16_")]
-)
+@pytest.mark.parametrize(("law", "sentence"), [("gravity", "gravity"), ("attention", "has no table of attention")])
 def test_an_unknown_law_or_a_folder_without_tables_ends_in_one_sentence(
     tmp_path: Path, law: str, sentence: str
 ) -> None:
@@ -106,7 +103,6 @@ def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
     [
         (fit_attention, "has no table of attention"),
         (fit_gemm, "no gemm_"),
-        (fit_memory, "name the folder"),
         (fit_step, "is no table of training runs"),
     ],
 )
