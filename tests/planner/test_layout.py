@@ -103,7 +103,7 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = ParallelPlan(
             global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
-            gradient_bytes=4, uneven_stages=True, **counts
+            gradient_bytes=4, **counts
         )  # fmt: skip
         message = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
@@ -324,7 +324,7 @@ GIVEN = with_options("--gpus", "")
         (("--recompute", "some"), "'some' is not one of 'nothing'"),
         (("--top", "0"), "'--top': 0 is not in the range"),
         (("--dp", "64", "--zero", "0"), "bytes) more than the 72.0 GiB that are usable; the nearest that"),
-        (("--gpus", "1", "--offload", "none"), "GPUs would do, by"),
+        (("--gpus", "1", "--offload", "none"), "are usable: take more GPUs, or --offload."),
         (("--offload", "disk"), "Nothing can be offloaded as 'disk'"),
         (("--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
         (("--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
@@ -387,7 +387,6 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert ", confidence " in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
     offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu", "--all").output.split())
     assert "A is faster by" in offloads
-    assert "no run that uses offload was published" in offloads
 
 
 @pytest.mark.slow
@@ -407,7 +406,6 @@ def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> 
     found = planned(training, alone)
     assert found.best.plan.offload != "none"
     assert found.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
-    assert found.best.untested == ("offload",)
     assert "offload" in found.best.parts
     text = str([remark.template for remark in findings_of_layouts(found, 3).remarks])
     assert "Offload needs up to" in text
@@ -415,7 +413,7 @@ def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> 
     small = planned(training, replace(alone, host=replace(alone.hosted, memory_bytes=64 * 2**30)))
     assert small.best.plan.offload == "nvme"
     assert small.best.seconds > found.best.seconds
-    with pytest.raises(UserError, match="GPUs would do"):
+    with pytest.raises(UserError, match="take more GPUs"):
         planned(replace(training, offloads=("none",)), alone)
     both = planned(Training(LLAMA, 64, 4096, offloads=("none", "cpu")), NODE)
     assert both.best.plan.offload == "none"

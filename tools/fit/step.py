@@ -251,7 +251,7 @@ BY_GPU = ("attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention", "blocks"),
+    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),

@@ -15,12 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.attention import PLAIN, attention_time, mla_time
-from pyperf_suite.planner.laws.calibration import (
-    Calibration,
-    spec_of,
-)
+from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
@@ -138,51 +135,40 @@ def check_form(calibration: Calibration, origin: Path) -> None:
             raise UserError(
                 f"{origin} has a block {name} without an error: make it anew with `pyperf-suite calibrate`."
             )
-    if why := cannot_price(calibration):
-        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
-
-
-def cannot_price(calibration: Calibration) -> str | None:
-    """Why its laws are none, in a part of a sentence; None where each gives every size a time."""
     try:
-        find_gpu(calibration.gpu)
+        spec_of(calibration)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return next(filter(None, (_wrong(*tried) for tried in _tried(calibration))), None)
+            wrong = [law for law, priced in _tried(calibration) if not _has_times(priced)]
     except UserError as reason:
-        return str(reason).rstrip(".")
+        why = str(reason).rstrip(".")
     except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
-        return f"its laws end in {type(error).__name__}"
+        why = f"its laws end in {type(error).__name__}"
+    else:
+        if not wrong:
+            return
+        why = f"its law of {wrong[0]} gives no time for every size"
+    raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
 
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
     laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
     m, n, k = PRODUCTS
-    peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):
-        if f"gemm_{dtype}" in laws and dtype in peaks:
+        if f"gemm_{dtype}" in laws:
             for library in calibration.libraries(f"gemm_{dtype}") or (None,):
-                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", library=library)
-    if "attention_bf16" in laws and "bf16" in peaks:
+                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, library=library)
+    if PLAIN in laws:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
         ).T
-        for backward in (False, True):
-            yield (
-                "attention",
-                attention_time(
-                    calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
-                ),
-            )
+        for library, backward in product(calibration.libraries(PLAIN) or (None,), (False, True)):
+            prices = Prices(calibration, library=library)
+            yield "attention", prices.attention(True, backward, batch, seq, heads, kv_heads, head_dim)
 
 
-def _wrong(law: str, priced: Explained) -> str | None:
-    seconds = np.asarray(priced.seconds)
-    if seconds.dtype.kind != "f" or not bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
-        return f"its law of {law} gives no time for every size"
-    interval = [end for end in (priced.low, priced.high) if end is not None]
-    if not all(bool(np.isfinite(part).all()) for part in (*priced.parts.values(), *interval)):
-        return f"its law of {law} gives causes or an interval that are no times"
-    if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
-        return f"its law of {law} has no error"
-    return None
+def _has_times(priced: Explained) -> bool:
+    seconds, interval = np.asarray(priced.seconds), [end for end in (priced.low, priced.high) if end is not None]
+    return bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()) and all(
+        bool(np.isfinite(part).all()) for part in (*priced.parts.values(), *interval)
+    )

@@ -184,7 +184,7 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
         plan = ParallelPlan(
             global_batch=training.global_batch, seq=training.seq, recompute=RECOMPUTES[recompute],
             offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
-            overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel, uneven_stages=True,
+            overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel,
             ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
             shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
         )  # fmt: skip

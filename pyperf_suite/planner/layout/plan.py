@@ -41,15 +41,7 @@ from pyperf_suite.planner.layout.grid import (
     written,
 )
 
-# By framework, what no run of it was published with, so that its law was compared with none.
-_DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
-UNTESTED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
-    "deepspeed": ("context", "expert"),
-}
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# Clusters up to this many times as large are tried before nothing is said to fit.
-MOST_TIMES_GPUS = 64
 BYTES_PER_PARAMETER = MIXED.total
 RULE_SHARE = 0.75
 # "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
@@ -88,12 +80,6 @@ class PredictedLayout:
     def memory_bytes(self) -> float:
         """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """Axes of it that no run of its framework was published with."""
-        names = (*UNTESTED.get(self.framework, ()), "offload")
-        return tuple(WRITTEN[name] for name in names if getattr(self.plan, name) not in (1, "none"))
 
 
 @dataclass(frozen=True)
@@ -282,25 +268,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
             raise UserError(f"{wrong}; the nearest that fits is {written(near.plan)}.")
     else:
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
-    larger = _fewest_gpus(found.training, found.cluster)
-    raise UserError(f"{wrong}; {larger or f'nor would {MOST_TIMES_GPUS} times as many GPUs be enough'}.")
-
-
-def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
-    """The nearest cluster on which something fits, by doubling."""
-    times = 2
-    while times <= MOST_TIMES_GPUS:
-        larger = replace(cluster, gpus=cluster.gpus * times)
-        times *= 2
-        try:
-            grid = layouts(training, larger)
-        except UserError:
-            continue
-        total = np.asarray(memory_of(training, larger, grid).total)
-        if total.min() <= cluster.usable_bytes:
-            plan = plan_at(training, larger, grid, int(np.argmin(total)))
-            return f"{larger.gpus} GPUs would do, by {written(plan)}"
-    return None
+    raise UserError(f"{wrong}: take more GPUs, or --offload.")
 
 
 @dataclass(frozen=True)

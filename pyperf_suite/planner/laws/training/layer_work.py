@@ -106,7 +106,7 @@ def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepCon
     context_s = exposed_comm_s(attended * prices["ring"], forward_s)
     context_s = context_s + exposed_comm_s(2 * prices["ring"], backward_s)
     tokens_s = of("all_to_all")
-    if plan.expert_kernels == "fused":
+    if plan.fuses_experts:
         tokens_s = exposed_comm_s(tokens_s, routed_s)
     work = {
         "products": products_s + routed_s,
@@ -138,7 +138,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
     plain = c.of_products(plan.dtype)
-    experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
+    experts = c.experts * plain
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
     summed = c.tensor_overlapped if plan.overlap_tensor else (forward + (not plan.hides_sums)) / (forward + 1)
     return {
@@ -151,7 +151,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "scores": (attended + SCORE_GRADIENT_BYTES / SCORE_BYTES_PER_ELEMENT, c.slowdown),
         "memory": (forward + BACKWARD_BYTES_RATIO, c.slowdown),
         "cast": ((forward + 1) / 2, c.slowdown),
-        "permuted": (forward + 1, sorted_apart * c.slowdown),
+        "permuted": (forward + 1, (not plan.fuses_experts) * c.slowdown),
         "all_to_all": (4 + 2 * plan.recompute_fraction, 1.0),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
         "gathered": (0.0, 1.0),
@@ -342,7 +342,7 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
     return found | {
         "ring": _ring_s(model, plan, prices, network),
         "all_to_all": _all_to_all_s(model, plan, prices, network),
-        "launches": launches * (plan.expert_kernels != "captured"),
+        "launches": launches,
     }
 
 

@@ -12,11 +12,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
-from pyperf_suite.planner.laws.training.framework import (
-    DTYPES,
-    ExpertKernels,
-    check_framework,
-)
+from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
 from pyperf_suite.planner.laws.training.memory import Offload
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
@@ -55,10 +51,8 @@ class ParallelPlan(Sharding):
         host: a GPU's share of its host; None: of the maker's server.
         overlap_tensor: the exchange of TP is hidden behind products, as NeMo's recipes do.
         recompute_share: of the layers, where layers are recomputed.
-        uneven_stages: stages may differ by a layer; embedding and logits count as one each where layers come out even
-            so.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
-        expert_kernels: how the kernels of experts run.
+        fuses_experts: their kernels are fused, and overlapped with the exchange of tokens.
         shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
@@ -89,9 +83,8 @@ class ParallelPlan(Sharding):
     host: Host | None = None
     overlap_tensor: bool = False
     recompute_share: float = 1.0
-    uneven_stages: bool = False
     whole_experts: bool | NDArray[np.bool_] = False
-    expert_kernels: ExpertKernels = "launched"
+    fuses_experts: bool = False
     shard_over: Sizes = 0
     gathers: Sizes = 1
     slower_attention: float = 1.0

@@ -209,12 +209,9 @@ def price_step(
 ) -> PricedStep:
     """Price a plan, or a grid of them, in which each different piece is requested once.
 
-    Raises UserError for layers that do not divide over stages and dimensions that do not over TP.
+    Raises UserError for more stages than layers, and dimensions that do not divide over TP.
     """
     groups = plan.pipeline * np.asarray(plan.chunks)
-    if np.any(model.layers % groups) and not plan.uneven_stages:
-        chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
-        raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
     if np.any(model.layers < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
     if plan.shape:
@@ -292,7 +289,7 @@ def step_time(
         network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
 
     Raises:
-        UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
+        UserError: more stages than layers, dimensions that do not divide over TP, or an unknown GPU.
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
