@@ -83,15 +83,6 @@ USUAL_ERROR = 0.03
 WORTH = 6.0
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """One published iteration: what was trained, how, and the seconds that it took."""
-
-    model: ModelDimensions
-    plan: ParallelPlan
-    seconds: float
-
-
 @dataclass(frozen=True, eq=False)
 class PricedRun:
     """A run with its kernels priced: seconds under any constants are then a matter of a few sums."""
@@ -146,12 +137,7 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
             why = other or ("" if run.seconds else "The row has no time.") or ("" if run.ran else "Memory ran out.")
             refused += [why] * bool(why)
             usable += [run] * (not why)
-    a100 = find_gpu(MEASURED_GPU)
-    for each in read_iterations(tables_folder, MULTI_NODE):
-        plan = replace(each.plan, framework="megatron")
-        name = f"GPT-{each.model.hidden}"
-        network = CARRIED_BYTES_PER_S[MEASURED_GPU]
-        usable.append(TrainingRun(name, "vTrain", a100, each.model, plan, network, each.seconds, None, True))
+    usable += read_iterations(tables_folder, MULTI_NODE)
     for framework, dtype, gpus, tokens_per_s in TORCHTITAN_H100:
         plan = ParallelPlan(
             global_batch=2 * gpus, micro_batch=2, seq=8192, data=gpus, recompute="layers", recompute_share=0.5,
@@ -163,39 +149,26 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
     return usable, refused
 
 
-def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
+def read_iterations(tables_folder: Path, table: str) -> list[TrainingRun]:
     """The iterations of a table of vTrain's. Raises UserError where the folder has not got it.
 
     They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed, gradients of
     16 bits (src/predictor.py of vTrain counts 2 bytes each), as is Megatron-LM's default in fp16.
     """
-    return [
-        Iteration(
-            ModelDimensions(
-                layers=row["layers"],
-                hidden=row["hidden_size"],
-                ffn=4 * row["hidden_size"],
-                heads=row["attention_heads"],
-                vocab=VOCAB,
-                bias=True,
-                tied=True,
-                positions=row["sequence_length"],
-            ),
-            ParallelPlan(
-                global_batch=row["global_batch"],
-                micro_batch=row["micro_batch"],
-                seq=row["sequence_length"],
-                tensor=row["tensor_parallelism"],
-                data=row["data_parallelism"],
-                pipeline=row["pipeline_parallelism"],
-                recompute="layers",
-                fused_attention=False,
-                dtype="fp16",
-            ),
-            row["iteration_time_(ms)"] * 1e-3,
+    runs, gpu = [], find_gpu(MEASURED_GPU)
+    for row in rows_of(read_columns(tables_folder, table)):
+        hidden, seq = row["hidden_size"], row["sequence_length"]
+        model = ModelDimensions(
+            row["layers"], hidden, 4 * hidden, row["attention_heads"], VOCAB, bias=True, tied=True, positions=seq
         )
-        for row in rows_of(read_columns(tables_folder, table))
-    ]
+        plan = ParallelPlan(
+            global_batch=row["global_batch"], micro_batch=row["micro_batch"], seq=seq, tensor=row["tensor_parallelism"],
+            data=row["data_parallelism"], pipeline=row["pipeline_parallelism"], recompute="layers",
+            fused_attention=False, dtype="fp16", framework="megatron",
+        )  # fmt: skip
+        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S[MEASURED_GPU]
+        runs.append(TrainingRun(f"GPT-{hidden}", "vTrain", gpu, model, plan, network, seconds, None, True))
+    return runs
 
 
 def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., Prices]) -> tuple[list[PricedRun], list[str]]:
