@@ -257,8 +257,8 @@ def printed(explained, *names):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("0x1x1", "have to lie between 1 and"),
-        ("1x1x1000000000", "have to lie between 1 and"),
+        ("0x1x1", "No product has m = 0"),
+        ("1x1x10000000000", "give a size of 1 to"),
         ("8x8x8 --layout XY", "no layout 'XY'"),
         ("8x8", "'8x8' is no product"),
     ],

@@ -150,7 +150,6 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    product_explained.check_product(m, n, k, layout.upper())
     _, laws = requested_gpu(gpu, calibration)
     product = product_explained.explain_product(laws, (m, n, k), dtype, layout.upper(), library)
     answer("explain", product_explained.findings_of_product(product), as_json, everything)

@@ -13,8 +13,8 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, layers_bytes, outside_bytes, sequence_ranks
-from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
+from pyperf_suite.laws.training.memory import MIXED, layers_bytes, outside_bytes, sequence_ranks
+from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
 Offload = Literal["none", "optimizer", "cpu", "nvme"]
@@ -140,17 +140,11 @@ def training_memory(
     is counted: the first, which holds the most micro-batches, or the last, which has the logits. `context` ranks (CP)
     share each sequence; they are among the `data_ranks`. Bytes a parameter are those of mixed precision, activations
     are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
-    layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages,
-    and where a dimension cannot be cut over the ranks.
+    layers at work. Raises UserError for more stages than layers, and where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
-    check_recompute(recompute)
     zero = np.asarray(zero_stage)
-    if not (np.all(zero >= 0) and np.all(zero <= LAST_STAGE)):
-        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was requested.")
-    if np.min(data_ranks) < 1:
-        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were requested.")
-    if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
+    if np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
     like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
     gathers = (zero >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
