@@ -363,7 +363,7 @@ class Remembered:
     def __init__(self, prices: Any) -> None:
         self._prices = prices
         self._known: dict[tuple[str, Any], Any] = {}
-        self.wide: Any = Remembered(prices.wide) if getattr(prices, "wide", prices) is not prices else self
+        self.wide: Any = Remembered(prices.wide) if prices.wide is not prices else self
 
     def __getattr__(self, law: str) -> Any:
         if law.startswith("_"):

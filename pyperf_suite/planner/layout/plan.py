@@ -23,9 +23,9 @@ from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.framework import FoundConstants, found_constants
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict, training_memory
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
@@ -234,13 +234,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> MemoryNeed:
     """Bytes of each layout's fullest GPU."""
     memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
     for similar, plan in plans(training, cluster, grid):
-        # A fused kernel keeps no scores, whatever else is kept.
-        fused = plan.fused_attention and plan.recompute == "nothing"
-        need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing,
-            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
-            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
-        )  # fmt: skip
+        need = need_of(training.model, plan)
         for name, part in memory.items():
             part[similar] = getattr(need, name)
     return MemoryNeed(**memory)

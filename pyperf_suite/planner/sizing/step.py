@@ -25,7 +25,6 @@ from pyperf_suite.planner.laws.training.layer_work import (
     KernelCall,
     kernel_calls,
     passes_and_slowdown,
-    wide,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 
@@ -205,15 +204,14 @@ def price(parts: Sequence[KernelCall], prices: Prices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
     requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...], bool], list[int]] = {}
-    in_16_bits = wide(prices)
     for place, part in enumerate(parts):
-        stays_wide = part.wide and in_16_bits is not prices
+        stays_wide = part.wide and prices.wide is not prices
         requested.setdefault((part.law, part.fixed, part.flags, stays_wide), []).append(place)
     for (law, fixed, flags, stays_wide), places in requested.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)
-        explained = getattr(in_16_bits if stays_wide else prices, law)(*fixed, *rows, *flags)
+        explained = getattr(prices.wide if stays_wide else prices, law)(*fixed, *rows, *flags)
         ends = np.cumsum([column[0].size for column in columns])
         for place, column, back in zip(places, columns, np.split(inverse, ends[:-1]), strict=True):
             its_slower = prices.slower.get(parts[place].kind, 1.0)

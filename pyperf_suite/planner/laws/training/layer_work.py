@@ -179,7 +179,7 @@ class KernelCall:
 
     def seconds(self, prices: Prices) -> Any:
         """Of all calls."""
-        prices = wide(prices) if self.wide else prices
+        prices = prices.wide if self.wide else prices
         sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
         found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
         return as_plain(self.calls) * found.seconds
@@ -344,11 +344,6 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
         "all_to_all": _all_to_all_s(model, plan, prices, network),
         "launches": launches,
     }
-
-
-def wide(prices: Prices) -> Prices:
-    """The prices of the same GPU in 16 bits, for what stays in them."""
-    return getattr(prices, "wide", prices)
 
 
 def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:

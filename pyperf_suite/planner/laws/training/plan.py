@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
-from pyperf_suite.planner.laws.training.memory import Offload
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, Offload, training_memory
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.
@@ -220,3 +220,15 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
+
+
+def need_of(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
+    """What the fullest GPU of a plan holds, recomputing as it says or otherwise."""
+    recompute = recompute or plan.recompute
+    # A fused kernel keeps no scores, whatever else is kept.
+    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
+    return training_memory(
+        model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
+        zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
+        micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
+    )  # fmt: skip

@@ -16,8 +16,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
-from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict, training_memory
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 
 # Columns without which a run cannot be predicted.
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
@@ -88,26 +88,16 @@ class TrainingRun:
     @property
     def need(self) -> MemoryNeed:
         """What the fullest GPU holds by the formulas, recomputing as stated."""
-        # A fused kernel keeps no scores, whatever else is kept.
-        fused = self.plan.fused_attention and self.plan.recompute == "nothing"
-        return self._need("attention" if fused else self.plan.recompute)
+        return need_of(self.model, self.plan)
 
     @property
     def verdict(self) -> Verdict:
         """Whether it fits its GPU; where the row leaves open what is recomputed, by the least that it may hold."""
         verdict = self.need.verdict(self.gpu.memory_bytes)
         if verdict == "does not fit" and ASSUMED_RECOMPUTE in self.assumed:
-            least = self._need("layers").verdict(self.gpu.memory_bytes)
+            least = need_of(self.model, self.plan, "layers").verdict(self.gpu.memory_bytes)
             return verdict if least == verdict else "may not fit"
         return verdict
-
-    def _need(self, recompute: Recompute) -> MemoryNeed:
-        plan = self.plan
-        return training_memory(
-            self.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
-            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
-            micro_batches=plan.micro_batches, context=plan.context,
-        )  # fmt: skip
 
 
 def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
