@@ -315,7 +315,7 @@ GIVEN = with_options("--gpus", "")
         (("--gpus", "", "--exactly", "dp=8,offload=cpu,zero=1"), "has ZeRO 1"),
         (("--gpus", "", "--exactly", "dp=8,offload=disk"), "offload is one of none, optimizer, cpu, nvme"),
         (("--gpus", "", "--exactly", "dp=8", "--tp", "2"), "leave out the other, and options of single axes"),
-        (("--gpus", "", "--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM does not train in 'fp8': choose from bf16"),
+        (("--gpus", "", "--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM has no units for 'fp8'"),
         (("--gpus", ""), "--gpus is missing"),
     ],
 )

@@ -214,7 +214,6 @@ def planned(
 
 def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | Calibration) -> Planned:
     """Time and memory of every layout of a grid. Raises UserError where the GPU has no units for the dtype."""
-    training.peak_on(cluster.gpu)
     prices = replace(prices_of(laws, training.dtype_on(cluster.gpu)), library=training.library)
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}

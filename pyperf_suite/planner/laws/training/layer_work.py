@@ -140,7 +140,9 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     plain = c.of_products(plan.dtype)
     experts = c.experts * plain
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
-    summed = c.tensor_overlapped if plan.overlap_tensor else (forward + (not plan.hides_sums)) / (forward + 1)
+    # Megatron's backward hides TP's sums behind products (LinearWithGradAccumulationAndAsyncCommunication).
+    waited = forward + (plan.framework != "megatron")
+    summed = c.tensor_overlapped if plan.overlap_tensor else waited / (forward + 1)
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),

@@ -184,11 +184,6 @@ class ParallelPlan(Sharding):
         """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
         return 3 + self.recompute_fraction
 
-    @property
-    def hides_sums(self) -> bool:
-        """Backward hides TP's sums behind products: LinearWithGradAccumulationAndAsyncCommunication of Megatron."""
-        return self.framework == "megatron"
-
     def distinct(self) -> tuple[ParallelPlan, NDArray[np.intp]]:
         """The plans of a grid that differ in what a rank's layer costs, and for each plan, flat, the place of its own.
 
