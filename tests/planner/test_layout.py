@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,8 @@ from hypothesis import strategies as st
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, shipped_calibration
-from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.memory import training_memory
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import step_time
-from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, held_to, layouts
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.layout.grid import SPLIT, Cluster, Training, held_to, layouts
 from pyperf_suite.planner.layout.plan import (
     KEYS,
     Planned,
@@ -93,32 +87,6 @@ def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
     assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
     assert 0.4 < best.mfu < 0.8
     assert best.over_bytes == 0
-
-
-@pytest.mark.slow
-def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
-    rng = np.random.default_rng(0)
-    for place in rng.integers(len(llama.grid), size=20).tolist():
-        layout = llama.at(place).plan
-        counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
-        plan = ParallelPlan(
-            global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
-            gradient_bytes=4, **counts
-        )  # fmt: skip
-        message = step_time("A100", LLAMA, plan, None, Prices("A100"))
-        assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
-            (float(message.seconds), float(message.low), float(message.high)), rel=1e-9
-        )
-        assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
-            {name: float(part) for name, part in message.parts.items()}, abs=1e-9
-        )
-        assert llama.at(place).framework == ("fsdp2" if layout.zero_stage > 1 else "megatron")
-        need = training_memory(
-            LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
-            zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
-            micro_batches=plan.micro_batches, recompute="layers" if layout.recompute == "layers" else "attention",
-        )  # fmt: skip
-        assert llama.memory_bytes[place] == pytest.approx(float(need.total), rel=1e-12)
 
 
 @pytest.mark.slow
@@ -265,22 +233,6 @@ def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> N
     assert (whole.plan.shard_over, node.plan.shard_over) == (0, 8)
     assert node.memory["optimizer"] == pytest.approx(8 * whole.memory["optimizer"])
     assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
-
-
-@pytest.mark.slow
-def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
-    published = shipped_calibration(POOLED).block("step")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((6, 4), 5.0)}
-    block = replace(published, arrays=published.arrays | doubled)
-    path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
-    usual, own = (
-        json.loads(command(*OPTIONS, "--framework", "megatron", "--json", "--top", "1", *more).stdout)
-        for more in ((), ("--calibration", str(path)))
-    )
-    assert 0.05 in [pytest.approx(each["error"]) for each in printed_values(own, "error")]
-    first, second = (printed_lines(each, "Fastest")[0]["iteration"] for each in (usual, own))
-    assert second > 1.5 * first
-    assert command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4").exit_code == 2
 
 
 GIVEN = with_options("--gpus", "")

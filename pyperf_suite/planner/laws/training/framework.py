@@ -119,7 +119,6 @@ class FoundConstants:
     constants: StepConstants
     is_transferred: bool
     error_percent: float | None
-    framework: str = ""
     origin: str = ""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
@@ -211,4 +210,4 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
         tuple(arrays[name][row].astype(float).tolist()) if name in arrays else ()
         for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
     )
-    return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)
+    return FoundConstants(constants, another, error, block.origin, low, high, errors)
