@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -13,6 +14,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
     Calibration,
+    CalibrationBlock,
     all_shipped,
     load_calibration,
     shipped_calibration,
