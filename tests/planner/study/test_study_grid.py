@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.study.grid import (
@@ -178,3 +180,8 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes, sentence: str, tmp_
     with pytest.raises(UserError, match=sentence) as refused:
         read_study(path)
     assert str(path) in str(refused.value)
+
+
+def test_the_command_takes_its_own_defaults() -> None:
+    listed = CliRunner().invoke(main, ["study", str(EXAMPLE), "--list", "--device", "cpu"])
+    assert (listed.exit_code, " 2  " in listed.output) == (0, True), listed.output
