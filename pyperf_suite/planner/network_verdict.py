@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark, Table, remark
@@ -14,7 +14,7 @@ from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.traffic import PARALLELISMS, Phase, StepTransfer, TrainingWorkload, exposed_comm_s
+from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.record.quantity import Quantity
 
@@ -22,6 +22,7 @@ from pyperf_suite.record.quantity import Quantity
 DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
 # For expert parallelism the same model with Mixtral's routing (Jiang et al. 2024).
 TOP_K, FEWEST_EXPERTS = 2, 8
+USUAL_SEQ = 4096
 # What a rank is taken to compute: 40 % of an H100's dense bfloat16 peak, and what some ten CPU cores do.
 FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
 # Exposed communication of more than this share of a step is called network-bound: what a user would act on.
@@ -30,30 +31,25 @@ TOLERATED_SHARE = 0.1
 
 @dataclass(frozen=True)
 class TrainingSizes:
-    """The step that is judged: `compute_s` is what a rank computes in it, forward and backward."""
+    """The step that is judged: a sequence of `seq` tokens, on which a rank computes for `compute_s` in all."""
 
     compute_s: float = 0.0
     model: ModelDimensions = DEFAULT_MODEL
-    work: TrainingWorkload = field(default_factory=lambda: TrainingWorkload(seq=4096))
-
-    @property
-    def tokens(self) -> int:
-        return self.work.seq * self.work.micro_batch * self.work.micro_batches
+    seq: int = USUAL_SEQ
 
     def at(self, flop_per_s: float) -> TrainingSizes:
         """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
-        return replace(self, compute_s=6 * self.model.active_parameters * self.tokens / flop_per_s)
+        return replace(self, compute_s=6 * self.model.active_parameters * self.seq / flop_per_s)
 
     @classmethod
     def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> TrainingSizes:
         """Read `layers=32,hidden=4096,ffn=11008,heads=32,vocab=32000,seq=4096,compute_ms=400`.
 
-        The names are the fields of ModelDimensions and Workload; without compute_ms a step computes at `flop_per_s`.
-        Raises UserError for a name there is not, a value that is no number, and dimensions that no model can have.
+        The names are the fields of ModelDimensions; without compute_ms a step computes at `flop_per_s`. Raises
+        UserError for a name there is not, a value that is no number, and dimensions that no model can have.
         """
         values = dict(_assignment(part) for part in text.split(","))
-        model_names, work_names = ([each.name for each in fields(kind)] for kind in (ModelDimensions, TrainingWorkload))
-        names = (*model_names, *work_names, "compute_ms")
+        names = (*(each.name for each in fields(ModelDimensions)), "seq", "compute_ms")
         unknown = values.keys() - {*names}
         needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
         if unknown or needed:
@@ -63,12 +59,12 @@ class TrainingSizes:
         for name, value in values.items():
             if not value.is_integer():
                 raise UserError(f"{name}={value:g} was requested, but a model has whole numbers throughout.")
-        if compute_ms is not None and not 0 < compute_ms < math.inf:
-            raise UserError(f"compute_ms={compute_ms:g} was requested, but computing takes some time.")
-        whole = {"seq": 4096} | {name: int(value) for name, value in values.items()}
-        model = ModelDimensions(**{name: whole[name] for name in model_names if name in whole})  # type: ignore[arg-type]
-        work = TrainingWorkload(**{name: whole[name] for name in work_names if name in whole})
-        return cls(model=model, work=work).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, work)
+        seq = int(values.pop("seq", USUAL_SEQ))
+        for name, size in (("compute_ms", compute_ms), ("seq", seq)):
+            if size is not None and not 0 < size < math.inf:
+                raise UserError(f"{name}={size:g} was requested, but has to be above 0.")
+        model = ModelDimensions(**{name: int(value) for name, value in values.items()})  # type: ignore[arg-type]
+        return cls(0.0, model, seq).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, seq)
 
 
 def _assignment(part: str) -> tuple[str, float]:
@@ -84,8 +80,7 @@ class WayToTrain:
     """A way to train in parallel over `ranks`, and the seconds a step of each of its transfers.
 
     `compute_s` is what a step computes for, a third of it forward. The best case is judged: all that can overlap a pass
-    does so from its start to its end. The step waits for the network where it computes for less than `bound_s`: inf
-    where it always does, 0 where never.
+    does so from its start to its end. The step waits for the network where it computes for less than `bound_s`.
     """
 
     name: str
@@ -104,50 +99,37 @@ class WayToTrain:
     def exposed_s(self, compute_s: float) -> float:
         """Seconds that no computation hides: what it waits for, and what is longer than the pass that it overlaps."""
         passes_s = {"forward": (1 - BACKWARD_SHARE) * compute_s, "backward": BACKWARD_SHARE * compute_s, None: 0.0}
-        sent_s: dict[tuple[Phase | None, float], float] = {}
         for transfer, seconds in self.sent_s:
-            during = transfer.behind, transfer.share
-            sent_s[during] = sent_s.get(during, 0.0) + seconds
-        exposed = (exposed_comm_s(sent, share * passes_s[behind]) for (behind, share), sent in sent_s.items())
-        return float(sum(exposed))
+            passes_s[transfer.behind] -= seconds
+        return sum(max(0.0, -left_s) for left_s in passes_s.values())
 
     def exposed_share(self, compute_s: float) -> float:
-        exposed_s = self.exposed_s(compute_s)
-        return exposed_s / (compute_s + exposed_s) if exposed_s else 0.0
+        return self.exposed_s(compute_s) / (compute_s + self.exposed_s(compute_s))
 
     @property
-    def network_bound(self) -> bool:
+    def is_network_bound(self) -> bool:
         return self.exposed_share(self.compute_s) > TOLERATED_SHARE
 
     @functools.cached_property
     def bound_s(self) -> float:
         low, high = 1e-7, 1e7
-        if self.exposed_share(high) > TOLERATED_SHARE:
-            return math.inf
-        if self.exposed_share(low) <= TOLERATED_SHARE:
-            return 0.0
         while high / low > 1.001:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.exposed_share(middle) > TOLERATED_SHARE else (low, middle)
         return high
 
-    @property
-    def bound(self) -> Quantity | str:
-        bound = Quantity(self.bound_s, "duration", predicted=True)
-        return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
-
     def remark(self) -> Remark:
-        sentence = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
-        bound = "; enough from {bound}" if self.network_bound else "; too slow below {bound}"
+        bound = "enough from" if self.is_network_bound else "too slow below"
         return remark(
-            sentence + (bound if isinstance(self.bound, Quantity) else ""),
+            f"{{way}} among {{ranks}} ranks: {{rate}} is {{judged}} for a step that computes for {{compute}}; {bound} "
+            "{bound}",
             kind="predicted",
             way=self.name,
             ranks=self.ranks,
             rate=Quantity(self.bus_bytes / self.communication_s, "GB/s", predicted=True),
-            judged="too slow" if self.network_bound else "enough",
+            judged="too slow" if self.is_network_bound else "enough",
             compute=Quantity(self.compute_s, "duration"),
-            bound=self.bound,
+            bound=Quantity(self.bound_s, "duration", predicted=True),
         )
 
 
@@ -159,8 +141,8 @@ WAYS_TO_TRAIN = (
     Column("communication", "communication_s", "duration", predicted=True),
     Column("exposed", lambda way: way.exposed_s(way.compute_s), "duration", predicted=True),
     Column("of the step", lambda way: way.exposed_share(way.compute_s), "%", 2, predicted=True),
-    Column("network", lambda way: "network-bound" if way.network_bound else "enough", priority=2),
-    Column("too slow below compute of", "bound", "duration", 2),
+    Column("network", lambda way: "network-bound" if way.is_network_bound else "enough", priority=2),
+    Column("too slow below compute of", "bound_s", "duration", 2, predicted=True),
 )
 
 
@@ -182,7 +164,7 @@ def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark 
     for way, traffic in PARALLELISMS.items():
         name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
         try:
-            sent = traffic(of, training.work, ranks)
+            sent = traffic(of, training.seq, ranks)
         except UserError as error:
             unjudged.setdefault(str(error).rstrip("."), []).append(name)
             continue
@@ -202,7 +184,7 @@ def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark 
             parameters=Quantity(model.parameters, "billion"),
             layers=model.layers,
             hidden=model.hidden,
-            tokens=training.tokens,
+            tokens=training.seq,
             largest=max((curve.largest.size for curve in plain(curves)), key=lambda size: size.value),
         )
     for why, names in unjudged.items():

@@ -9,20 +9,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
 from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices, counted, legend
+from pyperf_suite.planner.laws.explained import Explained, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.record.quantity import Quantity
 
-# Far above any product of a model, and low enough that counts of FLOP stay exact enough.
-LARGEST = 1 << 26
 # Tensor cores and TMA take runs of 16 bytes whole; 128 bytes are best (NVIDIA, linear-layer guide).
 NEEDED_BYTES, BEST_BYTES = 16, 128
 # Sizes are looked for from this much smaller to this much larger.
@@ -104,27 +101,20 @@ class ProductExplained:
         return self.moved_bytes / self.spec.memory_bytes_per_s
 
 
-def check_product(m: int, n: int, k: int, layout: str) -> None:
-    """Raise UserError for impossible sizes and unknown layouts."""
-    if not all(1 <= size <= LARGEST for size in (m, n, k)):
-        raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was requested.")
-    if layout not in SIDE_BY_SIDE:
-        raise UserError(f"There is no layout {layout!r}: choose from {', '.join(SIDE_BY_SIDE)}.")
-
-
 def explain_product(
     laws: GpuSpec | Calibration, sizes: tuple[int, int, int], dtype: str, layout: str, library: str | None = None
 ) -> ProductExplained:
-    """Price one product by the kernels of a library, and its neighbours. Raises UserError as `gemm_law` does."""
+    """Price one product by the kernels of a library, and its neighbours. Raises UserError as `gemm_time` does."""
     m, n, k = sizes
-    law = gemm_law(laws, dtype, library)
+    prices, law = Prices(laws, dtype, library=library), gemm_law(laws, dtype, library)
+    prices.gemm(layout, m, n, k)
     # The choice with the least time on the menu of the law; libraries do not report theirs before they run.
     _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
     spread = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
     own_s = spread.pop(law.library)
     return priced_product(
         law.gpu,
-        Prices(laws, dtype, library=library),
+        prices,
         sizes,
         dtype,
         layout,
@@ -136,7 +126,7 @@ def explain_product(
 
 def priced_product(
     gpu: GpuSpec,
-    prices: KernelPrices,
+    prices: Prices,
     sizes: tuple[int, int, int],
     dtype: str,
     layout: str,
@@ -151,7 +141,7 @@ def priced_product(
     return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
 
 
-def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
+def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
     """For each dimension the next smaller and the next larger size of about the best rate on that side.
 
     Sides on which no size is better than the present one by more than the law's error are left out.

@@ -19,6 +19,11 @@ class MadeUpPrices:
 
     error_percent: float | None = 1.0
     requested: list[tuple[str, int, int, int]] = field(default_factory=list)
+    slower: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def wide(self):
+        return self
 
     def gemm(self, layout, m, n, k):
         m, n, k = map(np.asarray, np.broadcast_arrays(m, n, k))

@@ -70,7 +70,7 @@ def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -
         assert each.after.mape < 0.01
         assert "whole sites held out" in each.after.how
     own = calibrated(H200, [attention, gemm]).blocks
-    assert "memory" in own, "shipped blocks stay"
+    assert "gemm_bf16.trtllm" in own, "shipped blocks stay"
     assert own["gemm_bf16_here"].origin == "made up"
     assert own["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,8 @@ from hypothesis import strategies as st
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, shipped_calibration
-from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.memory import training_memory
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import step_time
-from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, held_to, layouts
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.layout.grid import SPLIT, Cluster, Training, held_to, layouts
 from pyperf_suite.planner.layout.plan import (
     KEYS,
     Planned,
@@ -93,32 +87,6 @@ def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
     assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
     assert 0.4 < best.mfu < 0.8
     assert best.over_bytes == 0
-
-
-@pytest.mark.slow
-def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
-    rng = np.random.default_rng(0)
-    for place in rng.integers(len(llama.grid), size=20).tolist():
-        layout = llama.at(place).plan
-        counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
-        plan = ParallelPlan(
-            global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
-            gradient_bytes=4, uneven_stages=True, **counts
-        )  # fmt: skip
-        message = step_time("A100", LLAMA, plan, None, Prices("A100"))
-        assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
-            (float(message.seconds), float(message.low), float(message.high)), rel=1e-9
-        )
-        assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
-            {name: float(part) for name, part in message.parts.items()}, abs=1e-9
-        )
-        assert llama.at(place).framework == ("fsdp2" if layout.zero_stage > 1 else "megatron")
-        need = training_memory(
-            LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
-            zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
-            micro_batches=plan.micro_batches, recompute="layers" if layout.recompute == "layers" else "attention",
-        )  # fmt: skip
-        assert llama.memory_bytes[place] == pytest.approx(float(need.total), rel=1e-12)
 
 
 @pytest.mark.slow
@@ -257,21 +225,6 @@ def test_the_answer_is_whole_and_what_is_excluded_would_be_faster(llama: Planned
         assert 1 <= steps.count("->") <= 3
 
 
-@pytest.mark.slow
-def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
-              "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
-              "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    result = command("--config", str(tmp_path / "config.json"), "--gpu", "H100", "--gpus", "16", "--global-batch",
-                     "64", "--tp", "2", "--pp", "2", "--recompute", "layers", "--json")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert "of 2048 tokens" in printed_values(found, "batch", "rate")[0]["batch"]
-    for each in printed_lines(found, "Fastest"):
-        assert (each["TP"], each["PP"], each["recompute"]) == (2, 2, "layers")
-
-
 def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> None:
     training = Training(LLAMA, 512, 4096, framework="torchtitan")
     fixed = {"zero_stage": 3, "tensor": 1, "pipeline": 1, "context": 1, "micro_batch": 1}
@@ -280,22 +233,6 @@ def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> N
     assert (whole.plan.shard_over, node.plan.shard_over) == (0, 8)
     assert node.memory["optimizer"] == pytest.approx(8 * whole.memory["optimizer"])
     assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
-
-
-@pytest.mark.slow
-def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
-    published = shipped_calibration(POOLED).block("step")
-    doubled = {"slowdown": 2 * published.arrays["slowdown"], "errors_percent": np.full((6, 4), 5.0)}
-    block = replace(published, arrays=published.arrays | doubled)
-    path = Calibration("A100 SXM", {"step.megatron": block}).save(tmp_path / "own.npz")
-    usual, own = (
-        json.loads(command(*OPTIONS, "--framework", "megatron", "--json", "--top", "1", *more).stdout)
-        for more in ((), ("--calibration", str(path)))
-    )
-    assert 0.05 in [pytest.approx(each["error"]) for each in printed_values(own, "error")]
-    first, second = (printed_lines(each, "Fastest")[0]["iteration"] for each in (usual, own))
-    assert second > 1.5 * first
-    assert command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4").exit_code == 2
 
 
 GIVEN = with_options("--gpus", "")
@@ -307,44 +244,30 @@ GIVEN = with_options("--gpus", "")
         (("--gpus", "61"), "61 GPUs do not fill nodes of 8: take 56 or 64"),
         (("--gpus", "61", "--gpus-per-node", "61"), "61 GPUs cannot share this model"),
         (("--gpus", "-8"), "--gpus has to lie between 1 and 1048576, but -8"),
-        (("--gpus", str(10**30)), "--gpus has to lie between"),
         (("--global-batch", "0"), "'--global-batch': 0 is not in the range"),
         (("--gpu", "H2000"), "no GPU 'H2000'"),
         (("--memory", "nan"), "'nan' is not a size of memory"),
-        (("--memory", "0.02"), "bytes) more than the 0.0 GiB"),
         (("--network", "fast"), "'fast' is not the rate of a network"),
-        (("--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         (("--link", "NVLink9"), "'NVLink9' is no link within a node"),
         (("--tp", "3"), "No layout that divides has TP 3: take 1, 2, 4, 8, 16, 32."),
         (("--tp", "8", "--pp", "16"), "has PP 16 with TP 8: take 1, 2, 4, 8."),
-        (("--zero", "4"), "No layout that divides has ZeRO 4"),
         (("--framework", "jax"), "Nothing is known of the framework 'jax'"),
         (("--framework", "fsdp2", "--virtual-pp", "2"), "No layout that divides and fsdp2 runs has virtual"),
-        (("--dp", "0"), "'--dp': 0 is not in the range"),
-        (("--recompute", "some"), "'some' is not one of 'nothing'"),
-        (("--top", "0"), "'--top': 0 is not in the range"),
         (("--dp", "64", "--zero", "0"), "bytes) more than the 72.0 GiB that are usable; the nearest that"),
-        (("--gpus", "1", "--offload", "none"), "GPUs would do, by"),
+        (("--gpus", "1", "--offload", "none"), "are usable: take more GPUs, or --offload."),
         (("--offload", "disk"), "Nothing can be offloaded as 'disk'"),
         (("--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
         (("--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
-        (("--host-bandwidth", "0"), "'--host-bandwidth': "),
-        (("--nvme-bandwidth", "nan"), "nan is not a finite number"),
         (("--exactly", "dp=8,tp=4"), "are 32 GPUs, not 64"),
-        (("--tokens", "-3"), "'--tokens': -3.0 is not in the range"),
         (("--price", "nan"), "nan is not a finite number"),
         # Whose number of GPUs is that of the layout.
         (("--gpus", "", "--exactly", "dp=8,xp=4"), "'xp=4' is no part of a layout"),
         (("--gpus", "", "--exactly", "dp=8,tp=-4"), "'tp=-4' needs a whole number above 0"),
-        (("--gpus", "", "--exactly", "dp=8,zero=5"), "No layout that divides has ZeRO 5"),
         (("--gpus", "", "--exactly", "dp=8,mb=48"), "has micro-batch 48"),
-        (("--gpus", "", "--exactly", "dp=8,pp=2,vp=3"), "has virtual PP 3"),
-        (("--gpus", "", "--exactly", "dp=8,pp=2,vp=2,zero=3"), "has ZeRO 3"),
         (("--gpus", "", "--exactly", "dp=8,offload=cpu,zero=1"), "has ZeRO 1"),
         (("--gpus", "", "--exactly", "dp=8,offload=disk"), "offload is one of none, optimizer, cpu, nvme"),
-        (("--gpus", "", "--exactly", "dp=8,offload=nvme", "--framework", "fsdp2"), "fsdp2 does not offload 'nvme'"),
         (("--gpus", "", "--exactly", "dp=8", "--tp", "2"), "leave out the other, and options of single axes"),
-        (("--gpus", "", "--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM does not train in 'fp8': choose from bf16"),
+        (("--gpus", "", "--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM has no units for 'fp8'"),
         (("--gpus", ""), "--gpus is missing"),
     ],
 )
@@ -387,7 +310,6 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert ", confidence " in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
     offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu", "--all").output.split())
     assert "A is faster by" in offloads
-    assert "no run that uses offload was published" in offloads
 
 
 @pytest.mark.slow
@@ -407,7 +329,6 @@ def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> 
     found = planned(training, alone)
     assert found.best.plan.offload != "none"
     assert found.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
-    assert found.best.untested == ("offload",)
     assert "offload" in found.best.parts
     text = str([remark.template for remark in findings_of_layouts(found, 3).remarks])
     assert "Offload needs up to" in text
@@ -415,7 +336,7 @@ def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> 
     small = planned(training, replace(alone, host=replace(alone.hosted, memory_bytes=64 * 2**30)))
     assert small.best.plan.offload == "nvme"
     assert small.best.seconds > found.best.seconds
-    with pytest.raises(UserError, match="GPUs would do"):
+    with pytest.raises(UserError, match="take more GPUs"):
         planned(replace(training, offloads=("none",)), alone)
     both = planned(Training(LLAMA, 64, 4096, offloads=("none", "cpu")), NODE)
     assert both.best.plan.offload == "none"
@@ -447,12 +368,6 @@ def test_a_network_that_is_enough_costs_no_more_than_five_percent() -> None:
         for each in (1e15, rate, rate / 1.1)
     )
     assert enough <= 1.05 * endless < less
-
-
-def test_layers_need_not_divide_over_stages() -> None:
-    training, cluster = Training(replace(LLAMA, layers=61), 1024, 4096), Cluster(A100, 128, 8, A100.memory_bytes)
-    columns = layouts(training, cluster).columns
-    assert set(columns["chunks"][columns["pipeline"] == 16].tolist()) == {1}
 
 
 @pytest.mark.slow

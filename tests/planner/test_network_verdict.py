@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -13,9 +12,8 @@ from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner import network_verdict
-from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer, TrainingWorkload
-from pyperf_suite.planner.laws.training.step import exposed_exchange_s
-from pyperf_suite.planner.network_verdict import DEFAULT_MODEL, TrainingSizes, WayToTrain, seconds_of
+from pyperf_suite.planner.laws.traffic import StepTransfer
+from pyperf_suite.planner.network_verdict import TrainingSizes, WayToTrain, seconds_of
 from pyperf_suite.probes.collectives import analyse
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
@@ -59,7 +57,7 @@ def test_a_faster_network_turns_the_verdict() -> None:
 
 def test_what_was_not_measured_or_cannot_be_spread_is_not_judged() -> None:
     odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
-    findings = judged(Network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, TrainingWorkload(seq=8)))
+    findings = judged(Network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, 8))
     why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
     assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
     assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
@@ -70,9 +68,7 @@ def test_a_model_is_given_by_its_dimensions() -> None:
     training = TrainingSizes.parse(
         "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
     )
-    assert training == TrainingSizes(
-        0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), TrainingWorkload(seq=1024)
-    )
+    assert training == TrainingSizes(0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), 1024)
     model = said(judged(Network().records(cases()), training), "Judged for a model")
     assert [model[name] for name in ("layers", "hidden", "tokens")] == [12, 768, 1024]
     untold = TrainingSizes.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
@@ -89,8 +85,8 @@ def test_a_model_is_given_by_its_dimensions() -> None:
         ("layers=2,hidden=65,ffn=64,heads=2,vocab=9", "65 cannot be divided into 2 heads"),
         ("layers=inf,hidden=64,ffn=64,heads=2,vocab=9", "layers=inf .* whole numbers"),
         ("layers=1.5,hidden=64,ffn=64,heads=2,vocab=9", "layers=1.5 .* whole numbers"),
-        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=nan", "compute_ms=nan .* takes some time"),
-        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=-1", "compute_ms=-1 .* takes some time"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=nan", "compute_ms=nan .* above 0"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,seq=0", "seq=0 .* above 0"),
         ("depth=3", "give layers, hidden, ffn, heads, vocab"),
     ],
 )
@@ -104,7 +100,7 @@ def way(compute_s: float, *sent_s: tuple[StepTransfer, float]) -> WayToTrain:
 
 
 def transfer(behind: str | None = None) -> StepTransfer:
-    return StepTransfer("", "broadcast", 1, 1.0, 2, behind)  # type: ignore[arg-type]
+    return StepTransfer("broadcast", 1, 1.0, 2, behind)  # type: ignore[arg-type]
 
 
 def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
@@ -119,26 +115,8 @@ def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_no
     # 0.3 s behind a backward of 2/3 c: a tenth of the step is exposed where 0.9 (0.3 - 2/3 c) = 0.1 c.
     bound_s = way(1.0, (transfer("backward"), 0.3)).bound_s
     assert bound_s == pytest.approx(0.27 / 0.7, rel=1e-3)
-    at = [way(times * bound_s, (transfer("backward"), 0.3)).network_bound for times in (0.99, 1.01)]
+    at = [way(times * bound_s, (transfer("backward"), 0.3)).is_network_bound for times in (0.99, 1.01)]
     assert at == [True, False]
-    assert [way(1.0, (transfer(), seconds)).bound_s for seconds in (0.0, 1e9)] == [0, math.inf]
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_a_verdict_exposes_what_the_law_of_the_exchange_says(stage: int) -> None:
-    # 4 micro-batches: what is sent once has one pass of them, and what is sent in each has each.
-    work, compute_s = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4), 2.0
-    sent = [*PARALLELISMS.values()][stage](DEFAULT_MODEL, work, 64)
-    sent_s: dict[str, float] = {}
-    for each in sent:
-        if each.behind == "backward" or each.operation != "all_gather" or stage < 3:
-            times = 4 if each.share == 1 else 1
-            sent_s[each.operation] = sent_s.get(each.operation, 0.0) + each.bus_bytes / 20e9 / times
-    passes_s = {"forward": compute_s / 3 / 4, "backward": compute_s * 2 / 3 / 4}
-    exposed = exposed_exchange_s(stage, sent_s, passes_s)
-    due = sum(seconds * (4 if each else 1) for (_, each), seconds in exposed.items())
-    assert way(compute_s, *((each, each.bus_bytes / 20e9) for each in sent)).exposed_s(compute_s) == pytest.approx(due)
-    assert due > 0
 
 
 @pytest.mark.parametrize(
@@ -152,4 +130,4 @@ def test_a_verdict_exposes_what_the_law_of_the_exchange_says(stage: int) -> None
 )
 def test_a_curve_of_other_ranks_is_read_at_as_many_bytes_on_the_bus(ranks: int, seconds: float) -> None:
     laws = {2: PiecewiseAlphaBeta(10e-6, (), (1e-9,)), 8: PiecewiseAlphaBeta(30e-6, (), (1e-9 / 3,))}
-    assert seconds_of(laws, StepTransfer("", "all_reduce", 5, 1000, ranks)) == pytest.approx(5 * seconds)
+    assert seconds_of(laws, StepTransfer("all_reduce", 5, 1000, ranks)) == pytest.approx(5 * seconds)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
-import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.calibrate import described
@@ -15,13 +14,7 @@ from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.attention import fit_attention
 from tools.fit.gemm import fit_gemm
-from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
-
-# A calibration is downloaded with the package by everybody, for every GPU.
-LARGEST_BYTES = 600_000
-# Fits end where they no longer improve, which other machines' arithmetic puts a little elsewhere.
-ROUNDING = 1e-3
 
 Blocks = Mapping[str, Mapping[str, calibration.CalibrationBlock]]
 # Blocks by GPU and name, from the folder of tables and what was fitted before, by GPU.
@@ -32,7 +25,6 @@ Fit = Callable[[Path, Mapping[str, calibration.Calibration]], Blocks]
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
-    "memory": lambda folder, _: fit_memory(folder),
     "step": lambda folder, fitted: {
         calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },
@@ -61,17 +53,8 @@ def calibrate_tables(
                 yield gpu, name, block, fitted[gpu]
 
 
-def is_as_shipped(gpu: str, name: str, block: calibration.CalibrationBlock) -> bool:
-    """Whether a block is the shipped one within rounding."""
-    shipped = calibration.shipped_calibration(gpu)
-    other = None if shipped is None else shipped.blocks.get(name)
-    return other is not None and block.arrays.keys() == other.arrays.keys() and all(
-        _is_close(np.asarray(block.arrays[each]), np.asarray(other.arrays[each])) for each in block.arrays
-    )  # fmt: skip
-
-
 def save(calibrations: Mapping[str, calibration.Calibration], folder: Path | None = None) -> list[Path]:
-    """Write a file a GPU, by default where those shipped lie. Raises UserError for one too large or not writable."""
+    """Write a file a GPU, by default where those shipped lie. Raises UserError for one that cannot be."""
     paths = []
     for gpu, own in sorted(calibrations.items()):
         path = calibration.shipped_path(gpu) if folder is None else folder / calibration.shipped_path(gpu).name
@@ -81,21 +64,8 @@ def save(calibrations: Mapping[str, calibration.Calibration], folder: Path | Non
             raise UserError(
                 f"{path} cannot be written ({error.strerror}): name another folder with --output."
             ) from None
-        size = path.stat().st_size
-        if size > LARGEST_BYTES:
-            raise UserError(
-                f"{path} has {size} bytes, but a calibration has at most {LARGEST_BYTES}: fit coarser grids."
-            )
         paths.append(path)
     return paths
-
-
-def _is_close(array: np.ndarray, other: np.ndarray) -> bool:
-    """Equal within rounding of the largest entry: small residuals are known no better than large ones."""
-    if array.shape != other.shape or not np.issubdtype(array.dtype, np.number):
-        return np.array_equal(array, other)
-    scale = float(np.max(np.abs(other[np.isfinite(other)]), initial=0.0))
-    return bool(np.allclose(array, other, rtol=ROUNDING, atol=ROUNDING * scale, equal_nan=True))
 
 
 def stated() -> Iterator[str]:
@@ -137,8 +107,7 @@ def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_
                 click.echo(line)
             return
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
-            known = ", as shipped" if is_as_shipped(gpu, name, block) else ""
-            click.echo(f"{gpu}  {name}: held-out error {described(block.held_out)}{known}")
+            click.echo(f"{gpu}  {name}: held-out error {described(block.held_out)}")
         for path in save(fitted, output):
             click.echo(f"{path.stat().st_size / 1e3:6.1f} KB  {path}")
     except UserError as reason:

@@ -21,10 +21,12 @@ from pyperf_suite.planner.laws.attention import (
     PLAIN,
     WINDOWED,
     AttentionShape,
+    Kind,
+    TableLaw,
     latent_shape,
+    pack_tables,
 )
 from pyperf_suite.planner.laws.calibration import COVERED, Band, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.table import Kind, TableLaw, pack_tables
 from tools.fit import fitting
 from tools.fit.fitting import Blocks
 from tools.fit.published import Columns, read_columns, tables_like, versions

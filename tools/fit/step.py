@@ -11,7 +11,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import POOLED, CalibrationBlock, shipped_calibration
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
@@ -82,15 +83,6 @@ USUAL_ERROR = 0.03
 WORTH = 6.0
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """One published iteration: what was trained, how, and the seconds that it took."""
-
-    model: ModelDimensions
-    plan: ParallelPlan
-    seconds: float
-
-
 @dataclass(frozen=True, eq=False)
 class PricedRun:
     """A run with its kernels priced: seconds under any constants are then a matter of a few sums."""
@@ -125,7 +117,7 @@ class PricedRun:
         return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu, self.framework)).values()))
 
 
-def fit_step(tables_folder: Path, prices: Callable[..., KernelPrices] | None = None) -> dict[str, CalibrationBlock]:
+def fit_step(tables_folder: Path, prices: Callable[..., Prices] | None = None) -> dict[str, CalibrationBlock]:
     """The block "step" of the published runs. Raises UserError where the folder has not the tables."""
     priced, _ = price_runs(training_runs(tables_folder)[0], prices or prices_of)
     return {BLOCK: _block(priced, {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)})}
@@ -145,12 +137,7 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
             why = other or ("" if run.seconds else "The row has no time.") or ("" if run.ran else "Memory ran out.")
             refused += [why] * bool(why)
             usable += [run] * (not why)
-    a100 = find_gpu(MEASURED_GPU)
-    for each in read_iterations(tables_folder, MULTI_NODE):
-        plan = replace(each.plan, framework="megatron")
-        name = f"GPT-{each.model.hidden}"
-        network = CARRIED_BYTES_PER_S[MEASURED_GPU]
-        usable.append(TrainingRun(name, "vTrain", a100, each.model, plan, network, each.seconds, None, True))
+    usable += read_iterations(tables_folder, MULTI_NODE)
     for framework, dtype, gpus, tokens_per_s in TORCHTITAN_H100:
         plan = ParallelPlan(
             global_batch=2 * gpus, micro_batch=2, seq=8192, data=gpus, recompute="layers", recompute_share=0.5,
@@ -162,42 +149,29 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
     return usable, refused
 
 
-def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
+def read_iterations(tables_folder: Path, table: str) -> list[TrainingRun]:
     """The iterations of a table of vTrain's. Raises UserError where the folder has not got it.
 
     They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed, gradients of
     16 bits (src/predictor.py of vTrain counts 2 bytes each), as is Megatron-LM's default in fp16.
     """
-    return [
-        Iteration(
-            ModelDimensions(
-                layers=row["layers"],
-                hidden=row["hidden_size"],
-                ffn=4 * row["hidden_size"],
-                heads=row["attention_heads"],
-                vocab=VOCAB,
-                bias=True,
-                tied=True,
-                positions=row["sequence_length"],
-            ),
-            ParallelPlan(
-                global_batch=row["global_batch"],
-                micro_batch=row["micro_batch"],
-                seq=row["sequence_length"],
-                tensor=row["tensor_parallelism"],
-                data=row["data_parallelism"],
-                pipeline=row["pipeline_parallelism"],
-                recompute="layers",
-                fused_attention=False,
-                dtype="fp16",
-            ),
-            row["iteration_time_(ms)"] * 1e-3,
+    runs, gpu = [], find_gpu(MEASURED_GPU)
+    for row in rows_of(read_columns(tables_folder, table)):
+        hidden, seq = row["hidden_size"], row["sequence_length"]
+        model = ModelDimensions(
+            row["layers"], hidden, 4 * hidden, row["attention_heads"], VOCAB, bias=True, tied=True, positions=seq
         )
-        for row in rows_of(read_columns(tables_folder, table))
-    ]
+        plan = ParallelPlan(
+            global_batch=row["global_batch"], micro_batch=row["micro_batch"], seq=seq, tensor=row["tensor_parallelism"],
+            data=row["data_parallelism"], pipeline=row["pipeline_parallelism"], recompute="layers",
+            fused_attention=False, dtype="fp16", framework="megatron",
+        )  # fmt: skip
+        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S[MEASURED_GPU]
+        runs.append(TrainingRun(f"GPT-{hidden}", "vTrain", gpu, model, plan, network, seconds, None, True))
+    return runs
 
 
-def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., KernelPrices]) -> tuple[list[PricedRun], list[str]]:
+def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., Prices]) -> tuple[list[PricedRun], list[str]]:
     """Runs with their kernels priced, and why laws refuse others."""
     requested = functools.cache(lambda gpu, dtype: Remembered(prices(gpu, dtype)))
     priced, refused = [], []
@@ -250,7 +224,7 @@ BY_GPU = ("attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages", "expert_kernels", "framework", "slower_attention", "blocks"),
+    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
@@ -271,22 +245,13 @@ def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
         }
         plan = ParallelPlan(**numbers, **dict(zip(SAME, same, strict=True)))
         model: Any = SimpleNamespace(layers=np.array([step.model.layers for step in steps]))
-        groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
-        seconds = (
-            np.array([float(getattr(step, name)) for step in steps]) for name in ("sends", "optimizer", "gradient_byte")
-        )
+        prices = {kind: np.array([float(step.prices[kind]) for step in steps]) for kind in steps[0].prices}
         own = [on_gpu(StepConstants(1.0), runs[place].run.gpu, runs[place].framework) for place in places]
         ratios = replace(
             StepConstants(1.0), **{name: np.array([getattr(c, name) for c in own]) for name in (*BY_GPU, "nvfp4")}
         )
-        stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
+        stacks.append(Stack(np.array(places), PricedStep(model, plan, prices), ratios))
     return stacks
-
-
-def _column(prices: Sequence[Any]) -> Any:
-    """The same prices of several runs, each field an array."""
-    names = [each.name for each in fields(prices[0])]
-    return type(prices[0])(**{name: np.array([float(getattr(each, name)) for each in prices]) for name in names})
 
 
 def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> NDArray[np.float64]:
@@ -398,7 +363,7 @@ class Remembered:
     def __init__(self, prices: Any) -> None:
         self._prices = prices
         self._known: dict[tuple[str, Any], Any] = {}
-        self.wide: Any = Remembered(prices.wide) if getattr(prices, "wide", prices) is not prices else self
+        self.wide: Any = Remembered(prices.wide) if prices.wide is not prices else self
 
     def __getattr__(self, law: str) -> Any:
         if law.startswith("_"):

@@ -22,7 +22,7 @@ from pyperf_suite.planner.commands.model_options import (
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.planner.laws.calibration import Calibration
-    from pyperf_suite.planner.laws.explained import KernelPrices
+    from pyperf_suite.planner.laws.prices import Prices
 
 dtype_option = click.option(
     "--dtype",
@@ -106,7 +106,7 @@ def size(
     answer("size", findings_of_sizing(found), as_json, everything)
 
 
-def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> KernelPrices:
+def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Prices:
     from pyperf_suite.planner.laws.prices import Prices
 
     return Prices(laws, dtype, library=library)
@@ -150,7 +150,6 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    product_explained.check_product(m, n, k, layout.upper())
     _, laws = requested_gpu(gpu, calibration)
     product = product_explained.explain_product(laws, (m, n, k), dtype, layout.upper(), library)
     answer("explain", product_explained.findings_of_product(product), as_json, everything)

@@ -96,7 +96,6 @@ study_options = options(
         "--memory-limit",
         "limit_gib",
         type=Gibibytes(),
-        default=math.inf,
         metavar="GiB",
         help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
@@ -112,7 +111,7 @@ def study(
     list_them: bool,
     search: bool,
     budget_s: float | None,
-    limit_gib: float,
+    limit_gib: float | None,
     device: str,
     results: Path,
     deadline_s: float,
@@ -131,10 +130,8 @@ def study(
 
     if search and named["only"]:
         raise UserError("--search chooses what to run next itself: leave --only out.")
-    if not limit_gib > 0:
-        raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
     given = {name: named[name] for name in STUDIED if named[name] is not None}
-    requested = StudyRequest.of(grid, given, search, limit_gib * 2**30, budget_s or math.inf)
+    requested = StudyRequest.of(grid, given, search, (limit_gib or math.inf) * 2**30, budget_s or math.inf)
     if list_them:
         click.echo(listed(requested, device))
     else:

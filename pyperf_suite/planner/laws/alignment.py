@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, architecture
 from pyperf_suite.laws.tiling import largest_power_of_two, round_up
 
@@ -61,12 +60,8 @@ def aligned_bytes(
     """The largest power of two that divides the bytes of each row of A, B and C, at most `ALIGNED_BYTES`.
 
     Sizes of at least 1, of any shapes that broadcast. A dimension that no operand has side by side does not count: M
-    with TN, K with NT. Raises UserError for a dtype or layout that is not known.
+    with TN, K with NT.
     """
-    if dtype not in BYTES_OF:
-        raise UserError(f"There is no dtype {dtype!r}: ask for one of {', '.join(BYTES_OF)}.")
-    if layout not in SIDE_BY_SIDE:
-        raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     sizes = _sizes(m, n, k)
     # The lowest bit that is set in any of the sizes is the largest power of two that divides all of them.
     side_by_side = functools.reduce(operator.or_, (sizes[name] for name in SIDE_BY_SIDE[layout]))
@@ -81,7 +76,7 @@ def alignment_penalty(
     """Factors of at least 1 on a product's time for rows that start off 16 and 32 bytes, of the sizes' broadcast shape.
 
     The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). A dtype whose units take only
-    whole 16 bytes is priced as padded to them. Raises UserError for a dtype or layout that is not known.
+    whole 16 bytes is priced as padded to them.
     """
     divisor = aligned_bytes(m, n, k, dtype, layout)
     if dtype in PADDED_DTYPES:

@@ -1,6 +1,6 @@
 """The time of attention on a named GPU by a named library: whole sequences, with or without a window, and backward.
 
-Kernels are read off tables (`table.py`), one a head dimension and window; DeepSeek's latent attention (MLA) is one
+Kernels are read off tables, one a head dimension and window; DeepSeek's latent attention (MLA) is one
 more, without its projections. A few queries against many keys, as in inference, are not priced.
 """
 
@@ -18,11 +18,15 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws import transfers
 from pyperf_suite.planner.laws.calibration import (
+    BAND_NAMES,
     LIBRARIES,
     MEAN_OF_HALF_WIDTH,
+    STEPS,
+    Band,
     Calibration,
     CalibrationBlock,
     Gpu,
+    ResidualGrid,
     all_shipped,
     correction_of,
     outside,
@@ -30,9 +34,55 @@ from pyperf_suite.planner.laws.calibration import (
     stated,
 )
 from pyperf_suite.planner.laws.explained import Explained, validated_sizes
-from pyperf_suite.planner.laws.table import Kind, TableLaw, unpack_tables
 
 Array = NDArray[np.float64]
+# A kernel by two whole numbers, of attention its head_dim and its window.
+Kind = tuple[int, int]
+# Grids are kept in steps of one byte of at least this logarithm: finer ones would only not compress.
+LEAST_STEP = 0.005
+
+
+@dataclass(frozen=True)
+class TableLaw:
+    """seconds = (work · costs) · exp(grid(sizes)).
+
+    `work` has the shape [calls, works], `costs` [works]; `grid` is log(measured / counted) at powers of two of each
+    size; `band` is log(measured / predicted) of sites that the fit did not see.
+    """
+
+    costs: Array
+    grid: ResidualGrid
+    band: Band
+
+    def seconds(self, work: Array, sizes: tuple[Array, ...]) -> Array:
+        return np.asarray((work @ self.costs) * np.exp(self.grid(*sizes)))
+
+
+def pack_tables(laws: Mapping[Kind, TableLaw]) -> dict[str, NDArray[Any]]:
+    """Arrays of a block, one row a kind; all grids have the same shape, bands as many knots as the longest."""
+    values = np.array([law.grid.values for law in laws.values()])
+    steps = np.maximum(np.abs(values).max(axis=(1, 2, 3)) / STEPS, LEAST_STEP)
+    knots = max(law.band.at.size for law in laws.values())
+    bands = [
+        {name: np.pad(side, (0, knots - side.size), mode="edge") for name, side in law.band.as_arrays().items()}
+        for law in laws.values()
+    ]
+    return {
+        "kinds": np.array(list(laws)),
+        "costs": np.array([law.costs for law in laws.values()]),
+        "grid": np.round(values / steps[:, None, None, None]).astype(np.int8),
+        "grid_step": steps,
+    } | {name: np.array([band[name] for band in bands]) for name in BAND_NAMES}
+
+
+def unpack_tables(block: CalibrationBlock) -> dict[Kind, TableLaw]:
+    """The inverse of `pack_tables`, within a step of the grid."""
+    rows = (block.arrays[name] for name in ("kinds", "costs", "grid", "grid_step", *BAND_NAMES))
+    return {
+        tuple(kind.tolist()): TableLaw(costs, ResidualGrid.octaves(grid * step), Band(*band))
+        for kind, costs, grid, step, *band in zip(*rows, strict=True)
+    }
+
 
 # Blocks of whole sequences, of layers with a window, of latent attention.
 PLAIN, WINDOWED, LATENT = "attention_bf16", "attention_window_bf16", "mla_prefill"

@@ -78,10 +78,9 @@ class Calibration:
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
     def has(self, law: str, library: str | None = None) -> bool:
-        """Whether it has the law of that library, None: of any; "": a law that is of no library."""
-        if library is None:
-            return bool(self.libraries(law))
-        return (f"{law}.{library}" if library else law) in self.blocks
+        """Whether it has the law of that library, None: of any."""
+        known = self.libraries(law)
+        return bool(known) if library is None else library in known
 
     def library(self, law: str, requested: str | None = None) -> str:
         """The library that answers for a law. Raises UserError where there is none, or not the one requested."""

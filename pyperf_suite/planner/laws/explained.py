@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.internode import Network
 
 IDEAL = "ideal"
 # What the laws' causes are, for those who read them for the first time.
@@ -21,7 +20,6 @@ MEANINGS = {
     "kernel": "what the library's kernels fall short of the peak in whole tiles",
     "rate": "what attention's kernels fall short of the peak",
     "bandwidth": "waiting for memory, or for the links between GPUs",
-    "cache": "waiting for L2",
     "network": "waiting for the network between nodes",
     "split": "adding up the slices of K",
     "routing": "ordering tokens by expert and adding up what their experts return",
@@ -127,35 +125,6 @@ def validated_sizes(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDA
 # One size, or an array of them.
 Count = int | NDArray[np.int64]
 Bytes = float | NDArray[np.float64] | NDArray[np.int64]
-
-
-class KernelPrices(Protocol):
-    """The cost of one call of each kind of work; sizes are plain numbers, or arrays that broadcast together."""
-
-    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
-        """C[M,N] = A[M,K]·B[K,N]."""
-
-    def attention(
-        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
-        window: Count = 0,
-    ) -> Explained:  # fmt: skip
-        """Attention between the projections, forward or backward alone; a query sees `window` keys, 0: all."""
-
-    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
-        """Attention with the widths of DeepSeek's latent one, between its projections."""
-
-    def memory_bound(self, nbytes: Bytes) -> Explained:
-        """A kernel that moves so many bytes and computes next to nothing."""
-
-    def collective(
-        self,
-        op: str,
-        nbytes: Bytes,
-        ranks: Count,
-        ranks_per_node: Count | None = None,
-        network: Network | None = None,
-    ) -> Explained:
-        """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
 
 
 def legend(causes: Iterable[str]) -> str:

@@ -1,31 +1,25 @@
 """The one price list: what a kernel or a collective costs on a GPU, by its laws, and whether a calibration has prices.
 
-Whatever adds up kernels (`size`, `layout`, an iteration) asks only `KernelPrices`, so that a test or a measurement can
-answer in the place of a calibration.
+Whatever adds up kernels (`size`, `layout`, an iteration) asks only `Prices`, or what answers the same calls.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.attention import PLAIN, attention_time, mla_time
-from pyperf_suite.planner.laws.calibration import (
-    Calibration,
-    spec_of,
-)
+from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.collectives import collective_time
-from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.roofline import memory_bound_time
@@ -34,7 +28,6 @@ from pyperf_suite.planner.laws.roofline import memory_bound_time
 WIDE = ("fp16", "bf16", "tf32", "fp32")
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
 PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
-BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
 # Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -54,13 +47,17 @@ class Prices:
     In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
     "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
     before Ampere in fp16. `library` is whose kernels are priced, None the default of each law, and for attention in
-    training `TRAINING_ATTENTION`.
+    training `TRAINING_ATTENTION`. `slower` is by what each kind of kernel calls takes longer within a step than alone.
+
+    Sizes are plain numbers, or arrays that broadcast together. A query of attention sees `window` keys, 0: all;
+    collectives are of S bytes as of nccl-tests, by default on the nodes and the network of the GPU's maker.
     """
 
     gpu: str | GpuSpec | Calibration
     dtype: str = "bf16"
     mode: Literal["burst", "sustained"] = "sustained"
     library: str | None = None
+    slower: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def _attention_dtype(self) -> str:
@@ -130,47 +127,6 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
     return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
-def _noted(law: str, kind: str) -> Callable[..., Explained]:
-    return lambda self, *sizes: self.noted(law, getattr(self.prices, kind)(*sizes))
-
-
-class NotedPrices:
-    """Another price list that notes which laws were called, by names that a reader knows.
-
-    `errors` collects the stated error of each, in % (None if nothing was held out), `origins` the measurements behind
-    them. `slower` is by what each kind of kernel calls takes longer within a step than alone.
-    """
-
-    def __init__(self, prices: KernelPrices, slower: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.prices, self.slower = prices, slower
-        self.errors: dict[str, float | None] = {}
-        self.origins: dict[str, None] = {}
-
-    @property
-    def wide(self) -> NotedPrices:
-        """The same of the prices in 16 bits; errors and origins are collected together."""
-        prices: KernelPrices = getattr(self.prices, "wide", self.prices)
-        if prices is self.prices:
-            return self
-        wide = copy.copy(self)
-        wide.prices = prices
-        return wide
-
-    def noted(self, law: str, price: Explained) -> Explained:
-        """The price, once its error and origin are kept under the law's name."""
-        errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
-        self.errors[law] = max(errors, default=None)
-        if price.origin:
-            self.origins[price.origin] = None
-        return price
-
-    gemm = _noted("products", "gemm")
-    attention = _noted("attention", "attention")
-    latent_attention = _noted("latent attention", "latent_attention")
-    memory_bound = _noted("memory bound", "memory_bound")
-    collective = _noted("collectives", "collective")
-
-
 def check_form(calibration: Calibration, origin: Path) -> None:
     """Raise UserError where a block states no error or a law has no time for some size, by age or someone's hand."""
     for name, block in calibration.blocks.items():
@@ -179,53 +135,40 @@ def check_form(calibration: Calibration, origin: Path) -> None:
             raise UserError(
                 f"{origin} has a block {name} without an error: make it anew with `pyperf-suite calibrate`."
             )
-    if why := cannot_price(calibration):
-        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
-
-
-def cannot_price(calibration: Calibration) -> str | None:
-    """Why its laws are none, in a part of a sentence; None where each gives every size a time."""
     try:
-        find_gpu(calibration.gpu)
+        spec_of(calibration)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return next(filter(None, (_wrong(*tried) for tried in _tried(calibration))), None)
+            wrong = [law for law, priced in _tried(calibration) if not _has_times(priced)]
     except UserError as reason:
-        return str(reason).rstrip(".")
+        why = str(reason).rstrip(".")
     except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
-        return f"its laws end in {type(error).__name__}"
+        why = f"its laws end in {type(error).__name__}"
+    else:
+        if not wrong:
+            return
+        why = f"its law of {wrong[0]} gives no time for every size"
+    raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
 
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
     laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
     m, n, k = PRODUCTS
-    peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):
-        if f"gemm_{dtype}" in laws and dtype in peaks:
+        if f"gemm_{dtype}" in laws:
             for library in calibration.libraries(f"gemm_{dtype}") or (None,):
-                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", library=library)
-    if "attention_bf16" in laws and "bf16" in peaks:
+                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, library=library)
+    if PLAIN in laws:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
         ).T
-        for backward in (False, True):
-            yield (
-                "attention",
-                attention_time(
-                    calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
-                ),
-            )
-    if "memory" in laws:
-        yield "memory", memory_bound_time(calibration, BYTES)
+        for library, backward in product(calibration.libraries(PLAIN) or (None,), (False, True)):
+            prices = Prices(calibration, library=library)
+            yield "attention", prices.attention(True, backward, batch, seq, heads, kv_heads, head_dim)
 
 
-def _wrong(law: str, priced: Explained) -> str | None:
-    seconds = np.asarray(priced.seconds)
-    if seconds.dtype.kind != "f" or not bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
-        return f"its law of {law} gives no time for every size"
-    interval = [end for end in (priced.low, priced.high) if end is not None]
-    if not all(bool(np.isfinite(part).all()) for part in (*priced.parts.values(), *interval)):
-        return f"its law of {law} gives causes or an interval that are no times"
-    if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
-        return f"its law of {law} has no error"
-    return None
+def _has_times(priced: Explained) -> bool:
+    seconds, interval = np.asarray(priced.seconds), [end for end in (priced.low, priced.high) if end is not None]
+    return bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()) and all(
+        bool(np.isfinite(part).all()) for part in (*priced.parts.values(), *interval)
+    )

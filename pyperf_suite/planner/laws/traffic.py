@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -50,153 +50,103 @@ def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
 
 # Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
 BUCKET_BYTES = 25 * 2**20
-
-
-@dataclass(frozen=True)
-class TrainingWorkload:
-    """What one data-parallel replica does in a step: `micro_batches` times `micro_batch` sequences of `seq` tokens.
-
-    `element_bytes` is of parameters and activations, `gradient_bytes` of one element of a gradient as it is sent.
-    Raises UserError where one of them is less than 1.
-    """
-
-    seq: int
-    micro_batch: int = 1
-    micro_batches: int = 1
-    element_bytes: int = 2
-    gradient_bytes: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.seq, self.micro_batch, self.micro_batches, self.element_bytes, self.gradient_bytes) < 1:
-            raise UserError(f"A step needs sizes of at least 1 throughout, but {self} was requested.")
-
-    def activation_bytes(self, hidden: int) -> int:
-        return self.micro_batch * self.seq * hidden * self.element_bytes
+# Of an element of parameters, gradients and activations; of a token's loss.
+ELEMENT_BYTES, LOSS_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
 class StepTransfer:
     """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
 
-    `behind` is the computation that it can overlap, None where the computation has to wait for it; `share` says how
-    much of that of a step: what is sent once has one micro-batch's pass.
+    `behind` is the computation that it can overlap, None where the computation has to wait for it.
     """
 
-    purpose: str
     operation: str
     calls: int
     size_bytes: float
     ranks: int
     behind: Phase | None = None
-    share: float = 1.0
 
     @property
     def bus_bytes(self) -> float:
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
 
-# What one rank takes part in in a step, for one kind of parallelism.
+# What one rank takes part in in a step of so many tokens, for one kind of parallelism.
 Traffic = tuple[StepTransfer, ...]
 
 
-def data_parallel(stage: int, model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """What data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ, (m + 1)Ψ or 3mΨ."""
-    transfers = []
-    for sent in SENT_BY_STAGE[stage]:
-        element_bytes = work.gradient_bytes if sent.what == "gradients" else work.element_bytes
-        times, share = (work.micro_batches, 1.0) if sent.each else (1, 1 / work.micro_batches)
-        for where, calls, size in _messages(model, element_bytes, stage):
-            name = f"{sent.what}{where}, {sent.behind}"
-            transfers.append(StepTransfer(name, sent.operation, times * calls, size, ranks, sent.behind, share))
-    return tuple(transfers)
+def data_parallel(stage: int, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
+    """What data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
 
-
-def _messages(model: ModelDimensions, element_bytes: int, stage: int) -> list[tuple[str, int, float]]:
-    """Of what, calls and bytes of each: buckets, or by stage 3 each layer and what stands outside of them."""
-    if stage < LAST_STAGE:
-        total_bytes = model.parameters * element_bytes
-        calls = -(-total_bytes // BUCKET_BYTES)
-        return [("", calls, total_bytes / calls)]
-    units = (
-        (" of layers", model.layers - model.dense_layers, model.layer_parameters),
-        (" of dense layers", model.dense_layers, model.dense_layer_parameters),
-        (" of embeddings", 1, model.outer_parameters),
+    In buckets, by stage 3 each layer and what stands outside of them.
+    """
+    del tokens
+    total_bytes = model.parameters * ELEMENT_BYTES
+    buckets = -(-total_bytes // BUCKET_BYTES)
+    messages: tuple[tuple[int, float], ...] = ((buckets, total_bytes / buckets),)
+    if stage == LAST_STAGE:
+        messages = (
+            (model.layers - model.dense_layers, model.layer_parameters * ELEMENT_BYTES),
+            (model.dense_layers, model.dense_layer_parameters * ELEMENT_BYTES),
+            (1, model.outer_parameters * ELEMENT_BYTES),
+        )
+    return tuple(
+        StepTransfer(sent.operation, calls, size, ranks, sent.behind)
+        for sent in SENT_BY_STAGE[stage]
+        for calls, size in messages
+        if calls
     )
-    return [(name, calls, parameters * element_bytes) for name, calls, parameters in units if calls]
 
 
-def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """TP: per layer and micro-batch two all_reduces of the activations forward and two backward, none of them hidden.
+def tensor_parallel(cuts_sequence: bool, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
+    """TP: per layer two all_reduces of the activations forward and two backward, none of them hidden.
 
     The embedding sums up once forward, the output matrix once backward; the loss three numbers a token (Shoeybi et al.
-    2019, Megatron-LM, section 3).
+    2019, Megatron-LM, section 3). With SP each becomes a reduce_scatter and an all_gather of the same bytes in total,
+    and backward gathers each block's input once more, during the product that does not need it (Korthikanti et al.
+    2022, section 4.2.2). Raises UserError for dimensions that the ranks cannot divide.
     """
     for name in ("heads", "ffn"):
         if getattr(model, name) % ranks:
             raise UserError(f"TP over {ranks} ranks cannot divide {name} = {getattr(model, name)} evenly.")
-    size, m = work.activation_bytes(model.hidden), work.micro_batches
-    per_token = work.micro_batch * work.seq * 4
-    return (
-        StepTransfer("activations", "all_reduce", 2 * model.layers * m, size, ranks),
-        StepTransfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
-        StepTransfer("embedding and output", "all_reduce", 2 * m, size, ranks),
-        StepTransfer("loss", "all_reduce", 3 * m, per_token, ranks),
-    )
+    size, operations = tokens * model.hidden * ELEMENT_BYTES, ["all_reduce"]
+    again: Traffic = ()
+    if cuts_sequence:
+        operations = ["reduce_scatter", "all_gather"]
+        again = (StepTransfer("all_gather", 2 * model.layers, size, ranks, "backward"),)
+    sums = (StepTransfer(operation, 4 * model.layers + 2, size, ranks) for operation in operations)
+    return (*sums, StepTransfer("all_reduce", 3, tokens * LOSS_BYTES, ranks), *again)
 
 
-def tensor_and_sequence_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """TP + SP: each all_reduce of TP becomes a reduce_scatter and an all_gather of the same bytes in total.
+def pipeline_parallel(model: ModelDimensions, tokens: int, stages: int) -> Traffic:
+    """PP: a stage in the middle sends activations to the next one and their gradients to the one before.
 
-    Only a share of the sequence is kept between the blocks, so backward gathers each block's input once more, during
-    the product that does not need it (Korthikanti et al. 2022, section 4.2.2). The rest as `tensor_parallel`.
+    Raises UserError for more stages than layers.
     """
-    split = [
-        replace(transfer, operation=operation)
-        for transfer in tensor_parallel(model, work, ranks)
-        for operation in (("all_reduce",) if transfer.purpose == "loss" else ("reduce_scatter", "all_gather"))
-    ]
-    again = 2 * model.layers * work.micro_batches
-    size = work.activation_bytes(model.hidden)
-    return (*split, StepTransfer("inputs of blocks", "all_gather", again, size, ranks, "backward"))
-
-
-def pipeline_parallel(model: ModelDimensions, work: TrainingWorkload, stages: int) -> Traffic:
-    """PP: each micro-batch goes to the next stage, and its gradient to the one before.
-
-    A stage in the middle is counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one
-    micro-batch transfers can run during the computation of another.
-    """
-    if not 1 <= stages <= model.layers:
+    if stages > model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages.")
-    if stages == 1:
-        return ()
-    size, calls = work.activation_bytes(model.hidden), work.micro_batches
-    sent: tuple[tuple[str, Phase], ...] = (("activations", "forward"), ("gradients of activations", "backward"))
-    return tuple(
-        StepTransfer(what, "send_receive", calls, size, 2, phase if calls > 1 else None) for what, phase in sent
-    )
+    return (StepTransfer("send_receive", 2, tokens * model.hidden * ELEMENT_BYTES, 2),)
 
 
-def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """EP: per layer and micro-batch tokens are sent to their experts and back, forward and backward: four all_to_alls.
+def expert_parallel(model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
+    """EP: per layer tokens are sent to their experts and back, forward and backward: four all_to_alls.
 
     S is a rank's tokens × top_k × hidden, for routing that is even (Lepikhin et al. 2020, GShard; Rajbhandari et al.
     2022, DeepSpeed-MoE, section 5). Raises UserError where the experts cannot be spread evenly.
     """
     if model.experts % ranks:
         raise UserError(f"{model.experts} experts cannot be spread over {ranks} ranks evenly.")
-    size = work.activation_bytes(model.hidden) * model.top_k
-    calls = 2 * model.sparse_layers * work.micro_batches
-    both = ("tokens to experts and back", "their gradients")
-    return tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both)
+    size = tokens * model.top_k * model.hidden * ELEMENT_BYTES
+    return (StepTransfer("all_to_all", 4 * model.sparse_layers, size, ranks),)
 
 
-PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
-    "DDP": functools.partial(data_parallel, 0),
-    **{f"ZeRO-{stage}": functools.partial(data_parallel, stage) for stage in range(1, LAST_STAGE + 1)},
-    "TP": tensor_parallel,
-    "TP+SP": tensor_and_sequence_parallel,
+PARALLELISMS: Mapping[str, Callable[[ModelDimensions, int, int], Traffic]] = {
+    "DDP": partial(data_parallel, 0),
+    **{f"ZeRO-{stage}": partial(data_parallel, stage) for stage in range(1, LAST_STAGE + 1)},
+    "TP": partial(tensor_parallel, False),
+    "TP+SP": partial(tensor_parallel, True),
     "PP": pipeline_parallel,
     "EP": expert_parallel,
 }
-"""Each way to train over all ranks; it raises UserError where a model cannot be spread so."""
+"""Each way to train over all ranks, two at least; it raises UserError where a model cannot be spread so."""

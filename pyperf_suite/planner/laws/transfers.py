@@ -12,23 +12,22 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.calibration import Band, Calibration, Gpu, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.planner.laws.calibration import Calibration, Gpu, all_shipped, shipped_calibration, spec_of
 
 
 def find_law(gpu: Gpu, law: str, subject: str, library: str | None = None) -> tuple[Calibration, bool]:
     """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
 
     First the calibration given, then the one shipped for the GPU, of whatever library; else that of the nearest GPU
-    which has the law, of `library` if any has it. The library "" is that of a law which is of none. `subject` is
-    the `law` of `nearest`. Raises UserError for an unknown GPU, and where no calibration has the law.
+    which has the law, of `library` if any has it. `subject` is the `law` of `nearest`. Raises UserError for an unknown
+    GPU, and where no calibration has the law.
     """
     spec = spec_of(gpu)
     given, shipped = gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec.name)
-    any_library = "" if library == "" else None
     for own in (given, shipped):
-        if own is not None and own.has(law, any_library):
+        if own is not None and own.has(law):
             return own, True
-    of_any = {each.gpu: each for each in all_shipped() if each.has(law, any_library)}
+    of_any = {each.gpu: each for each in all_shipped() if each.has(law)}
     known = {name: each for name, each in of_any.items() if each.has(law, library)} or of_any
     return known[nearest(spec, known, subject).name], False
 
@@ -92,21 +91,6 @@ def held_down(gpu: GpuSpec, source: GpuSpec) -> float:
 # Products on a GPU of the same kernels: peaks that differ by more than this make a GPU another one. Bands are in the
 # blocks of all GPUs.
 LIKE_PEAK = 1.5
-
-# Memory-bound operators: H100 read off H200 and back; A100 off H100 and B200 off H200 (22 % both), and L40S with its
-# large L2 off A100 (72 %). Where nine of ten measurements lay, along bytes over the L2's (left_out_bands in
-# tools/fit/memory.py), and the mean error in %.
-MEMORY_OF_SAME_KERNELS = Band(
-    np.array([0.002, 0.044, 0.106, 0.237, 0.85, 3.7, 13.9]),
-    np.array([-0.29, -0.33, -0.40, -0.12, -0.07, -0.08, -0.07]),
-    np.array([0.51, 0.55, 0.56, 0.31, 0.15, 0.06, 0.02]),
-)
-MEMORY_OF_OTHER_KERNELS = Band(
-    np.array([0.001, 0.024, 0.128, 0.25, 0.47, 0.89, 2.1, 8.4]),
-    np.array([-0.90, -1.03, -1.32, -0.93, -0.67, -0.48, -0.15, -0.15]),
-    np.array([0.65, 0.60, 0.63, 0.49, 0.36, 0.23, 0.20, 0.15]),
-)
-MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
 # Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
 # of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone.

@@ -15,7 +15,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 from pyperf_suite.planner.laws.internode import Network
-from pyperf_suite.planner.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, check_framework, usual_framework
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
@@ -136,18 +136,8 @@ class Training:
 
     def peak_on(self, gpu: GpuSpec) -> float:
         """FLOP/s of that dtype. Raises UserError where the GPU has no units for it."""
-        dtype, peaks = self.dtype_on(gpu), gpu.peak_flop_per_s
-        # Blocked types of 8 bits came with units for 4.
-        has = [
-            each for each in DTYPES if UNITS_OF.get(each, each) in peaks and (each not in UNITS_OF or "fp4" in peaks)
-        ]
-        if dtype not in has:
-            raise UserError(f"{gpu.name} does not train in {dtype!r}: choose from {', '.join(has)}.")
-        return peaks[UNITS_OF.get(dtype, dtype)]
-
-    def framework_of(self, zero_stage: int, offload: Offload) -> str:
-        """The framework requested, else the usual one of such a layout."""
-        return self.framework or usual_framework(zero_stage, offload)
+        dtype = self.dtype_on(gpu)
+        return gpu.peak(UNITS_OF.get(dtype, dtype))
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
@@ -184,7 +174,7 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
         plan = ParallelPlan(
             global_batch=training.global_batch, seq=training.seq, recompute=RECOMPUTES[recompute],
             offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
-            overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel, uneven_stages=True,
+            overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel,
             ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
             shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
         )  # fmt: skip
@@ -214,8 +204,8 @@ def written(layout: ParallelPlan) -> str:
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
     """The framework of each layout, as its place in FRAMEWORKS: the one requested, or its usual one."""
     names: list[str] = [*FRAMEWORKS]
-    stages = range(LAST_STAGE + 1)
-    places = np.array([[names.index(training.framework_of(stage, each)) for each in OFFLOADS] for stage in stages])
+    usual = [[usual_framework(stage, each) for each in OFFLOADS] for stage in range(LAST_STAGE + 1)]
+    places = np.array([[names.index(training.framework or each) for each in row] for row in usual])
     return np.asarray(places[columns["zero_stage"], columns["offload"]])
 
 

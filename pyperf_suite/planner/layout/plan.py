@@ -23,9 +23,9 @@ from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.framework import FoundConstants, found_constants
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict, training_memory
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
@@ -41,15 +41,7 @@ from pyperf_suite.planner.layout.grid import (
     written,
 )
 
-# By framework, what no run of it was published with, so that its law was compared with none.
-_DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
-UNTESTED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
-    "deepspeed": ("context", "expert"),
-}
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# Clusters up to this many times as large are tried before nothing is said to fit.
-MOST_TIMES_GPUS = 64
 BYTES_PER_PARAMETER = MIXED.total
 RULE_SHARE = 0.75
 # "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
@@ -88,12 +80,6 @@ class PredictedLayout:
     def memory_bytes(self) -> float:
         """Bytes on the fullest GPU."""
         return sum(self.memory[name] for name in ON_GPU)
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """Axes of it that no run of its framework was published with."""
-        names = (*UNTESTED.get(self.framework, ()), "offload")
-        return tuple(WRITTEN[name] for name in names if getattr(self.plan, name) not in (1, "none"))
 
 
 @dataclass(frozen=True)
@@ -228,7 +214,6 @@ def planned(
 
 def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | Calibration) -> Planned:
     """Time and memory of every layout of a grid. Raises UserError where the GPU has no units for the dtype."""
-    training.peak_on(cluster.gpu)
     prices = replace(prices_of(laws, training.dtype_on(cluster.gpu)), library=training.library)
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
@@ -248,13 +233,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> MemoryNeed:
     """Bytes of each layout's fullest GPU."""
     memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
     for similar, plan in plans(training, cluster, grid):
-        # A fused kernel keeps no scores, whatever else is kept.
-        fused = plan.fused_attention and plan.recompute == "nothing"
-        need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing,
-            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
-            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
-        )  # fmt: skip
+        need = need_of(training.model, plan)
         for name, part in memory.items():
             part[similar] = getattr(need, name)
     return MemoryNeed(**memory)
@@ -282,25 +261,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
             raise UserError(f"{wrong}; the nearest that fits is {written(near.plan)}.")
     else:
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
-    larger = _fewest_gpus(found.training, found.cluster)
-    raise UserError(f"{wrong}; {larger or f'nor would {MOST_TIMES_GPUS} times as many GPUs be enough'}.")
-
-
-def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
-    """The nearest cluster on which something fits, by doubling."""
-    times = 2
-    while times <= MOST_TIMES_GPUS:
-        larger = replace(cluster, gpus=cluster.gpus * times)
-        times *= 2
-        try:
-            grid = layouts(training, larger)
-        except UserError:
-            continue
-        total = np.asarray(memory_of(training, larger, grid).total)
-        if total.min() <= cluster.usable_bytes:
-            plan = plan_at(training, larger, grid, int(np.argmin(total)))
-            return f"{larger.gpus} GPUs would do, by {written(plan)}"
-    return None
+    raise UserError(f"{wrong}: take more GPUs, or --offload.")
 
 
 @dataclass(frozen=True)

@@ -181,12 +181,6 @@ def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence
         how="" if planned.training.framework else usual,
     )
     yield from (_law_error(planned, name) for name in frameworks)
-    if untested := sorted({name for each in shown for name in each.untested}):
-        yield remark(
-            "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
-            kind="caution",
-            what=", ".join(untested),
-        )
     yield from (remark(note, kind="caution") for note in notes)
 
 

@@ -15,8 +15,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
-from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
-from pyperf_suite.planner.laws.prices import NotedPrices, Prices
+from pyperf_suite.planner.laws.explained import IDEAL, Explained, legend
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.layer_work import passes_and_slowdown
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
@@ -32,13 +32,17 @@ TOKENS = "tokens at a time"
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """The time of one part of a micro-batch: `calls` of `sizes` on one GPU, and the seconds of all calls by cause."""
+    """The time of one part of a micro-batch: `calls` of `sizes` on one GPU, and the seconds of all calls by cause.
+
+    `explained` is the law's answer for one call of this part and others.
+    """
 
     part: str
     law: str
     sizes: tuple[int, ...]
     calls: float
     causes: dict[str, float]
+    explained: Explained
     extrapolated: bool
 
     @property
@@ -53,7 +57,7 @@ class TimeBreakdown:
         return sorted(found, key=lambda each: -each[1])
 
 
-def spent_by(setting: Setting, prices: KernelPrices) -> list[TimeBreakdown]:
+def spent_by(setting: Setting, prices: Prices) -> list[TimeBreakdown]:
     """Every part of a micro-batch, in the order of the work."""
     parts = [part for part in parts_of(*grid_of([setting])) if np.any(part.calls)]
     return [
@@ -63,6 +67,7 @@ def spent_by(setting: Setting, prices: KernelPrices) -> list[TimeBreakdown]:
             tuple(int(np.squeeze(size)) for size in part.sizes),
             float(np.squeeze(part.calls)),
             {cause: float(np.squeeze(seconds * part.calls)) for cause, seconds in its.causes.items()},
+            its.explained,
             bool(np.any(its.at(its.explained.extrapolated))),
         )
         for part, its in zip(parts, price(parts, prices), strict=True)
@@ -82,7 +87,7 @@ class SizeCheck:
     other: Candidate | None
 
 
-def checks(setting: Setting, prices: KernelPrices) -> list[SizeCheck]:
+def checks(setting: Setting, prices: Prices) -> list[SizeCheck]:
     """Every rule that concerns the setting, with what keeping it is worth."""
     model, tp = setting.model, setting.tp
     width = width_of_mlp(model)
@@ -123,7 +128,13 @@ def _kept(setting: Setting, name: str, multiple: int) -> Setting | None:
 
 
 UNSURE = "within the laws' error"
-MOST_LOSSES = 3
+LAW_NAMES = {
+    "gemm": "products",
+    "attention": "attention",
+    "latent_attention": "latent attention",
+    "memory_bound": "memory bound",
+    "collective": "collectives",
+}
 # A change of these makes another model; of the others, the same one in better sizes.
 CHANGE_THE_MODEL = ("layers", "kv_heads")
 
@@ -142,8 +153,6 @@ class Sizing:
     spent: tuple[TimeBreakdown, ...]
     checks: tuple[SizeCheck, ...]
     search: Search
-    errors: dict[str, float | None]
-    origins: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -159,24 +168,22 @@ def sizing(
     laws: GpuSpec | Calibration,
     setting: Setting,
     bounds: Bounds,
-    prices: KernelPrices | None = None,
+    prices: Prices | None = None,
     notes: Sequence[str] = (),
 ) -> Sizing:
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu = spec_of(laws)
-    plan, alone = setting.plan_on(gpu), prices or Prices(laws, setting.dtype)
+    plan = setting.plan_on(gpu)
     times = passes_and_slowdown(plan, constants_of(laws, plan).constants)
-    prices = NotedPrices(alone, {kind: slowdown for kind, (_, slowdown) in times.items()})
-    found = search(setting, bounds, prices)
+    slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
+    prices = replace(prices or Prices(laws, setting.dtype), slower=slower)
     return Sizing(
         gpu,
         setting,
-        step_time(laws, setting.model, plan, prices=alone),
+        step_time(laws, setting.model, plan, prices=prices),
         tuple(spent_by(setting, prices)),
         tuple(checks(setting, prices)),
-        found,
-        prices.errors,
-        tuple(prices.origins),
+        search(setting, bounds, prices),
         tuple(notes),
     )
 
@@ -296,38 +303,29 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
 
 
 def _errors(sizing: Sizing) -> Iterator[Remark]:
-    for law, error in sizing.errors.items():
+    errors: dict[str, list[float | None]] = {}
+    for part in sizing.spent:
+        errors.setdefault(LAW_NAMES[part.law], []).append(part.explained.error_percent)
+    for law, found in errors.items():
+        known = [error for error in found if error is not None]
         yield remark(
             "The law of {law} errs by {error} on measurements that it was not fitted on.",
             kind="law",
             law=law,
-            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
+            error=Quantity(max(known) / 100, "%") if known else "an unknown amount",
         )
-    if sizing.origins:
-        yield remark("Sources of the laws: {sources}.", kind="law", sources="; ".join(sizing.origins))
+    if origins := dict.fromkeys(part.explained.origin for part in sizing.spent if part.explained.origin):
+        yield remark("Sources of the laws: {sources}.", kind="law", sources="; ".join(origins))
 
 
-def _losses(sizing: Sizing) -> Iterator[Remark]:
+def _losses(sizing: Sizing) -> Remark:
     total = sum(part.seconds for part in sizing.spent)
     ideal = sum(part.causes.get(IDEAL, 0.0) for part in sizing.spent)
-    yield remark(
+    return remark(
         "{share} of the GPU's work is beyond the ideal time of the data sheet.",
         kind="predicted",
         share=Quantity(1 - ideal / total, "%", predicted=True),
     )
-    lost: dict[tuple[str, str], float] = {}
-    for part in sizing.spent:
-        for cause, seconds in part.lost:
-            key = (part.part.partition(",")[0], cause)
-            lost[key] = lost.get(key, 0.0) + seconds / total
-    for (name, cause), share in sorted(lost.items(), key=lambda each: -each[1])[:MOST_LOSSES]:
-        yield remark(
-            "{part} loses {share} of it to {cause}.",
-            kind="predicted",
-            part=name,
-            cause=cause,
-            share=Quantity(share, "%", predicted=True),
-        )
 
 
 def _memory(sizing: Sizing) -> Remark | None:

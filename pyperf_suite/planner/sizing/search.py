@@ -19,7 +19,7 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
-from pyperf_suite.planner.laws.explained import KernelPrices
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import (
@@ -191,7 +191,7 @@ class Costs:
     extrapolated: NDArray[np.bool_]
 
 
-def costs_of(model: ModelGrid, plan: ParallelPlan, prices: KernelPrices) -> Costs:
+def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
     """Price every setting, and how surely it differs from the first one."""
     parts = parts_of(model, plan)
     count = np.size(plan.tensor)
@@ -280,7 +280,7 @@ class Search:
     """The result of a search among `priced` candidates, of which `within` kept the bounds and `faster` beat the error.
 
     `alone` has for each dimension the best candidate that changes it alone; `pareto` the best together, the one that
-    takes the least time first. `memory_limit_bytes` is what candidates were allowed.
+    takes the least time first.
     """
 
     present: Candidate
@@ -290,10 +290,9 @@ class Search:
     priced: int
     within: int
     faster: int
-    memory_limit_bytes: float
 
 
-def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
+def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     """Price the neighbours of a setting and pick those worth reporting."""
     candidates = neighbours(setting, bounds)
     model, plan = candidates.grid()
@@ -328,11 +327,10 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
         len(candidates),
         len(within),
         len(among),
-        limit,
     )
 
 
-def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]:
+def judged(settings: Sequence[Setting], prices: Prices) -> list[Candidate]:
     """Each setting compared with the first one, which is the present."""
     model, plan = grid_of(settings)
     costs, parameters, memory = costs_of(model, plan, prices), np.asarray(model.parameters), memory_of(model, plan)

@@ -17,14 +17,14 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     KernelCall,
     kernel_calls,
     passes_and_slowdown,
-    wide,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 
@@ -200,23 +200,21 @@ class PricedPart:
         return parts if self.slower <= 1 else {**parts, IN_STEP: self.seconds - self.at(self.explained.seconds)}
 
 
-def price(parts: Sequence[KernelCall], prices: KernelPrices) -> list[PricedPart]:
+def price(parts: Sequence[KernelCall], prices: Prices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
     requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...], bool], list[int]] = {}
-    in_16_bits = wide(prices)
     for place, part in enumerate(parts):
-        stays_wide = part.wide and in_16_bits is not prices
+        stays_wide = part.wide and prices.wide is not prices
         requested.setdefault((part.law, part.fixed, part.flags, stays_wide), []).append(place)
-    slower = getattr(prices, "slower", {})
     for (law, fixed, flags, stays_wide), places in requested.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)
-        explained = getattr(in_16_bits if stays_wide else prices, law)(*fixed, *rows, *flags)
+        explained = getattr(prices.wide if stays_wide else prices, law)(*fixed, *rows, *flags)
         ends = np.cumsum([column[0].size for column in columns])
         for place, column, back in zip(places, columns, np.split(inverse, ends[:-1]), strict=True):
-            its_slower = slower.get(parts[place].kind, 1.0)
+            its_slower = prices.slower.get(parts[place].kind, 1.0)
             priced[place] = PricedPart(explained, back.reshape(column[0].shape), its_slower)
     return [priced[place] for place in range(len(parts))]
 

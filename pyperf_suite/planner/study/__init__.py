@@ -12,14 +12,8 @@ from pyperf_suite.findings.data import Bar, Bars, Claim, ClaimVerdict, Figure, F
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
-from pyperf_suite.planner.laws.training.memory import largest_batch
 from pyperf_suite.planner.study.grid import axes, cases_of
-from pyperf_suite.planner.study.results import (
-    PARTS,
-    StudyResult,
-    held,
-    results_of,
-)
+from pyperf_suite.planner.study.results import PARTS, StudyResult, results_of
 from pyperf_suite.planner.study.search import SearchStep, search_steps
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.record.quantity import Quantity, quantity
@@ -76,11 +70,6 @@ def _bytes_of(part: str) -> Column:
     return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
 
 
-def _sum_of_parts(result: StudyResult) -> float | None:
-    """Sum up the parts; None where it says no more than another column."""
-    return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
-
-
 COLUMNS = (
     Column("configuration", "name", priority=2),
     Column("ranks", lambda each: each.parameters.ranks),
@@ -91,7 +80,7 @@ COLUMNS = (
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
     *map(_bytes_of, PARTS),
-    Column("memory", _sum_of_parts, "MB"),
+    Column("memory", lambda each: None if "peak" in each.memory else sum(each.memory.values()) or None, "MB"),
 )
 LOST = (
     Column("configuration", "name", priority=2),
@@ -244,10 +233,9 @@ def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
         sentence = "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: "
         return remark(sentence + "fragmentation may end a long run", kind="caution", **values)
     sequences = p.batch * p.micro_batches
-    possible = [
-        size for size in range(p.batch, sequences + 1) if sequences % size == 0 and sequences // size >= p.pipeline
-    ]
-    batch = largest_batch(used, best.growing_bytes, p.batch, limit, possible)
+    room = NEAR_LIMIT * limit - used
+    sizes = [size for size in range(p.batch, sequences // p.pipeline + 1) if sequences % size == 0]
+    batch = max(size for size in sizes or [p.batch] if best.growing_bytes * (size / p.batch - 1) <= room)
     larger = replace(p, batch=batch, micro_batches=sequences // batch)
     measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
     gain = _faster([(best, measured)]) if measured and measured is not best else None

@@ -21,16 +21,14 @@ from pyperf_suite.record.record import Record
 
 # What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
 PARTS = {
-    "weights": ("parameter_bytes",),
-    "gradients": ("gradient_bytes",),
-    "optimizer": ("optimizer_bytes", "counter_bytes"),
-    "activations": ("saved_activation_bytes",),
-    "peak": ("peak_bytes",),
+    "weights": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer": "optimizer_bytes",
+    # Records of earlier versions alone have it.
+    "activations": "saved_activation_bytes",
+    "peak": "peak_bytes",
 }
 CONFIDENCE = 0.95
-
-Memory = Mapping[str, float]
-"""Bytes of one rank by those of `PARTS` that are known."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +105,11 @@ class StudyResult:
         return reported if isinstance(reported, dict) else {}
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> Mapping[str, float]:
         """Bytes of the fullest rank by part; nothing where nobody counted."""
-        known = {part: [self.rank_bytes.get(name, []) for name in names] for part, names in PARTS.items()}
-        ranks = [
-            {
-                part: float(sum(each[rank] for each in counted if each))
-                for part, counted in known.items()
-                if any(counted)
-            }
-            for rank in range(min(map(len, self.rank_bytes.values()), default=0))
-        ]
-        return max(ranks, key=held, default={})
+        known = {part: self.rank_bytes[name] for part, name in PARTS.items() if name in self.rank_bytes}
+        ranks = [dict(zip(known, map(float, counted), strict=True)) for counted in zip(*known.values(), strict=True)]
+        return max(ranks, key=lambda rank: rank.get("peak", sum(rank.values())), default={})
 
     @cached_property
     def room(self) -> tuple[float, float] | None:
@@ -131,9 +122,8 @@ class StudyResult:
     @property
     def growing_bytes(self) -> float:
         """Bytes of the fullest rank that grow with the micro-batch: all but weights, gradients and states."""
-        memory = self.memory
-        states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
-        return memory.get("activations", max(0.0, memory.get("peak", states) - states))
+        states = sum(size for part, size in self.memory.items() if part not in ("activations", "peak"))
+        return max(0.0, self.memory.get("peak", 0.0) - states)
 
     @property
     def flop_per_s(self) -> float:
@@ -146,11 +136,6 @@ class StudyResult:
         gpu = gpu_of(self.trials[0].identity)
         peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
-
-
-def held(memory: Memory) -> float:
-    """All bytes of a rank: its peak, or the sum of its parts where that is not known."""
-    return memory["peak"] if "peak" in memory else sum(memory.values())
 
 
 def results_of(records: Iterable[Record]) -> list[StudyResult]:

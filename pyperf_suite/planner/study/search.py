@@ -136,14 +136,12 @@ class StudySearch:
             min(each, key=lambda case: (case.parameters.batch > most, -case.parameters.batch))
             for each in similar.values()
         ]
-        found = [each for each in found if each.case_id not in self._settled and not self._is_far(axis, each)]
+        far = {lost for lost, apart in self._lost.items() if apart > math.log1p(FAR)}
+        found = [each for each in found if each.case_id not in self._settled and _value(axis, each) not in far]
         if axis == "batch":
             # The largest that fits uses the memory that is there; whether it is faster is measured.
             return sorted(found, key=lambda each: -each.parameters.batch)
         return found
-
-    def _is_far(self, axis: str, case: Case) -> bool:
-        return self._lost.get(_value(axis, case), 0.0) > math.log1p(FAR)
 
     def _is_faster(self, axis: str, candidate: Case, best: Case) -> bool:
         """Decide by live pairs, each two experiments in turn, until no further pair could make it faster."""

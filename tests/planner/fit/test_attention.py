@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.laws.attention import PLAIN
+from pyperf_suite.planner.laws.attention import PLAIN, TableLaw, pack_tables, unpack_tables
 from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, shipped_calibration
-from pyperf_suite.planner.laws.table import TableLaw, pack_tables, unpack_tables
 from tools.fit.attention import fit_block, fit_grid, held_band, read_tables
 
 rng = np.random.default_rng(0)

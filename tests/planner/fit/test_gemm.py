@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import POOLED, Band, ResidualGrid, shipped_calibration
-from pyperf_suite.planner.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
+from pyperf_suite.planner.laws.gemm import Rates, gemm_law, menu_seconds
 from tools.fit.fitting import SiteKriging
 from tools.fit.gemm import (
     LIBRARY_LIKENESS,
     GemmTable,
     fit_block,
-    fit_coefficients,
     library_residual,
     pooled_block,
-    predict,
     read_gemm_tables,
 )
 
@@ -36,27 +33,6 @@ def made_up_table(seed: int = 0, noise: float = 0.0) -> GemmTable:
     truth = menu_seconds(gemm_law(gpu).coefficients, Rates.of(gpu, "bf16"), m, n, k)
     factor = 0.1 * np.sin(np.log2(n) / 2) + np.random.default_rng(seed).normal(0, noise, m.size)
     return GemmTable(gpu, "bf16", "trtllm_0", m, n, k, truth * np.exp(factor), np.empty((m.size, 0)))
-
-
-def fit_law(table: GemmTable) -> tuple[MenuCoefficients, ResidualGrid]:
-    coefficients = fit_coefficients([table])
-    return coefficients, library_residual(table, predict(table, coefficients))
-
-
-def held_out_rows(table: GemmTable) -> np.ndarray:
-    """A mask of a fifth of the sites, all rows of a site together."""
-    return next(folds(table.sites))
-
-
-@pytest.mark.slow
-def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen():
-    table = made_up_table()
-    unseen = held_out_rows(table)
-    law, residual = fit_law(table.rows(~unseen))
-    errors = np.abs(predict(table.rows(unseen), law, residual) / table.rows(unseen).seconds - 1)
-    alone = np.abs(predict(table.rows(unseen), law) / table.rows(unseen).seconds - 1)
-    assert errors.mean() < 0.02
-    assert errors.mean() < alone.mean() / 2
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.calibration import POOLED, shipped_calibration
-from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstants, found_constants
-from pyperf_suite.planner.laws.training.step import prices_of, step_parts
+from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstants
+from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
     PRIORS,
@@ -86,24 +86,6 @@ def test_runs_left_out_are_predicted_as_well_as_measured(
 ) -> None:
     errors = errors_left_out(of(runs, framework, generation), how)
     assert np.mean(np.abs(np.expm1(-errors))) < worst
-
-
-@pytest.mark.slow
-def test_iterations_of_vtrain_are_predicted_within_nine_percent_by_what_is_shipped(runs: list[PricedRun]) -> None:
-    own = [run for run in of(runs, "megatron", "Ampere") if run.source == "vTrain"]
-    assert len(own) > 70
-    shipped = found_constants("A100").constants
-    now = np.array([float(sum(step_parts(run.priced, shipped).values())) / run.seconds - 1 for run in own])
-    assert np.mean(np.abs(now)) < 0.09
-
-
-@pytest.mark.slow
-def test_dense_runs_of_megatron_on_hopper_left_out_by_source_are_predicted_within_seven_percent(
-    runs: list[PricedRun],
-) -> None:
-    own = [run for run in of(runs, "megatron", "Hopper") if run.kind == "16 bits"]
-    errors = errors_left_out(own, "source")
-    assert np.mean(np.abs(np.expm1(-errors))) < 0.07
 
 
 def test_an_interval_widens_by_what_sources_differ_and_leaves_out_the_runs_own() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.alignment import (
     ALIGNED_BYTES,
@@ -58,12 +57,6 @@ def test_what_only_takes_whole_16_bytes_is_priced_as_padded():
 )
 def test_gpus_without_cliffs_of_their_own_take_those_of_their_instructions(name, cliffs):
     assert cliffs_of(find_gpu(name)) is cliffs
-
-
-@pytest.mark.parametrize("arguments", [{"dtype": "fp7"}, {"layout": "RC"}])
-def test_an_unknown_dtype_or_layout_is_refused_with_those_there_are(arguments):
-    with pytest.raises(UserError, match="ask for one of"):
-        alignment_penalty(H100, 64, 64, 64, **arguments)
 
 
 def published(folder):

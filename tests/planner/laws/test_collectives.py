@@ -110,46 +110,6 @@ def test_what_was_not_measured_is_marked_as_extrapolated() -> None:
     assert marked("all_reduce", MIB, 8, "B300")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "operation", "low", "high", "percent"),
-    [
-        ("A100 SXM", "all_reduce", -0.21, 0.29, 7.6),
-        ("A100 SXM", "broadcast", -0.40, 0.90, 30.0),
-        ("A800 SXM", "all_reduce", -0.50, 0.60, 29.0),
-    ],
-)
-def test_an_interval_is_as_wide_as_curves_found_so_were_off(
-    gpu: str, operation: str, low: float, high: float, percent: float
-) -> None:
-    found = collective_time(gpu, operation, MIB, 8)
-    assert np.log([found.low / found.seconds, found.high / found.seconds]) == pytest.approx([low, high])
-    assert found.error_percent == percent
-
-
-# By the misses of published rows whose source was left out (`python -m tools.fit.collectives`), and of a node's curve
-# where those are less; and where the law goes through points of the cluster's own.
-@pytest.mark.parametrize(
-    ("network", "low", "high", "percent"),
-    [
-        (25e9, [-0.37, -0.27, -0.21, -0.21], [1.30, 1.10, 0.62, 0.29], 14.4),
-        ("1MB:9GB/s,1GB:180GB/s", [-0.22, -0.22, -0.23, -0.21], [0.57, 0.35, 0.40, 0.29], 9.1),
-    ],
-)
-def test_between_nodes_an_interval_narrows_with_the_bytes(
-    network: Any, low: list[float], high: list[float], percent: float
-) -> None:
-    found = collective_time("A100 SXM", "all_reduce", [2e4, 7e5, 3e7, 2e9], 16, network=network)
-    assert np.log(found.low / found.seconds) == pytest.approx(low)
-    assert np.log(found.high / found.seconds) == pytest.approx(high)
-    assert (found.error_percent, found.extrapolated.all()) == (percent, True)
-
-
-def test_operations_without_a_table_take_as_long_as_those_that_load_the_bus_alike() -> None:
-    # Among eight, a broadcast puts S on the bus, and an all_gather seven eighths of its S.
-    broadcast = collective_time("A100 SXM", "broadcast", 7e8, 8).seconds
-    assert broadcast == pytest.approx(float(collective_time("A100 SXM", "all_gather", 8e8, 8).seconds))
-
-
 # Trees, rings and direct sends reach 0.90, 0.857 and 0.457 of the network; a step between nodes takes 20 microseconds
 # and fills with a third of what crosses, at most 5.3 MB; messages of far more than 250 kB wait 42 microseconds once.
 @pytest.mark.parametrize(

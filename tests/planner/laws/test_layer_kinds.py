@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
 from pyperf_suite.planner.laws.training.layer_work import is_deepseeks_latent, kernel_calls
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.sizing.step import ModelGrid, resized
+from pyperf_suite.planner.sizing.step import ModelGrid
 from tests.models import KINDS, SMALL_LLAMA, SPARSE
 
 TINY = ModelDimensions(layers=3, hidden=8, ffn=32, heads=4, vocab=10, kv_heads=2, gated=True)
@@ -100,24 +98,6 @@ def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention(model
     expected = 6 * multiplied * batch * seq + 3 * attention
     assert model_flop(model, batch, seq) == pytest.approx(expected, rel=1e-9)
     assert multiplied == pytest.approx(model.active_parameters - model.hidden * model.vocab, rel=0.02)
-
-
-@each_kind
-def test_a_grid_over_layers_keeps_the_shares_of_each_kind_and_counts_every_model_as_alone(
-    model: ModelDimensions,
-) -> None:
-    layers = np.array([model.layers // 2, model.layers, model.layers + 2, 4 * model.layers])
-    grid = ModelGrid.around(model, layers=layers)
-    assert grid.valid.all()
-    for place, count in enumerate(layers.tolist()):
-        alone = resized(model, layers=count)
-        assert alone.windowed_layers == pytest.approx(model.windowed_layers * count / model.layers, abs=1)
-        assert grid.parameters[place] == alone.parameters
-        assert np.broadcast_to(model_flop(grid, 1, 4096), 4)[place] == pytest.approx(model_flop(alone, 1, 4096))
-        assert np.broadcast_to(activation_bytes(grid, 1, 4096), 4)[place] == pytest.approx(
-            activation_bytes(alone, 1, 4096)
-        )
-    assert resized(model, layers=model.layers) == model
 
 
 def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.planner.laws.training.offload import (
@@ -127,24 +127,3 @@ def test_every_framework_says_what_it_offloads():
     assert all(each[0] == "none" for each in OFFLOADED_BY.values())
     with pytest.raises(UserError, match="Nothing can be offloaded as 'disk'"):
         replace(PLAN, offload="disk")
-
-
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_each_stage_of_a_pipeline_is_counted_on_its_own(chunks):
-    def need(**how):
-        return training_memory(
-            LLAMA, 1, 4096, Sharding(), stages=4, chunks=chunks, recompute="nothing", micro_batches=64, **how
-        )
-
-    usual = need()
-    assert need(stage_layers=(8, 8, 8)).total == pytest.approx(usual.total)
-    # A light first stage leaves the second one the fullest, which has no embedding and a micro-batch less.
-    light = need(stage_layers=(2, 10, 10))
-    as_fullest = training_memory(
-        replace(LLAMA, layers=40), 1, 4096, stages=4, chunks=chunks, recompute="nothing", micro_batches=64
-    )
-    assert light.total < as_fullest.total
-    assert light.weights == pytest.approx(usual.weights + 2 * (2 * LLAMA.layer_parameters - LLAMA.vocab * LLAMA.hidden),
-                                          rel=1e-3)  # fmt: skip
-    # Layers put on the last stage, which holds one micro-batch, cost less than those on the first.
-    assert need(stage_layers=(8, 8, 11)).activations < need(stage_layers=(11, 8, 8)).activations

@@ -169,7 +169,6 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path, mo
     [
         (("--data", "two"), "data=two was requested, but data takes int values"),
         (("--data", "1,,2"), "data= was requested"),
-        (("--memory-limit", "0"), "--memory-limit 0 was requested"),
         (("--implementation", "nccl"), "runs on cuda, but the requested device is cpu"),
         (("--steps", "1"), "steps=1 was requested"),
         (("--only", "12"), "--only 12 was requested, but configurations are numbered 1 to 11"),

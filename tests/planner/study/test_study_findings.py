@@ -59,7 +59,7 @@ def studied(layout: Layout, visits: Visits) -> list[Record]:
         *visits(
             layout(data=2, zero_stage=3),
             [0.3, None, 0.33],
-            ranks(parameter_bytes=[2e6, 2e6], optimizer_bytes=[3e6, 2e6], counter_bytes=[1e6, 1e6]),
+            ranks(parameter_bytes=[2e6, 2e6], optimizer_bytes=[3e6, 2e6]),
         ),
         *visits(layout(pipeline=2), [None, None, None]),
         *visits(layout(attention="math"), [0.4, 0.42, 0.44]),
@@ -93,19 +93,16 @@ def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_r
     assert remark_with(found(studied), "lost").kind == "caution"
 
 
-def test_memory_is_told_by_part_and_as_a_sum_and_not_where_nobody_counted(studied: list[Record]) -> None:
+def test_memory_is_told_by_part_and_not_where_nobody_counted(studied: list[Record]) -> None:
     by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
-    counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "memory")]
-    assert counted == [4e6, 8e6, 12e6]
-    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "memory")] == [None, None, None]
+    assert [by_name["dp2 flash"][name].value for name in ("weights", "optimizer")] == [4e6, 8e6]
+    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer")] == [None, None]
 
 
-def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None:
-    counted = ranks(parameter_bytes=[4e6, 5e6], saved_activation_bytes=[1e6, 1e6], peak_bytes=[9e6, 8e6])
-    records = visits(layout(data=2), [0.1], counted)
-    (result,) = results_of(records)
-    assert result.memory == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
-    assert rows(found(records).tables[0])[0]["memory"] is None
+def test_the_fullest_rank_is_the_one_of_the_highest_peak(layout: Layout, visits: Visits) -> None:
+    counted = ranks(parameter_bytes=[4e6, 5e6], peak_bytes=[9e6, 8e6])
+    (result,) = results_of(visits(layout(data=2), [0.1], counted))
+    assert result.memory == {"weights": 4e6, "peak": 9e6}
 
 
 def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
@@ -214,7 +211,7 @@ MIB = 2**20
 
 
 def holding(used: int, capacity: int, activations: int) -> dict[str, Any]:
-    bytes_ = {"parameter_bytes": [MIB], "saved_activation_bytes": [activations * MIB]}
+    bytes_ = {"parameter_bytes": [MIB], "peak_bytes": [(activations + 1) * MIB]}
     return {"rank_bytes": {**bytes_, "resident_bytes": [used * MIB], "capacity_bytes": [capacity * MIB]}}
 
 

@@ -39,9 +39,6 @@ DTYPES = ("bf16", "fp16", *LOW_PRECISION)
 # Products over the law of the library that was measured in fp8; of nvfp4 at the ratio of the peaks. Set by hand,
 # where fits were held within 0.7 to 1.2, of nvfp4 within 0.9 to 2.
 LOW_PRECISION_FACTORS = {"fp8": 0.82, "mxfp8": 0.85, "nvfp4": 1.3}
-# How kernels of experts get to the GPU: one by one from the host, captured in a graph (where tokens are dropped to a
-# fixed number), or fused and overlapped with the exchange of tokens too.
-ExpertKernels = Literal["launched", "captured", "fused"]
 # What a GPU of vTrain's cluster could send between nodes: HDR for two.
 CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
@@ -122,7 +119,6 @@ class FoundConstants:
     constants: StepConstants
     is_transferred: bool
     error_percent: float | None
-    framework: str = ""
     origin: str = ""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
@@ -214,4 +210,4 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
         tuple(arrays[name][row].astype(float).tolist()) if name in arrays else ()
         for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
     )
-    return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)
+    return FoundConstants(constants, another, error, block.origin, low, high, errors)

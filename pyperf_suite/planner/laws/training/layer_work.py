@@ -5,12 +5,11 @@ Prices are apart from constants, so that a fit prices once and tries many consta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.laws.transformer import (
     PHASES,
@@ -21,8 +20,8 @@ from pyperf_suite.laws.transformer import (
     attention_calls,
     products,
 )
-from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.traffic import exposed_comm_s
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
@@ -84,75 +83,16 @@ def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes],
     return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
 
 
-@dataclass(frozen=True)
-class LayerPrices:
-    """Seconds of one layer's kernels and collectives as their laws price them, forward unless said, each once.
+def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepConstants) -> dict[str, Any]:
+    """Seconds of a layer's micro-batch, forward and backward, by part of the iteration, under these constants.
 
-    `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
-    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands; `permuted` sorts tokens by
-    experts and back. `summed` is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way
-    to the experts. `launches` are kernels of a forward pass.
+    `prices` are those of `price_work`. What no computation hides of the exchange of TP, CP and EP is `tensor`,
+    `context` and `experts`; `host` is waiting for launches.
     """
-
-    forward: Any
-    backward: Any
-    experts_forward: Any
-    experts_backward: Any
-    attention_forward: Any
-    attention_backward: Any
-    scores: Any
-    memory: Any
-    cast: Any
-    summed: Any
-    gathered: Any
-    ring: Any
-    all_to_all: Any
-    permuted: Any
-    launches: Any
-
-
-@dataclass(frozen=True)
-class EndPrices:
-    """The same of the logits, forward and backward together, of the passes over them, and of TP's exchange."""
-
-    products: Any
-    loss: Any
-    summed: Any
-
-
-@dataclass(frozen=True)
-class StepWork:
-    """Seconds of one micro-batch, forward and backward: what is computed, and what no computation hides.
-
-    `tensor`, `context` and `experts` are what is waited for of TP, CP and EP, `host` waiting for launches.
-    """
-
-    products: Any
-    attention: Any
-    memory_bound: Any
-    tensor: Any
-    context: Any = 0.0
-    experts: Any = 0.0
-    host: Any = 0.0
-
-    @property
-    def seconds(self) -> Any:
-        return sum(getattr(self, field.name) for field in fields(self))
-
-
-def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...]) -> Any:
-    """Prices of distinct plans, at the places of a grid's plans."""
-    count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
-    whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
-    return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
-
-
-def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
-    """What a framework with these constants takes for a layer of those prices."""
     attended = 1 + plan.attention_recompute_fraction
 
     def of(*kinds: str) -> Any:
-        return sum(times[kind][0] * times[kind][1] * getattr(layer, kind) for kind in kinds)
+        return sum(times[kind][0] * times[kind][1] * prices[kind] for kind in kinds)
 
     times = passes_and_slowdown(plan, constants)
     products_s = of("forward", "backward")
@@ -161,30 +101,34 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
     if not plan.overlap_tensor:
         # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
         during_s = (products_s + routed_s) / (3 + plan.recompute_fraction)
-        tensor_s = tensor_s + exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, during_s)
+        tensor_s = tensor_s + exposed_comm_s(ALL_REDUCES_PER_PASS * prices["gathered"], during_s)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
-    context_s = exposed_comm_s(attended * layer.ring, forward_s)
-    context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s)
+    context_s = exposed_comm_s(attended * prices["ring"], forward_s)
+    context_s = context_s + exposed_comm_s(2 * prices["ring"], backward_s)
     tokens_s = of("all_to_all")
-    if plan.expert_kernels == "fused":
+    if plan.fuses_experts:
         tokens_s = exposed_comm_s(tokens_s, routed_s)
-    work = StepWork(
-        products_s + routed_s,
-        forward_s + backward_s,
-        of("memory", "scores", "cast"),
-        tensor_s,
-        context_s,
-        of("permuted") + tokens_s,
-    )
-    launches, launch_s = plan.passes * layer.launches, LAUNCH_S + BLOCKED_S * plan.blocks
-    return replace(work, host=np.maximum(0.0, launches * launch_s - (0.0 if plan.blocks else work.seconds)))
+    work = {
+        "products": products_s + routed_s,
+        "attention": forward_s + backward_s,
+        "memory bound": of("memory", "scores", "cast"),
+        "tensor": tensor_s,
+        "context": context_s,
+        "experts": of("permuted") + tokens_s,
+    }
+    launches, launch_s = plan.passes * prices["launches"], LAUNCH_S + BLOCKED_S * plan.blocks
+    hidden_s = 0.0 if plan.blocks else sum(work.values())
+    return work | {"host": np.maximum(0.0, launches * launch_s - hidden_s)}
 
 
-def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
+def ends_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepConstants) -> dict[str, Any]:
     """The same of what stands outside of the layers."""
     slower = {kind: slowdown for kind, (_, slowdown) in passes_and_slowdown(plan, constants).items()}
-    tensor_s = slower["summed"] * ALL_REDUCES_PER_PASS * ends.summed
-    return StepWork(slower["ends"] * ends.products, 0.0, slower["loss"] * ends.loss, tensor_s)
+    return {
+        "products": slower["ends"] * prices["ends"],
+        "memory bound": slower["loss"] * prices["loss"],
+        "tensor": slower["summed"] * ALL_REDUCES_PER_PASS * prices["summed"],
+    }
 
 
 def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[str, tuple[Any, Any]]:
@@ -194,9 +138,11 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
     plain = c.of_products(plan.dtype)
-    experts, sorted_apart = c.experts * plain, plan.expert_kernels != "fused"
+    experts = c.experts * plain
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
-    summed = c.tensor_overlapped if plan.overlap_tensor else (forward + (not plan.hides_sums)) / (forward + 1)
+    # Megatron's backward hides TP's sums behind products (LinearWithGradAccumulationAndAsyncCommunication).
+    waited = forward + (plan.framework != "megatron")
+    summed = c.tensor_overlapped if plan.overlap_tensor else waited / (forward + 1)
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),
@@ -207,7 +153,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "scores": (attended + SCORE_GRADIENT_BYTES / SCORE_BYTES_PER_ELEMENT, c.slowdown),
         "memory": (forward + BACKWARD_BYTES_RATIO, c.slowdown),
         "cast": ((forward + 1) / 2, c.slowdown),
-        "permuted": (forward + 1, sorted_apart * c.slowdown),
+        "permuted": (forward + 1, (not plan.fuses_experts) * c.slowdown),
         "all_to_all": (4 + 2 * plan.recompute_fraction, 1.0),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
         "gathered": (0.0, 1.0),
@@ -220,7 +166,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
 class KernelCall:
     """One kind of work of a rank's micro-batch: `calls` of a method `law` of the prices, in all layers, each pass once.
 
-    `kind` is the field of LayerPrices or EndPrices that it counts in; `fixed` arguments come before the sizes, `flags`
+    `kind` is the one of `price_work` that it counts in; `fixed` arguments come before the sizes, `flags`
     after them. `wide` work stays in 16 bits where products have fewer.
     """
 
@@ -233,9 +179,9 @@ class KernelCall:
     flags: tuple[Any, ...] = ()
     wide: bool = False
 
-    def seconds(self, prices: KernelPrices) -> Any:
+    def seconds(self, prices: Prices) -> Any:
         """Of all calls."""
-        prices = wide(prices) if self.wide else prices
+        prices = prices.wide if self.wide else prices
         sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
         found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
         return as_plain(self.calls) * found.seconds
@@ -380,44 +326,29 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     yield KernelCall("loss", "memory_bound", "loss", (logits,), np.asarray(1))
 
 
-def price_layer(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None
-) -> LayerPrices:
-    """The kernels and collectives of one layer, of a model with several kinds of layers their mean."""
-    found: dict[str, Any] = dict.fromkeys((field.name for field in fields(LayerPrices)), 0.0)
+def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> dict[str, Any]:
+    """Seconds of each kind of work by its law, once and forward unless said.
+
+    Of one layer, of a model with several kinds of layers their mean: `forward` and `backward` of products,
+    `experts_...` of those of experts, `scores` of passes over scores that lie in memory, `cast` of operands converted,
+    `permuted` of tokens sorted by experts and back; `summed` is one exchange of TP, `gathered` its half, `ring` one
+    round of CP, `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is
+    the logits, forward and backward together, `loss` the passes over them.
+    """
+    found: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
     for call in kernel_calls(model, plan, network):
-        if call.kind in found:
-            found[call.kind] = found[call.kind] + call.seconds(prices) / model.layers
+        once = 1 if call.kind in ("ends", "loss") else model.layers
+        found[call.kind] = found[call.kind] + call.seconds(prices) / once
     sparse = model.sparse_layers / model.layers if model.experts > 1 else 0.0
     launches = LAUNCHES + CAST_LAUNCHES * (plan.dtype in LOW_PRECISION) + EXPERT_LAUNCHES * sparse
-    launches = launches * (plan.expert_kernels != "captured")
-    return LayerPrices(
-        **found
-        | {
-            "ring": _ring_s(model, plan, prices, network),
-            "all_to_all": _all_to_all_s(model, plan, prices, network),
-            "launches": launches + np.zeros(np.shape(found["memory"])),
-        }
-    )
+    return found | {
+        "ring": _ring_s(model, plan, prices, network),
+        "all_to_all": _all_to_all_s(model, plan, prices, network),
+        "launches": launches,
+    }
 
 
-def price_ends(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> EndPrices:
-    """The logits, which stay in 16 bits, their loss, and one exchange of TP."""
-    found: dict[str, Any] = {"ends": 0.0, "loss": 0.0, "summed": 0.0}
-    for call in kernel_calls(model, plan, network):
-        if call.kind in found:
-            once = np.maximum(call.calls, 1) if call.kind == "summed" else 1.0
-            found[call.kind] = found[call.kind] + call.seconds(prices) / once
-    return EndPrices(found["ends"], found["loss"], found["summed"])
-
-
-def wide(prices: Any) -> KernelPrices:
-    """The prices of the same GPU in 16 bits, for what stays in them."""
-    found: KernelPrices = getattr(prices, "wide", prices)
-    return found
-
-
-def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
+def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
     if not np.any(np.asarray(plan.context) > 1):
         return 0.0
@@ -428,7 +359,7 @@ def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, ne
     return once_s * ((model.layers - model.windowed_layers) / model.layers)
 
 
-def _all_to_all_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
+def _all_to_all_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
     """Tokens to their experts, or back, in a layer: once to each node that has some of them, meanwhile within nodes."""
     if not np.any(np.asarray(plan.expert) > 1):
         return 0.0

@@ -5,7 +5,6 @@ Room is left for what a framework allocates in addition.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -14,8 +13,8 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, NEAR_LIMIT, layers_bytes, outside_bytes, sequence_ranks
-from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
+from pyperf_suite.laws.training.memory import MIXED, layers_bytes, outside_bytes, sequence_ranks
+from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
 Offload = Literal["none", "optimizer", "cpu", "nvme"]
@@ -101,60 +100,23 @@ class MemoryNeed:
             return "fits"
         return "may not fit" if float(self.least) <= memory_bytes else "does not fit"
 
-    def fits(self, memory_bytes: float) -> Any:
-        """Whether a GPU with so many bytes has room for it, a tenth of them kept free."""
-        return self.total <= USABLE_SHARE * memory_bytes
 
+def micro_batches_held(stage: Sizes, stages: Sizes, chunks: Sizes, micro_batches: Sizes | None) -> Any:
+    """Micro-batches that a stage, counted from 0, keeps at once of so many; None where the pipeline is full.
 
-@dataclass(frozen=True)
-class PipelineSchedule:
-    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
-
-    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
+    By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on each
+    in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022,
+    section 4.2.3).
     """
-
-    stages: Sizes = 1
-    chunks: Sizes = 1
-    micro_batches: Sizes | None = None
-
-    def held_by(self, stage: Sizes) -> Any:
-        """Micro-batches that a stage keeps at once, the first being 0.
-
-        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
-        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
-        2022, section 4.2.3).
-        """
-        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
-        behind = stages - 1 - np.asarray(stage)
-        held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
-        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
+    stages, chunks = np.asarray(stages), np.asarray(chunks)
+    behind = stages - 1 - np.asarray(stage)
+    held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
+    return held if micro_batches is None else np.minimum(held, micro_batches)
 
 
-def _stage_bytes(
-    model: ModelDimensions,
-    micro_batch: Sizes,
-    seq: Sizes,
-    sharding: Sharding,
-    schedule: PipelineSchedule,
-    recompute: Recompute,
-    stage: Sizes,
-    layers: Sizes | None = None,
-) -> Any:
-    """Bytes that a stage keeps of whole sequences."""
-    check_recompute(recompute)
-    stages = np.asarray(schedule.stages)
-    each = layers_bytes(model, seq, sharding, recompute)
-    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
-    # The first stage keeps what it gives its layers, where the last one has the loss.
-    inputs = np.where((np.asarray(stage) == 0) & (stages > 1), model.hidden / sequence_ranks(sharding), 0.0)
-    ends = np.where(np.asarray(stage) == stages - 1, outside_bytes(model, sharding), 0.0)
-    held = schedule.held_by(stage) * (each * _layers_share(model, stages, layers) + inputs)
-    return 1.0 * micro_batch * seq * (at_work + held + ends)
-
-
-def _layers_share(model: ModelDimensions, stages: Sizes, layers: Sizes | None) -> Any:
-    """The share of all layers that a stage has: so many of them, by default as many as the fullest."""
-    return (ceil_div(model.layers, stages) if layers is None else layers) / np.asarray(model.layers)
+def _fullest_share(model: ModelDimensions, stages: Sizes) -> Any:
+    """The share of all layers that the stage with the most has."""
+    return ceil_div(model.layers, stages) / np.asarray(model.layers)
 
 
 def training_memory(
@@ -170,60 +132,55 @@ def training_memory(
     chunks: Sizes = 1,
     micro_batches: Sizes | None = None,
     context: Sizes = 1,
-    stage_layers: tuple[int, int, int] | None = None,
     offload: Offload = "none",
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
     `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
-    is counted: the first, which holds the most micro-batches (`PipelineSchedule`), the last, which has the logits, or
-    one between where `stage_layers` says how many the first has, the fullest between and the last. `context` ranks (CP)
+    is counted: the first, which holds the most micro-batches, or the last, which has the logits. `context` ranks (CP)
     share each sequence; they are among the `data_ranks`. Bytes a parameter are those of mixed precision, activations
     are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
-    layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages,
-    and where a dimension cannot be cut over the ranks.
+    layers at work. Raises UserError for more stages than layers, and where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
-    stage = np.asarray(zero_stage)
-    if not (np.all(stage >= 0) and np.all(stage <= LAST_STAGE)):
-        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was requested.")
-    if np.min(data_ranks) < 1:
-        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were requested.")
-    if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
+    zero = np.asarray(zero_stage)
+    if np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
-    schedule = PipelineSchedule(stages, chunks, micro_batches)
     like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
-    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
+    gathers = (zero >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
+    share = _fullest_share(model, stages)
+    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
+    experts = _matrix_parameters(routed) * share
+    layers = layers_bytes(model, seq, sharding, recompute) * share
+    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
 
-    def need(layers: Sizes | None, place: Sizes) -> MemoryNeed:
-        ours = rank_parameters(model, sharding, stages, place, layers)
-        experts = rank_expert_parameters(model, sharding, stages, layers)
+    def need(stage: Sizes) -> MemoryNeed:
+        ours, last = rank_parameters(model, sharding, stages, stage), np.asarray(stages) - 1
 
         def held(name: str) -> Any:
-            is_shared = stage >= SHARED_FROM_STAGE[name]
+            is_shared = zero >= SHARED_FROM_STAGE[name]
             return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
 
-        kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
+        # The first stage keeps what it gives its layers, where the last one has the loss.
+        inputs = np.where((np.asarray(stage) == 0) & (last > 0), model.hidden / sequence_ranks(sharding), 0.0)
+        ends = np.where(np.asarray(stage) == last, outside_bytes(model, sharding), 0.0)
+        kept = at_work + micro_batches_held(stage, stages, chunks, micro_batches) * (layers + inputs) + ends
         return MemoryNeed(
             weights=MIXED.weight * held("weights"),
             gradients=MIXED.gradient * held("gradients"),
             optimizer=MIXED.state * held("optimizer"),
-            activations=kept / context,
+            activations=1.0 * micro_batch * seq * kept / context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
+        ).away(offload, zero >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
 
-    first, between, last = stage_layers or (None, None, None)
-    needs = [need(first, 0), need(last, np.asarray(stages) - 1), *([need(between, 1)] if between else [])]
-    return functools.reduce(MemoryNeed.fuller, needs)
+    return need(0).fuller(need(np.asarray(stages) - 1))
 
 
-def rank_parameters(
-    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, stage: Sizes = 0, layers: Sizes | None = None
-) -> Any:
+def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, stage: Sizes = 0) -> Any:
     """Parameters on a rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
 
-    Of a pipeline, those of a `stage` with so many `layers`, by default as many as the fullest: the first, 0, has the
-    embeddings, the last the output matrix.
+    Of a pipeline, those of a `stage` with as many layers as the fullest: the first, 0, has the embeddings, the last the
+    output matrix.
     """
     # A matrix of a rank has the shape of its product.
     ours, every = linears(model, 1, sharding), linears(model, 1)
@@ -234,15 +191,7 @@ def rank_parameters(
     embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
     loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
     ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
-    return (inside + in_no_product) * _layers_share(model, stages, layers) + ends
-
-
-def rank_expert_parameters(
-    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, layers: Sizes | None = None
-) -> Any:
-    """Those of them that belong to experts which tokens are routed to."""
-    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
-    return _matrix_parameters(routed) * _layers_share(model, stages, layers)
+    return (inside + in_no_product) * _fullest_share(model, stages) + ends
 
 
 def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
@@ -254,14 +203,3 @@ def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
 
 def _matrix_parameters(parts: Iterable[Linear]) -> Any:
     return sum(1.0 * part.outputs * part.inputs * part.calls for part in parts)
-
-
-def largest_batch(
-    used_bytes: float, growing_bytes: float, batch: int, limit_bytes: float, batches: Iterable[int]
-) -> int:
-    """The largest of `batches` that stays clear of the limit, where `growing_bytes` of those used grow with the batch.
-
-    `batch` itself where no larger one does.
-    """
-    room = NEAR_LIMIT * limit_bytes - used_bytes
-    return max((each for each in batches if growing_bytes * (each / batch - 1) <= room), default=batch)

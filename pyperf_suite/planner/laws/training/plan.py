@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
-from pyperf_suite.planner.laws.training.framework import (
-    DTYPES,
-    ExpertKernels,
-    check_framework,
-)
-from pyperf_suite.planner.laws.training.memory import Offload
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, check_recompute
+from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, Offload, training_memory
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.
@@ -55,11 +51,8 @@ class ParallelPlan(Sharding):
         host: a GPU's share of its host; None: of the maker's server.
         overlap_tensor: the exchange of TP is hidden behind products, as NeMo's recipes do.
         recompute_share: of the layers, where layers are recomputed.
-        uneven_stages: stages may differ by a layer; embedding and logits count as one each where layers come out even
-            so.
-        first_layers, last_layers: of the first and the last stage, the others sharing the rest; 0: as all.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
-        expert_kernels: how the kernels of experts run.
+        fuses_experts: their kernels are fused, and overlapped with the exchange of tokens.
         shard_over: ranks of DP · CP that ZeRO shares over, next to each other, the others having copies (HSDP, MiCS);
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
@@ -90,11 +83,8 @@ class ParallelPlan(Sharding):
     host: Host | None = None
     overlap_tensor: bool = False
     recompute_share: float = 1.0
-    uneven_stages: bool = False
-    first_layers: int = 0
-    last_layers: int = 0
     whole_experts: bool | NDArray[np.bool_] = False
-    expert_kernels: ExpertKernels = "launched"
+    fuses_experts: bool = False
     shard_over: Sizes = 0
     gathers: Sizes = 1
     slower_attention: float = 1.0
@@ -194,11 +184,6 @@ class ParallelPlan(Sharding):
         """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
         return 3 + self.recompute_fraction
 
-    @property
-    def hides_sums(self) -> bool:
-        """Backward hides TP's sums behind products: LinearWithGradAccumulationAndAsyncCommunication of Megatron."""
-        return self.framework == "megatron"
-
     def distinct(self) -> tuple[ParallelPlan, NDArray[np.intp]]:
         """The plans of a grid that differ in what a rank's layer costs, and for each plan, flat, the place of its own.
 
@@ -230,3 +215,15 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
+
+
+def need_of(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
+    """What the fullest GPU of a plan holds, recomputing as it says or otherwise."""
+    recompute = recompute or plan.recompute
+    # A fused kernel keeps no scores, whatever else is kept.
+    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
+    return training_memory(
+        model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
+        zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
+        micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
+    )  # fmt: skip

@@ -15,9 +15,9 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
-from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, ExpertKernels, Framework
-from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict, training_memory
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 
 # Columns without which a run cannot be predicted.
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
@@ -57,7 +57,7 @@ PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
 JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
 # torchtitan compiles only where that is said; Automodel has the fused kernels of Transformer Engine instead.
 NOT_COMPILED, FUSED_MODULES = "compile not stated", "Transformer Engine"
-BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
+BRIDGE, FUSED = "NeMo container", 26.06
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 
 
@@ -88,26 +88,16 @@ class TrainingRun:
     @property
     def need(self) -> MemoryNeed:
         """What the fullest GPU holds by the formulas, recomputing as stated."""
-        # A fused kernel keeps no scores, whatever else is kept.
-        fused = self.plan.fused_attention and self.plan.recompute == "nothing"
-        return self._need("attention" if fused else self.plan.recompute)
+        return need_of(self.model, self.plan)
 
     @property
     def verdict(self) -> Verdict:
         """Whether it fits its GPU; where the row leaves open what is recomputed, by the least that it may hold."""
         verdict = self.need.verdict(self.gpu.memory_bytes)
         if verdict == "does not fit" and ASSUMED_RECOMPUTE in self.assumed:
-            least = self._need("layers").verdict(self.gpu.memory_bytes)
+            least = need_of(self.model, self.plan, "layers").verdict(self.gpu.memory_bytes)
             return verdict if least == verdict else "may not fit"
         return verdict
-
-    def _need(self, recompute: Recompute) -> MemoryNeed:
-        plan = self.plan
-        return training_memory(
-            self.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
-            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
-            micro_batches=plan.micro_batches, context=plan.context,
-        )  # fmt: skip
 
 
 def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
@@ -176,8 +166,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         zero_stage=zero_stage, shard_over=int(shares[1]) if shares else 0, gathers=TENSORS if PER_TENSOR in note else 1,
         sequence_parallel=tensor > 1 and _cuts_sequence(framework, recompute),
         dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
-        recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
-        expert_kernels=_expert_kernels(note, dtype),
+        recompute_share=share, whole_experts=BRIDGE in note, fuses_experts=_fuses_experts(note, dtype),
         slower_attention=ON_HOPPER if OLD_NEMO in note and modern else FIRST_FLASH if INTERN_EVO in note else 1.0,
         blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
     )  # fmt: skip
@@ -216,11 +205,9 @@ def _cuts_sequence(framework: Framework, recompute: Recompute) -> bool:
     return framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
 
 
-def _expert_kernels(note: str, dtype: str) -> ExpertKernels:
+def _fuses_experts(note: str, dtype: str) -> bool:
     release = re.search(BRIDGE + r" (\d+\.\d+)", note)
-    if release and float(release[1]) >= FUSED and dtype == "mxfp8":
-        return "fused"
-    return "captured" if DROPPED in note else "launched"
+    return release is not None and float(release[1]) >= FUSED and dtype == "mxfp8"
 
 
 def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
-from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.traffic import SENT_BY_STAGE, Kind, Phase, exposed_comm_s
@@ -31,61 +32,39 @@ from pyperf_suite.planner.laws.training.framework import (
     usual_framework,
 )
 from pyperf_suite.planner.laws.training.layer_work import (
-    EndPrices,
-    LayerPrices,
-    StepWork,
     as_plain,
     ends_work,
-    gather_prices,
     layer_work,
-    price_ends,
-    price_layer,
+    price_work,
 )
 from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 
 
-@dataclass(frozen=True)
-class StageParameters:
-    """Parameters of a rank of the stage that has the output matrix: routed experts', and all others."""
+def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> tuple[Any, Any]:
+    """Parameters of a rank of the stage that has the output matrix: all but routed experts', and these.
 
-    shared: Any
-    experts: Any
-
-
-def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
-    """Matrices are cut over TP, layers over PP, experts over EP too."""
+    Matrices are cut over TP, layers over PP, experts over EP too.
+    """
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
-    return StageParameters(
+    return (
         ((model.inner_parameters - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
         routed / plan.pipeline / plan.tensor / plan.expert * plan.expert_groups,
     )
 
 
-@dataclass(frozen=True)
-class ExchangePrices:
-    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same.
-
-    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own; `edge` is the share
-    of the first or the last of these, next to which nothing is computed, `embedding` that of the embedding, which is
-    gathered first. `tied` are gradients of an embedding that the first and last stage share.
-    """
-
-    reduced: Any
-    scattered: Any
-    gathered: Any
-    edge: Any = 0.0
-    embedding: Any = 0.0
-    tied: Any = 0.0
-
-
 def price_exchange(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None
-) -> ExchangePrices:
-    """All-reduced gradients, scattered gradients, and gathered parameters; what no plan does is not priced."""
-    ours, layers = stage_parameters(model, plan), model.layers / plan.pipeline
+    model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None
+) -> dict[str, Any]:
+    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same, by operation.
+
+    What no plan does is not priced. Frameworks send them by layers, or by buckets about as large, and the output
+    matrix on its own; `edge` is the share of the first or the last of these, next to which nothing is computed,
+    `embedding` that of the embedding, which is gathered first. `tied` are gradients of an embedding that the first and
+    last stage share, `sends` a micro-batch's way between stages.
+    """
+    (shared, experts), layers = stage_parameters(model, plan), model.layers / plan.pipeline
     ends = model.hidden * model.vocab / plan.tensor
-    layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
     shards = np.asarray(plan.zero_stage) > 0
     tied_s: Any = model.tied * (np.asarray(plan.pipeline) > 1)
     if np.any(tied_s):
@@ -95,53 +74,46 @@ def price_exchange(
     def seconds(operation: str, element_bytes: Sizes, is_sent: Any, pieces: Any = 1) -> Any:
         if not np.any(is_sent):
             return 0.0
+        over_s = partial(_over_data, operation, element_bytes, model, plan, prices, network)
+        return layers * over_s((shared - ends) / layers, experts / layers, pieces) + over_s(ends, None, 1)
 
-        def over_s(parameters: StageParameters, pieces: Any = 1) -> Any:
-            return _over_data(operation, element_bytes, parameters, model, plan, prices, network, pieces)
-
-        return layers * over_s(layer, pieces) + over_s(StageParameters(ends, None))
-
-    return ExchangePrices(
-        seconds("all_reduce", plan.gradient_bytes, ~shards),
-        seconds("reduce_scatter", plan.gradient_bytes, shards, plan.gathers),
-        seconds("all_gather", plan.element_bytes, shards, plan.gathers),
-        1 / (layers + 1),
-        np.maximum(layer.shared, ends) / ours.shared,
-        tied_s,
-    )
+    return {
+        "all_reduce": seconds("all_reduce", plan.gradient_bytes, ~shards),
+        "reduce_scatter": seconds("reduce_scatter", plan.gradient_bytes, shards, plan.gathers),
+        "all_gather": seconds("all_gather", plan.element_bytes, shards, plan.gathers),
+        "edge": 1 / (layers + 1),
+        "embedding": np.maximum((shared - ends) / layers, ends) / shared,
+        "tied": tied_s,
+        "sends": send_s(model, plan, prices, network),
+    }
 
 
-def exposed(plan: ParallelPlan, exchange: ExchangePrices, stage_s: Any) -> dict[tuple[Kind, bool], Any]:
-    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch (`exposed_exchange_s`).
+def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict[tuple[Kind, bool], Any]:
+    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch.
 
-    For what is sent in each micro-batch the pipeline waits too. FSDP in a pipeline keeps what it gathered, and the
-    gradients, until the last micro-batch is through.
+    By what is sent and whether that is in each micro-batch or once. For what is sent in each the pipeline waits too.
+    FSDP in a pipeline keeps what it gathered, and the gradients, until the last micro-batch is through.
     """
     hides = 1 if plan.overlap_gradients else 0
     # What is computed again is so in backward.
     forward_s = hides * stage_s / plan.passes
-    during: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
     piped = np.asarray(plan.pipeline) > 1
     stage = np.where(piped, np.minimum(plan.zero_stage, 1), plan.zero_stage)
     found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
-    for number in range(LAST_STAGE + 1):
-        if not np.any(stage == number):
-            continue
-        sent = {
-            "all_reduce": exchange.reduced,
-            "reduce_scatter": exchange.scattered,
-            "all_gather": exchange.gathered,
-        }
-        edges = dict.fromkeys(sent, exchange.edge)
-        if number == LAST_STAGE:
-            edges["all_gather"] = exchange.embedding
-        for key, seconds in exposed_exchange_s(number, sent, during, edges=edges).items():
-            found[key] = found[key] + np.where(stage == number, seconds, 0.0)
-    found["gradients", False] = found["gradients", False] + exchange.tied
+    for number in np.unique(stage):
+        left: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
+        for each in SENT_BY_STAGE[number]:
+            seconds, key = prices[each.operation], (each.what, each.each)
+            is_embedding_first = number == LAST_STAGE and each.operation == "all_gather"
+            edge_s = prices["embedding" if is_embedding_first else "edge"] * seconds
+            waited = np.maximum(edge_s, exposed_comm_s(seconds, left[each.behind]))
+            found[key] = found[key] + np.where(stage == number, waited, 0.0)
+            left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
+    found["gradients", False] = found["gradients", False] + prices["tied"]
     return found
 
 
-def send_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
+def send_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
     """Activations to the next stage and their gradients back.
 
     Each rank of TP sends a share, gathered where SP keeps none (Narayanan et al. 2021, section 4.1; as DeepSpeed does).
@@ -170,11 +142,12 @@ HOP_S = 4.7e-6
 def _over_data(
     operation: str,
     element_bytes: Sizes,
-    ours: StageParameters,
     model: ModelDimensions,
     plan: ParallelPlan,
-    prices: KernelPrices,
+    prices: Prices,
     network: Network | None,
+    shared: Any,
+    experts: Any,
     pieces: Any,
 ) -> Any:
     """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node.
@@ -200,10 +173,10 @@ def _over_data(
             return within_s
         return within_s + over_s("all_reduce", parameters / sharing, copies, cut * sharing)
 
-    seconds = shared_s(ours.shared, plan.shards, plan.tensor)
-    if model.experts > 1 and ours.experts is not None:
+    seconds = shared_s(shared, plan.shards, plan.tensor)
+    if model.experts > 1 and experts is not None:
         cut = plan.tensor * plan.expert // plan.expert_groups
-        seconds = seconds + shared_s(ours.experts, plan.tensor * plan.shards // cut, cut)
+        seconds = seconds + shared_s(experts, plan.tensor * plan.shards // cut, cut)
     return seconds
 
 
@@ -220,74 +193,58 @@ SCALED_BYTES = 16
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A plan's kernels and collectives, priced: all that a step takes but for the constants of its framework."""
+    """A plan's kernels and collectives, priced: all that a step takes but for the constants of its framework.
+
+    `prices` are those of `price_work` and `price_exchange`, of the update of parameters (`optimizer`) and of one byte
+    a parameter moved (`gradient_byte`).
+    """
 
     model: ModelDimensions
     plan: ParallelPlan
-    layer: LayerPrices
-    ends: EndPrices
-    exchange: ExchangePrices
-    sends: Any
-    optimizer: Any
-    gradient_byte: Any
+    prices: Mapping[str, Any]
 
 
 def price_step(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None = None
+    model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None = None
 ) -> PricedStep:
     """Price a plan, or a grid of them, in which each different piece is requested once.
 
-    Raises UserError for layers that do not divide over stages and dimensions that do not over TP.
+    Raises UserError for more stages than layers, and dimensions that do not divide over TP.
     """
     groups = plan.pipeline * np.asarray(plan.chunks)
-    if np.any(model.layers % groups) and not plan.uneven_stages:
-        chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
-        raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
     if np.any(model.layers < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
     if plan.shape:
         pieces, back = plan.distinct()
-        layer, ends = (
-            gather_prices(price(model, pieces, prices, network), back, plan.shape)
-            for price in (price_layer, price_ends)
-        )
+        found = price_work(model, pieces, prices, network)
+        count = np.size(pieces.micro_batch)
+        work = {kind: np.broadcast_to(each, (count,))[back].reshape(plan.shape) for kind, each in found.items()}
     else:
-        layer, ends = (price(model, plan, prices, network) for price in (price_layer, price_ends))
-    ours = stage_parameters(model, plan)
-    return PricedStep(
-        model,
-        plan,
-        layer,
-        ends,
-        price_exchange(model, plan, prices, network),
-        send_s(model, plan, prices, network),
-        prices.memory_bound(_updated_bytes(ours, plan)).seconds,
-        prices.memory_bound(as_plain(ours.shared + ours.experts)).seconds,
-    )
+        work = price_work(model, plan, prices, network)
+    moved = {"optimizer": _updated_bytes(model, plan), "gradient_byte": as_plain(sum(stage_parameters(model, plan)))}
+    others = {name: prices.memory_bound(nbytes).seconds for name, nbytes in moved.items()}
+    return PricedStep(model, plan, work | price_exchange(model, plan, prices, network) | others)
 
 
 def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     """Where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
     model, plan, c = priced.model, priced.plan, constants
-    layer, ends = layer_work(priced.layer, plan, c), ends_work(priced.ends, plan, c)
-    layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
+    layer, ends = layer_work(priced.prices, plan, c), ends_work(priced.prices, plan, c)
+    layer_s, sends = sum(layer.values()), priced.prices["sends"]
+    layers, with_ends = _slowest_stage(model.layers, plan, layer_s, sum(ends.values()))
     m, others, chunks = plan.micro_batches, plan.pipeline - 1, np.asarray(plan.chunks)
     mean = model.layers / plan.pipeline
-    parts = {
-        field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
-        for field in fields(StepWork)
-    }
-    sent = exposed(plan, priced.exchange, mean * layer.seconds)
-    fill_s = (mean * layer.seconds + sent["gradients", True] + sent["parameters", True]) / plan.chunks
+    parts = {part: m * (layers * each + with_ends * ends.get(part, 0.0)) for part, each in layer.items()}
+    sent = exposed(plan, priced.prices, mean * layer_s)
+    fill_s = (mean * layer_s + sent["gradients", True] + sent["parameters", True]) / plan.chunks
     # In between, one chunk a stage waits for what it sends, the last stage to one side, and several send during others.
-    alone_s = priced.sends / (1 + with_ends)
-    between_s = np.where(chunks > 1, chunks * exposed_comm_s(priced.sends, fill_s), alone_s)
-    parts["bubble"] = others * (fill_s + priced.sends) + (others > 0) * m * between_s
+    between_s = np.where(chunks > 1, chunks * exposed_comm_s(sends, fill_s), sends / (1 + with_ends))
+    parts["bubble"] = others * (fill_s + sends) + (others > 0) * m * between_s
     for kind in get_args(Kind):
         parts[kind] = sent[kind, False] + m * sent[kind, True]
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.step_s * (nodes > 1)
-    parts["optimizer"] = c.slowdown * priced.optimizer + _gradient_passes_s(priced, c)
+    parts["optimizer"] = c.slowdown * priced.prices["optimizer"] + _gradient_passes_s(priced, c)
     return parts
 
 
@@ -300,27 +257,7 @@ def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
     added = (m - 1) * 3 * sent if plan.framework == "deepspeed" else m * (2 * sent - HALF)
     each = np.where(stage > 1, m * (HALF + sent), added) + m * COPIED_BYTES * (stage == LAST_STAGE)
     once = SCALED_BYTES * ((np.asarray(plan.ranks) > 1) & (stage < LAST_STAGE))
-    return constants.slowdown * (each + once) * priced.gradient_byte
-
-
-def exposed_exchange_s(
-    stage: int, sent_s: Mapping[str, Any], during_s: Mapping[Phase, Any], edges: Any = None
-) -> dict[tuple[Kind, bool], Any]:
-    """Seconds that no computation hides, by what is sent and whether that is in each micro-batch or once.
-
-    `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
-    the share of each operation in `edges`, its first piece or its last one, goes next to nothing. All may be arrays.
-    """
-    left = dict(during_s)
-    exposed: dict[tuple[Kind, bool], Any] = {}
-    for each in SENT_BY_STAGE[stage]:
-        seconds, key = sent_s[each.operation], (each.what, each.each)
-        waited = np.maximum(
-            (edges or {}).get(each.operation, 0.0) * seconds, exposed_comm_s(seconds, left[each.behind])
-        )
-        exposed[key] = exposed.get(key, 0.0) + waited
-        left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
-    return exposed
+    return constants.slowdown * (each + once) * priced.prices["gradient_byte"]
 
 
 def step_time(
@@ -328,7 +265,7 @@ def step_time(
     model: ModelDimensions,
     plan: ParallelPlan,
     constants: StepConstants | None = None,
-    prices: KernelPrices | None = None,
+    prices: Prices | None = None,
     network: Network | None = None,
 ) -> Explained:
     """The time of one iteration of training `model` on GPUs of that kind, as `plan` says.
@@ -352,7 +289,7 @@ def step_time(
         network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
 
     Raises:
-        UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
+        UserError: more stages than layers, dimensions that do not divide over TP, or an unknown GPU.
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
@@ -377,9 +314,9 @@ def step_time(
 def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
     """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
     model, plan = priced.model, priced.plan
-    layer_s = layer_work(priced.layer, plan, constants).seconds
+    layer_s = sum(layer_work(priced.prices, plan, constants).values())
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
-    updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
+    updated = _updated_bytes(model, plan) / OPTIMIZER_BYTES_PER_PARAMETER
     waited, adam = offloaded(
         plan.offload, str(plan.framework), host, updated, plan.zero_stage, plan.gradient_bytes,
         plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
@@ -430,12 +367,6 @@ UNITS_OF = {"mxfp8": "fp8", "nvfp4": "fp4"}
 def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -> tuple[Any, Any]:
     """Layers of the slowest stage, and 1 where it computes the logits too, else 0."""
     stages, groups = np.asarray(plan.pipeline), np.asarray(plan.pipeline) * plan.chunks
-    if plan.first_layers or plan.last_layers:
-        between = stages - bool(plan.first_layers) - bool(plan.last_layers)
-        each = -((plan.first_layers + plan.last_layers - layers) // np.maximum(between, 1))
-        last, most = plan.last_layers or each, np.maximum(plan.first_layers, np.where(between > 0, each, 0))
-        is_last = last * layer_s + ends_s >= most * layer_s
-        return np.where(is_last, last, most), np.where(is_last, 1, 0)
     if not np.any(layers % groups):
         return layers // plan.pipeline, 1
     most = -(-layers // stages)
@@ -447,11 +378,10 @@ def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -
     )
 
 
-def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
-    """Of the parameters of a rank, those that it updates: ZeRO shares them among all who have the same."""
+def _updated_bytes(model: ModelDimensions, plan: ParallelPlan) -> Any:
+    """Bytes moved to update a rank's parameters, which ZeRO shares among all who have the same."""
+    shared, experts = stage_parameters(model, plan)
+    like, sharing = np.maximum(1, plan.shards * plan.expert_groups // plan.expert), plan.sharing
     shares = np.asarray(plan.zero_stage) > 0
-    like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
-    updated = ours.shared / np.where(shares, plan.sharing, 1) + ours.experts / np.where(
-        shares, np.minimum(like, plan.sharing), 1
-    )
+    updated = shared / np.where(shares, sharing, 1) + experts / np.where(shares, np.minimum(like, sharing), 1)
     return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
