@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -326,6 +327,7 @@ class PytestChild:
                 self._answer({"reason": "pytest did not collect it there", "judged_time": False, "answers": {}})
             else:
                 self._run(item, items.get(self._request["next"]))
+        gc.freeze()  # pytest collects garbage twice before it ends
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

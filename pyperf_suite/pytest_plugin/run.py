@@ -41,7 +41,7 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, ProgressLines
 from pyperf_suite.runner.profiles import Effort, Profile, find_profile
 from pyperf_suite.runner.results import create_run, find_run
-from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.session import SENTINELS, Session
 from pyperf_suite.runner.worker import follow
 from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers, WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.user_kernels.api import Launch
@@ -470,7 +470,7 @@ class SuiteRun:
         try:
             if (self.tests is None or self.tests.complete) and all(map(session.is_finished, self.planned)):
                 # What probes ask for after the items is known too late to be an item, but part of the run.
-                for planned in follow_ups(session.plan, session.records):
+                for planned in follow_ups(session.plan, session.records) if self.planned else ():
                     session.measure(planned)
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
@@ -505,7 +505,9 @@ class SuiteRun:
     def _start_ahead(self) -> None:
         if not rank_environment().launched:
             device = self._device
-            self._started = [WorkerPool(device).started() for _ in range(2 if device.kind == "cpu" else 1)]
+            self._started = [WorkerPool(device) for _ in range(2 if device.kind == "cpu" else 1)]
+            for pool in self._started:
+                pool.start(SENTINELS[device.kind])
 
     def _opened(self) -> Session:
         if self._session is not None:
