@@ -162,14 +162,18 @@ def name_of(function: Any) -> str:
 @contextmanager
 def untraced() -> Iterator[None]:
     """No tracer and no profiler, as of a coverage tool, while something is timed."""
-    tracer, profiler = sys.gettrace(), sys.getprofile()
+    tracer: Any = sys.gettrace()
+    profiler: Any = sys.getprofile()
     sys.settrace(None)
     sys.setprofile(None)
     try:
         yield
     finally:
         sys.settrace(tracer)
-        sys.setprofile(profiler)
+        if hasattr(profiler, "enable"):  # of cProfile, which is no function
+            profiler.enable()
+        else:
+            sys.setprofile(profiler)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -1,5 +1,6 @@
 """What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
 
+import cProfile
 from collections import OrderedDict
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_what_is_drawn_once_after_some_launches_is_seen_after_timing():
 @pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
 def test_a_function_that_stops_iterating_has_failed(effort):
     assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": StopIteration: ")
+
+
+def test_a_profiler_rests_while_something_is_timed_and_goes_on():
+    profiler = cProfile.Profile()
+    profiler.enable()
+    found = measured(api.launch(double, np.ones(50), reference=double))
+    double(1)
+    profiler.disable()
+    assert found["outcome"] == "ok", found["reason"]
+    calls = {entry.code.co_name: entry.callcount for entry in profiler.getstats() if not isinstance(entry.code, str)}
+    assert calls["double"] == 1
 
 
 @pytest.mark.slow
