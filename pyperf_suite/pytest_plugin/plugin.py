@@ -259,8 +259,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _is_skipped(item: pytest.Item) -> bool:
     """Whether marks say so, as with --benchmark-skip; conditions in words are left to the test's own turn."""
-    conditions = [each for mark in item.iter_markers("skipif") for each in mark.args if not isinstance(each, str)]
-    return any(item.iter_markers("skip")) or any(map(bool, conditions))
+    marks = item.iter_markers("skipif")
+    conditions = [each for mark in marks for each in (*mark.args, mark.kwargs.get("condition"))]
+    return any(item.iter_markers("skip")) or any(each for each in conditions if isinstance(each, int))
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:

@@ -131,7 +131,7 @@ def test_what_is_drawn_once_after_some_launches_is_seen_after_timing():
 
 @pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
 def test_a_function_that_stops_iterating_has_failed(effort):
-    assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": StopIteration: ")
+    assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": StopIteration")
 
 
 def test_a_profiler_rests_while_something_is_timed_and_goes_on():

@@ -323,7 +323,7 @@ def test_what_raises_is_a_failed_record_with_its_reason(drop_in):
     for test, reason in {
         "test_raises": "LookupError: on purpose",
         "test_breaks": "ValueError: invalid literal for int",
-        "test_stops": "StopIteration: ",
+        "test_stops": "StopIteration",
         "test_xfails": "ZeroDivisionError: division by zero",
         "test_never_comes_to_it": "assert <",
     }.items():
@@ -480,7 +480,7 @@ with pathlib.Path(os.environ["CALLS"], "processes").open("a") as log:
         (SMALL, ("--benchmark-disable",), 1),
         (SMALL, ("--collect-only",), 1),
         (SMALL, ("-k", "nothing"), 1),
-        ("pytestmark = pytest.mark.skipif(True, reason='not here')\n" + SMALL, (), 1),
+        ("pytestmark = pytest.mark.skipif(condition=True, reason='not here')\n" + SMALL, (), 1),
         # Which only the test itself knows: a process has to be asked.
         ("def test_a(benchmark):\n    pytest.skip('no GPU')\n    benchmark(len, '')\n", (), 2),
     ],
