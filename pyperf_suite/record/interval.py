@@ -7,6 +7,7 @@ taken within it, and the interval is Student's t on their logarithms.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
