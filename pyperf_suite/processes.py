@@ -6,6 +6,7 @@ Only the standard library is imported: this is what stands in a rank or a worker
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -141,6 +142,7 @@ def _sweep(folder: str) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
+@functools.cache
 def _machine() -> str:
     """Distinguishes process numbers of this machine from others' that share its temporary folder, as containers may."""
     known = []

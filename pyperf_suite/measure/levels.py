@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.measure.sampling import Measurement
-from pyperf_suite.record.interval import USUAL
+from pyperf_suite.record.interval import USUAL, student_quantile, student_tail
 
 MIN_SAMPLES, MIN_SLICES = 20, 4
 
@@ -138,11 +138,9 @@ def _scatter(loops: NDArray[np.float64]) -> float:
 
 def _interval_of_mean(parts: Parts, confidence: float) -> tuple[float, float, float]:
     """Low, high and confidence of the mean, slices being the unit: Student's t."""
-    from scipy import special
-
     means = np.array([part.mean() for part in parts])
     mean = float(np.average(means, weights=[part.size for part in parts]))
-    reach = float(special.stdtrit(len(parts) - 1, (1 + confidence) / 2))
+    reach = student_quantile(len(parts) - 1, (1 + confidence) / 2)
     half_width = min(0.9 * mean, reach * float(means.std(ddof=1)) / math.sqrt(len(parts)))
     return mean - half_width, mean + half_width, confidence
 
@@ -156,14 +154,12 @@ def chance_of_no_trend(values: NDArray[np.float64]) -> float:
 
     Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
     """
-    from scipy import special
-
     count = len(values)
     if count < FEWEST_VALUES or not np.ptp(values):
         return 1.0
     correlation = float(np.corrcoef(np.arange(count), ranks_of(values))[0, 1])
     student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
-    return 2 * float(special.stdtr(count - 2, -student))
+    return 2 * student_tail(count - 2, student)
 
 
 def ranks_of(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import pkgutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,10 +91,12 @@ def expanded(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def all_probes() -> list[Probe]:
-    """Every probe that can be imported, by topic; others are named in a warning."""
+def all_probes(names: Container[str] | None = None) -> list[Probe]:
+    """Every probe that can be imported, or those of these names, by topic; others are named in a warning."""
     found = []
     for name in dict.fromkeys((*probe_names(), *REPLACED)):
+        if names is not None and name not in names:
+            continue
         try:
             found.append(find_probe(name))
         except UserError as error:

@@ -9,7 +9,9 @@ standard input and answers go to standard output, one line of JSON each; tests a
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,6 +288,7 @@ _OFF: dict[str, Any] = {
     **{name: [] for name in ("benchmark_compare", "benchmark_histogram", "benchmark_cprofile_dump")},
     "benchmark_cprofile": None,
     "maxfail": 0,
+    "no_summary": True,
 }
 
 
@@ -309,6 +312,7 @@ class PytestChild:
         for name, value in _OFF.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
+        config.add_cleanup(self._end)
         if folder := scratch.folder():
             config.option.basetemp = f"{folder}/pytest"
 
@@ -323,6 +327,7 @@ class PytestChild:
                 self._answer({"reason": "pytest did not collect it there", "judged_time": False, "answers": {}})
             else:
                 self._run(item, items.get(self._request["next"]))
+        gc.freeze()  # pytest collects garbage twice before it ends
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -342,10 +347,14 @@ class PytestChild:
         )
 
     def time(self, nodeid: str, call: Call) -> Timing:
-        from pyperf_suite.pytest_plugin.launches import time_call
+        from pyperf_suite.pytest_plugin.launches import reason_of, time_call
         from pyperf_suite.runner.timing import as_plain
 
-        answer, result = time_call(call, *self._requested())
+        try:
+            answer, result = time_call(call, *self._begun())
+        except Exception as error:
+            self.answers[BENCHMARK] = {"outcome": "failed", "reason": reason_of(error)}
+            raise
         self.answers[BENCHMARK] = as_plain(answer)
         return Timing(self.answers[BENCHMARK]["metrics"]["time"]["samples"], {}, result)
 
@@ -353,17 +362,28 @@ class PytestChild:
         """Measure each implementation, and end the test: what it says of the times is for all processes together."""
         from pyperf_suite.pytest_plugin.launches import answer, device_of
 
-        case, effort = self._requested()
+        case, effort = self._begun()
         for name in launch.functions:
             own = dataclasses.replace(case, implementation=name)
             self.answers[name] = answer(launch, name, own, effort, device_of(launch))
         pytest.skip("measured")
 
-    def _requested(self) -> tuple[Any, Any]:
+    def _begun(self) -> tuple[Any, Any]:
+        """What to measure, once whoever asks for it is ready."""
         from pyperf_suite.record.case import Case
         from pyperf_suite.runner.profiles import Effort
 
+        if self._request.pop("waits"):
+            self._answer({"begins": True})
+            if next(self._line.requests(), None) is None:
+                os._exit(1)  # whoever asked is gone
         return Case.from_json(self._request["case"]), Effort.from_json(self._request["effort"])
+
+    def _end(self) -> None:
+        """End where pytest is done: taking libraries apart takes time that somebody waits for."""
+        if os.getpid() == self._process:
+            atexit._run_exitfuncs()
+            os._exit(0)
 
     def _answer(self, answer: dict[str, Any]) -> None:
         if os.getpid() != self._process:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import sys
 import time
 import traceback
@@ -43,6 +44,7 @@ from pyperf_suite.user_kernels.arrays import (
     replaced,
     walk,
 )
+from pyperf_suite.user_kernels.checks import ALWAYS_THE_SAME, REPEATED
 from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operator import same_bits, sets_to_rotate
 from pyperf_suite.workloads.workload import Kernel, Prepared, Work
@@ -113,8 +115,7 @@ class CallStopwatch:
 def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], Any]:
     """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
     prepared = _PreparedCall(call)
-    with untraced():
-        answer = to_the_end(timed(prepared, Work(), case, effort_of(call, profile), Device("cpu")))
+    answer = _timed(prepared, case, effort_of(call, profile), Device("cpu"))
     answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
     if call.rounds and not call.warmup_rounds:
         answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
@@ -142,6 +143,17 @@ class _PreparedCall(Prepared):
         """The stopwatch calls the function itself: a call in between would be timed with it."""
 
 
+def _timed(prepared: Prepared, case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
+    """Measure what is ready. Raises what the function raises."""
+    try:
+        with untraced():
+            return to_the_end(timed(prepared, Work(), case, effort, device))
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # a generator makes that of it
+            raise error.__cause__ from None
+        raise
+
+
 def name_of(function: Any) -> str:
     """What a function is called where it was defined."""
     return str(getattr(function, "__qualname__", "") or type(function).__qualname__)
@@ -150,14 +162,18 @@ def name_of(function: Any) -> str:
 @contextmanager
 def untraced() -> Iterator[None]:
     """No tracer and no profiler, as of a coverage tool, while something is timed."""
-    tracer, profiler = sys.gettrace(), sys.getprofile()
+    tracer: Any = sys.gettrace()
+    profiler: Any = sys.getprofile()
     sys.settrace(None)
     sys.setprofile(None)
     try:
         yield
     finally:
         sys.settrace(tracer)
-        sys.setprofile(profiler)
+        if hasattr(profiler, "enable"):  # of cProfile, which is no function
+            profiler.enable()
+        else:
+            sys.setprofile(profiler)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -169,25 +185,26 @@ UNJUDGED = "nothing says what is right: give reference= or check="
 def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
     """The measured part of one implementation's record; verified alone without an effort. Every way to end is one."""
     try:
-        prepared = FunctionLaunches(launch, name, device, None if effort is not None else 1)
-        with untraced():
-            found = to_the_end(timed(prepared, Work(), case, effort, device))
+        fewest = len(_FILLED_WITH) if launch.outputs else 1
+        prepared = FunctionLaunches(launch, name, device, None if effort is not None else fewest)
+        found = _timed(prepared, case, effort, device)
     except Unsupported as reason:
         found = {"outcome": "unsupported", "reason": str(reason)}
     except Exception as error:  # a function of the test's may raise anything
         words = triton_without_gpu(error)
-        found = {"outcome": "unsupported" if words else "failed", "reason": words or _reason_of(error)}
+        found = {"outcome": "unsupported" if words else "failed", "reason": words or reason_of(error)}
     finally:
         leave_nothing_behind(device)
     plain: dict[str, Any] = as_plain(found)
     return plain
 
 
-def _reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Where the user's code raised an error, its type and first line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{where}{type(error).__name__}: {lines[0][:300]}"
+    lines = str(error).strip().splitlines()
+    return f"{where}{type(error).__name__}{f': {lines[0][:300]}' if lines else ''}"
 
 
 def device_of(launch: Launch) -> Device:
@@ -196,6 +213,10 @@ def device_of(launch: Launch) -> Device:
         if is_torch(leaf) and leaf.is_cuda:
             return Device("cuda", leaf.device.index or 0)
     return Device("cpu")
+
+
+# Outputs are filled by turns, so that a function that looks for either leaves the other.
+_FILLED_WITH = ("not a number", "a number drawn at random")
 
 
 class FunctionLaunches(Prepared):
@@ -212,6 +233,8 @@ class FunctionLaunches(Prepared):
         self.sampling = {"cache": cache, "operand_sets": self.sets}
         self._sets = [self._copy() for _ in range(self.sets)]
         self._results: list[Any] = [None] * self.sets
+        self._times_filled = 0
+        self.sees_more = launch.random
         self._restores = any(role == "modified" for role, _ in self._arrays)
         self._clock = TorchDevice(device).stopwatch if device.kind == "cuda" else super().stopwatch
         if device.kind == "cuda":
@@ -246,12 +269,29 @@ class FunctionLaunches(Prepared):
                     _assign(own, true)
 
     def poison(self, index: int | None = None) -> None:
-        """Forget results, and fill what `suite.empty` made with NaN."""
+        """Forget results, and fill what `suite.empty` made with NaN or, every second time, a number."""
         for at in range(self.sets) if index is None else (index % self.sets,):
             self._results[at] = None
+            fill = _draw_over if self._times_filled % len(_FILLED_WITH) else poison
+            self._times_filled += 1
             for (role, _), (_, own) in zip(self._arrays, self._leaves(self._sets[at]), strict=True):
                 if role == "output":
-                    poison(own)
+                    fill(own)
+
+    def check(self) -> Verification:
+        """Require that of a few launches on the same inputs not all give the same, where results are random."""
+        first: Any = None
+        for _ in range(REPEATED):
+            self.poison(0)
+            self.untimed(0)
+            try:
+                found = _tree(self._result(0))
+            except TypeError:
+                return Verification(True, "full", 0.0, 0.0, 0.0, (), "results that only check= can compare")
+            first = first or found
+            if not _same(found, first):
+                return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: results differ")
+        return refused("stale result", ALWAYS_THE_SAME)
 
     def verify_last(self, index: int) -> Verification:
         """By the test's check or its reference; else by the baseline, where that is another implementation."""
@@ -371,6 +411,16 @@ class _Restoring:
             first += part
         each = range(0, count, launches_per_sample) if launches_per_sample else ()
         return [math.fsum(seconds[at : at + launches_per_sample]) for at in each]
+
+
+def _draw_over(array: Any) -> None:
+    """Fill an array with one number that nobody can know."""
+    number = random.SystemRandom().uniform(2, 100)
+    if is_torch(array):
+        with sys.modules["torch"].no_grad():
+            array.fill_(number)
+    elif array.dtype.kind in "iufc":
+        array[...] = number
 
 
 def _assign(into: Any, values: Any) -> None:

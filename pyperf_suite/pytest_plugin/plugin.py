@@ -243,7 +243,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
-    tests = [item for item in session.items if _CLOCK in item.stash and _PLANNED not in item.stash]
+    timed = [item for item in session.items if _CLOCK in item.stash and not _is_skipped(item)]
+    tests = [item for item in timed if _PLANNED not in item.stash]
     if tests and _child(session.config) is None:
         _run(session.config).collect_tests(tests)
     run = session.config.stash.get(_RUN, None)
@@ -253,7 +254,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         marker = item.get_closest_marker("probe")
         if marker is not None and marker.args[0] in run.refused:
             pytest.exit(run.refused[marker.args[0]], returncode=ExitCode.USAGE)
-    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
+    run.planned = [item.stash[_PLANNED] for item in timed if _PLANNED in item.stash]
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether marks say so, as with --benchmark-skip; conditions in words are left to the test's own turn."""
+    marks = item.iter_markers("skipif")
+    conditions = [each for mark in marks for each in (*mark.args, mark.kwargs.get("condition"))]
+    return any(item.iter_markers("skip")) or any(each for each in conditions if isinstance(each, int))
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:

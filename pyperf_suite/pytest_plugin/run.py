@@ -15,10 +15,11 @@ import json
 import math
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, ProgressLines
 from pyperf_suite.runner.profiles import Effort, Profile, find_profile
 from pyperf_suite.runner.results import create_run, find_run
-from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.session import SENTINELS, Session
 from pyperf_suite.runner.worker import follow
 from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers, WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.user_kernels.api import Launch
@@ -100,15 +101,18 @@ class Children:
 
     def __init__(self, config: pytest.Config, device: Device, effort: Effort, deadline_s: float) -> None:
         self._config, self._device, self._effort, self._deadline_s = config, device, effort, deadline_s
-        self._folder = owned_folder("pytest")
         self._process: WorkerProcess | None = None
         self._expected = ""
 
-    def ask(self, node: Node, following: Node | None) -> dict[str, Any]:
+    @functools.cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return owned_folder("pytest")
+
+    def ask(self, node: Node, following: Node | None, begin: Callable[[], object] | None = None) -> dict[str, Any]:
         """How the test ended and what it measured; `following` is the one requested next, None for the last.
 
-        Raises WorkerLost with the reason where the process ended in the test, or ran past the deadline, and UserError
-        where none can be started.
+        Before the test takes a time it waits for `begin`, if given. Raises WorkerLost with the reason where the process
+        ended in the test, or ran past the deadline, and UserError where none can be started.
         """
         if self._process is not None and self._expected != node.nodeid:
             self.end()  # it keeps fixtures for another test
@@ -119,10 +123,15 @@ class Children:
             "next": self._expected,
             "case": node.planned().case.to_json(),
             "effort": self._effort.to_json(),
+            "waits": begin is not None,
         }
         try:
             process.send(request)
             answer = process.receive(self._deadline_s)
+            if begin is not None and "begins" in answer:
+                begin()
+                process.send({})
+                answer = process.receive(self._deadline_s)
         except BaseException:  # Ctrl-C and a timeout too: what it answers now is for nobody
             self.end()
             raise
@@ -137,7 +146,8 @@ class Children:
 
     def close(self) -> None:
         self.end()
-        self._folder.cleanup()
+        if "_folder" in vars(self):
+            self._folder.cleanup()
 
     def _start(self) -> WorkerProcess:
         try:
@@ -200,7 +210,8 @@ class MeasuredTests:
         self._children = Children(config, device, profile.effort, deadline_s)
         self._trials: dict[str, list[PytestTrial]] = {nodeid: [] for nodeid in self._nodes}
         self._left_out: set[str] = set()
-        self._records_path = Path()
+        self._opened: Callable[[], Session]
+        self._session: Session | None = None
 
     @property
     def planned(self) -> list[PlannedCase]:
@@ -210,22 +221,30 @@ class MeasuredTests:
     def complete(self) -> bool:
         return not self._left_out
 
-    def measure(self, session: Session, show: Progress) -> None:
-        """Run all tests in each process in turn, and keep what they measured in the session's journal."""
-        self._records_path = session.folder.records_path
-        held = _held(session.records)
+    def measure(self, opened: Callable[[], Session], is_new: bool, show: Progress) -> None:
+        """Run all tests in each process in turn, and keep what they measured in the journal of the `opened` session.
+
+        One that `is_new` and has no budget is opened when the first test is about to be timed, or has failed.
+        """
+        self._opened = opened
+        held = {} if is_new else _held(self._open().records)
         trials = [(node, process) for process in range(self._processes) for node in self._nodes.values()]
         done = 0
         for process in range(self._processes):
             for node, after in following(self._to_run(process, held)):
-                if list(session.within_budget([(node.planned(), process)])):
-                    self._trials[node.nodeid].append(self._trial(session, node, after, process))
+                if is_new or list(self._open().within_budget([(node.planned(), process)])):
+                    self._trials[node.nodeid].append(self._trial(node, after, process))
                 else:
                     self._left_out.add(node.nodeid)
                 done += 1
-                left_s = functools.partial(session.seconds_left, [(each.planned(), p) for each, p in trials[done:]])
-                show(done, len(trials), node.nodeid, left_s)
+                if self._session is not None:
+                    left = [(each.planned(), number) for each, number in trials[done:]]
+                    show(done, len(trials), node.nodeid, functools.partial(self._session.seconds_left, left))
             self._children.end()
+
+    def _open(self) -> Session:
+        self._session = self._session or self._opened()
+        return self._session
 
     def _to_run(self, process: int, held: dict[tuple[str, str, int], list[Record]]) -> list[Node]:
         """The tests that this process runs: not those that a resumed run holds, nor those that cost one before."""
@@ -238,25 +257,35 @@ class MeasuredTests:
                 wanted.append(node)
         return wanted
 
-    def _trial(self, session: Session, node: Node, after: Node | None, process: int) -> PytestTrial:
+    def _trial(self, node: Node, after: Node | None, process: int) -> PytestTrial:
         began_s, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
+
+        def begin() -> None:
+            nonlocal began_s
+            waits_s = time.monotonic()
+            self._open()
+            began_s += time.monotonic() - waits_s
+
         try:
-            said = self._children.ask(node, after)
+            said = self._children.ask(node, after, None if self._session else begin)
         except WorkerLost as lost:
             reason = str(lost).replace("The worker process", "The fresh process in which it was measured")
-            record = session.record(node.planned(), process, {"outcome": "failed", "reason": reason})
+            record = self._open().record(node.planned(), process, {"outcome": "failed", "reason": reason})
             return PytestTrial(process, [record], lost=reason)
         seconds = time.monotonic() - began_s
-        session.outlook.learn(node.planned(), process, seconds)
-        failure = "" if said["judged_time"] and said["answers"] else said["reason"]
+        failure, answers = "" if said["judged_time"] and said["answers"] else said["reason"], said["answers"]
+        if failure and not answers:
+            answers = {BENCHMARK: {"outcome": "failed", "reason": failure}}
         records = []
-        for name, answer in said["answers"].items():
+        for name, answer in answers.items():
             if failure and answer["outcome"] == "ok":
                 answer |= {"outcome": "failed", "reason": f"The test failed after it was measured: {failure}"}
                 answer["verification"] |= {"passed": False, "message": failure}
             answer["started_at"] = now.isoformat(timespec="milliseconds")
-            share_s = seconds / len(said["answers"])
-            records.append(session.record(node.planned(name), process, answer, seconds=share_s))
+            share_s = seconds / len(answers)
+            records.append(self._open().record(node.planned(name), process, answer, seconds=share_s))
+        if self._session is not None:
+            self._session.outlook.learn(node.planned(), process, seconds)
         return PytestTrial(process, records, failure)
 
     def time(self, nodeid: str, call: Call) -> Timing:
@@ -268,7 +297,7 @@ class MeasuredTests:
             why = _first_failure(trials)
             pytest.fail(f"The function returned here, but not where it was to be measured: {why}", pytrace=False)
         samples = [sample for record in records for sample in record.kept_seconds]
-        return Timing(samples, extra_info(records, self._records_path), result)
+        return Timing(samples, extra_info(records, self._open().folder.records_path), result)
 
     def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
         """What all processes measured of each implementation; the function is not called here.
@@ -286,14 +315,14 @@ class MeasuredTests:
         first = next(iter(launch.functions))
         own = [record for record in records if record.case["implementation"] == first]
         samples = [sample for record in own for sample in record.kept_seconds]
-        info = extra_info(own, self._records_path)
+        info = extra_info(own, self._open().folder.records_path)
         if len(by_name) > 1:
             info["seconds"] = {name: reading.seconds for name, reading in by_name.items()}
         return Result(by_name, launch.bytes, first, launch.baseline), samples, info
 
     def _trials_of(self, nodeid: str) -> list[PytestTrial]:
         """The trials of a test. Skips one that the budget left out, and fails one that cost a process."""
-        trials = self._trials[nodeid]
+        trials = self._trials.get(nodeid, [])
         lost = next((trial for trial in trials if trial.lost), None)
         if lost is not None:
             pytest.fail(lost.lost, pytrace=False)
@@ -338,6 +367,8 @@ class SuiteRun:
         self._collected: dict[str, dict[str, PlannedCase]] = {}
         self._session: Session | None = None
         self._pool: WorkerPool | None = None
+        # Workers that start while the first test does: whose sentinel comes first, and on a CPU whose comes last.
+        self._started: list[WorkerPool] = []
         self.tests: MeasuredTests | None = None
         self.planned: list[PlannedCase] = []
         # Probes that cannot do what was requested, and why: an axis may be meant for another one, which -k selects.
@@ -375,7 +406,11 @@ class SuiteRun:
         return find_probe(planned.probe).group(planned.case)
 
     def outlook(self) -> str | None:
-        return f"pyperf_suite: {Outlook(self._plan()).line}" if self._has_cases else None
+        if not self._has_cases:
+            return None
+        outlook = Outlook(self._plan())
+        # How long tests take nobody knows before, and how busy the machine is takes a while to see.
+        return f"pyperf_suite: {outlook.line if self.planned else outlook.size}"
 
     def measure_ahead(self, terminal: pytest.TerminalReporter | None) -> None:
         """All trials but those of the last process, one process after the other; the last are the items' own.
@@ -388,7 +423,9 @@ class SuiteRun:
         show = ProgressLines(terminal.write_line if terminal else lambda _: None)
         with spoken_errors():
             if self.tests is not None:
-                self.tests.measure(self._opened(), show)
+                self._start_ahead()
+                is_new = not self._option("suite_resume") and self._option("suite_budget") is None
+                self.tests.measure(self._opened, is_new, show)
             processes = self._profile().processes
             if not self.planned:
                 return
@@ -433,7 +470,7 @@ class SuiteRun:
         try:
             if (self.tests is None or self.tests.complete) and all(map(session.is_finished, self.planned)):
                 # What probes ask for after the items is known too late to be an item, but part of the run.
-                for planned in follow_ups(session.plan, session.records):
+                for planned in follow_ups(session.plan, session.records) if self.planned else ():
                     session.measure(planned)
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
@@ -447,13 +484,14 @@ class SuiteRun:
 
     def close(self) -> None:
         """End the run's workers and close its journal; a second call does nothing."""
-        for each in (self._session, self._pool, self.tests):
+        for each in (self._session, self._pool, *self._started, self.tests):
             if each is not None:
                 each.close()
 
     @property
     def _is_disabled(self) -> bool:
-        return bool(self._config.getoption("benchmark_disable", False))
+        option = self._config.getoption
+        return bool(option("benchmark_disable", False) and not option("benchmark_enable", False))
 
     @property
     def _has_cases(self) -> bool:
@@ -464,6 +502,13 @@ class SuiteRun:
     def _device(self) -> Device:
         return resolve(self._option("suite_device"))
 
+    def _start_ahead(self) -> None:
+        if not rank_environment().launched:
+            device = self._device
+            self._started = [WorkerPool(device) for _ in range(2 if device.kind == "cpu" else 1)]
+            for pool in self._started:
+                pool.start(SENTINELS[device.kind])
+
     def _opened(self) -> Session:
         if self._session is not None:
             return self._session
@@ -473,11 +518,13 @@ class SuiteRun:
         machine = identity(plan.device)
         folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
         # All ranks that torchrun or SLURM started, seen from the first.
-        workers = GroupWorkers(Group(), plan.device, DEADLINE_S) if rank_environment().launched else None
+        ranks = GroupWorkers(Group(), plan.device, DEADLINE_S) if rank_environment().launched else None
+        first, last = (*self._started, None, None)[:2]
         with warnings.catch_warnings(record=True) as caught:
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
             warnings.simplefilter("always", DamagedJournal)
-            session = Session(plan, folder, workers=workers, budget_s=self._option("suite_budget") or math.inf)
+            budget_s = self._option("suite_budget") or math.inf
+            session = Session(plan, folder, workers=ranks or first, last_workers=last, budget_s=budget_s)
             self._session = session.open()
         for warning in caught:  # for pytest's summary: what is warned of between tests is in none
             said = {"warning_message": warning, "when": "runtest", "nodeid": "", "location": None}

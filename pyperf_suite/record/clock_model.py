@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.record.interval import MedianInterval, median_interval
+from pyperf_suite.record.interval import MedianInterval, median_interval, student_quantile
 
 Floats = NDArray[np.float64]
 
@@ -87,8 +87,6 @@ def at_one_clock(
 
     Without a usable fit cycles are constant for a compute-bound launch that fills the GPU, seconds for any other.
     """
-    from scipy import special
-
     times, clocks = np.asarray(seconds, dtype=np.float64), np.asarray(clocks_hz, dtype=np.float64)
     rounds, slices = list(slices), [size for size in slices if size]
     owner = np.repeat(np.arange(len(slices)), slices)
@@ -96,7 +94,7 @@ def at_one_clock(
         clocks = np.concatenate([np.full(len(part), np.median(part)) for part in _parts(clocks, slices)])
     x, y = np.log(clocks / reference_hz), np.log(times)
     count, seen_hz = len(slices), float(np.median(clocks))
-    reach = float(special.stdtrit(max(1, count - 1), (1 + confidence) / 2))
+    reach = student_quantile(max(1, count - 1), (1 + confidence) / 2)
     # By which factors elasticities move the time at the reference clock, if they are other than the one assumed.
     assumed = 1.0 if is_compute and np.median(times) >= SHORTEST_SATURATED_S else 0.0
     shifts = [assumed * (e - assumed) * math.log(seen_hz / reference_hz) for e in UNKNOWN_ELASTICITY]

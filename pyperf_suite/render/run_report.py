@@ -48,9 +48,7 @@ def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
     """What each probe finds in its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
     theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
-    return {
-        probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(), *theirs] if probe.name in by_probe
-    }
+    return {probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(by_probe), *theirs]}
 
 
 def report_run(

@@ -225,29 +225,42 @@ class Outlook:
         self._taken_s: dict[tuple[str, str], float] = {}
         # Measured over estimated, by operator, in order: their median corrects the cases not yet measured.
         self._corrections: dict[str, list[float]] = {}
+        # Trials whose correction nobody has asked for: to estimate one is to look at the machine.
+        self._learned: list[tuple[PlannedCase, int, float]] = []
 
     @property
     def line(self) -> str:
         """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, about 4 min`."""
+        return f"{self.size}, about {in_words(self.run_s())}"
+
+    @property
+    def size(self) -> str:
+        """How much is ahead, but for the time."""
         plan = self._plan
         return (
             f"{len(plan.cases)} case{'s' if len(plan.cases) > 1 else ''} x "
             f"{plan.processes} process{'es' if plan.processes > 1 else ''} on {plan.device}, "
-            f"profile {plan.profile.name}, about {in_words(self.run_s())}"
+            f"profile {plan.profile.name}"
         )
 
     def trial_s(self, planned: PlannedCase, process: int) -> float:
         if planned.key in self._taken_s:
             return self._taken_s[planned.key]
+        self._correct()
         corrections = self._corrections.get(planned.case.operator)
         correction = corrections[len(corrections) // 2] if corrections else 1.0
         return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
         self._taken_s[planned.key] = seconds
-        estimated_s = self._estimated_s(planned, process)
-        if estimated_s > 0:
-            bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
+        self._learned.append((planned, process, seconds))
+
+    def _correct(self) -> None:
+        while self._learned:
+            planned, process, seconds = self._learned.pop()
+            estimated_s = self._estimated_s(planned, process)
+            if estimated_s > 0:
+                bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
     def run_s(self) -> float:
         """The seconds that the whole plan is expected to take, workers' starts included."""

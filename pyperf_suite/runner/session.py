@@ -95,6 +95,8 @@ class Session:
     # Trials that the budget left out.
     left_out: set[Trial] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
+    # Whose first process measures the last sentinel on a CPU, where it is started by now.
+    last_workers: Workers | None = None
 
     def __post_init__(self) -> None:
         identity = identify(self.plan.device)
@@ -134,7 +136,8 @@ class Session:
         self._workers.best_loop_s = remembered(str(self._identity["slug"]))
         self._last_workers = self._workers
         if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
-            fresh = self._resources.enter_context(closing(WorkerPool(self.plan.device, self.deadline_s)))
+            fresh = self.last_workers or WorkerPool(self.plan.device, self.deadline_s)
+            self._resources.enter_context(closing(fresh))
             fresh.best_loop_s = self._workers.best_loop_s
             self._last_workers = fresh
         # Its first process has done nothing yet, and goes on with the cases.
@@ -170,7 +173,11 @@ class Session:
         """
         for trial in trials:
             spent_s = self.clock() - self._began_s
-            if self._is_held(*trial) or spent_s + self.outlook.trial_s(*trial) + CLOSING_S <= self.budget_s:
+            if (
+                math.isinf(self.budget_s)
+                or self._is_held(*trial)
+                or spent_s + self.outlook.trial_s(*trial) + CLOSING_S <= self.budget_s
+            ):
                 yield trial
             else:
                 self.left_out.add(trial)
@@ -260,8 +267,10 @@ class Session:
         UserError where a record cannot be written.
         """
         key = _key(planned, process)
-        visit_s = VISIT_SHARE * self.outlook.trial_s(planned, process)
-        is_due = key in self._due and self.clock() - self._began_s + visit_s + CLOSING_S <= self.budget_s
+        is_due = key in self._due
+        if is_due:
+            visit_s = VISIT_SHARE * self.outlook.trial_s(planned, process)
+            is_due = self.clock() - self._began_s + visit_s + CLOSING_S <= self.budget_s
         if is_due or key not in self._finished:
             self._measure_group(self._group_of(planned, process), process, visit=2 if is_due else 0)
         return self.records[self._finished[key]]

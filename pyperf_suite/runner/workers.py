@@ -347,7 +347,8 @@ class WorkerPool(Workers):
     def start(self, case: Case) -> None:
         """Start the first process that measures such cases now: it imports what it needs, and waits."""
         key, command, environment, _ = self._kind_of_worker(0, case)
-        self._workers[key] = WorkerProcess(self._device, command, environment)
+        if key not in self._workers:
+            self._workers[key] = WorkerProcess(self._device, command, environment)
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """As many as come before the worker is of no further use."""

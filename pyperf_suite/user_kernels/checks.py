@@ -48,8 +48,9 @@ FEWEST_LAST_CHECKS, LAST_CHECKS = 2, 8
 # Launches at the end that are compared with those in one request.
 MAX_COMPARED_AT_ONCE = 250
 
-# Launches of what is random that may all give the same.
+# Launches of what is random that may not all give the same, and what is said where they do.
 REPEATED = 8
+ALWAYS_THE_SAME = f"{REPEATED} launches on the same inputs gave the same, where random=True says that results differ"
 
 # The reason of a verdict where the reference fails on inputs of another kind.
 UNSUITED = "unsuited"
@@ -168,10 +169,7 @@ class PartChecks:
         self._check_s = self.clock() - begin_s
         self._is_long = self._launch_s > LONG_S and not self._launches.is_paired
         if self._launches.is_random and not self._launches.draws_anew(REPEATED):
-            message = (
-                f"{REPEATED} launches on the same inputs gave the same, where random=True says that results differ"
-            )
-            raise WrongLaunch(refused("stale result", f"{self._launches.where}: {message}"))
+            raise WrongLaunch(refused("stale result", f"{self._launches.where}: {ALWAYS_THE_SAME}"))
         self._try_other_inputs()
         self._launches.begin()
         self._begun_s = self.clock()

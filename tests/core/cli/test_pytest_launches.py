@@ -1,5 +1,6 @@
 """What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
 
+import cProfile
 from collections import OrderedDict
 from typing import Any
 
@@ -40,7 +41,23 @@ def into(out: Any, x: Any) -> None:
     np.multiply(x, 2, out=out)
 
 
+def into_one(out: Any, x: Any) -> Any:
+    return 2 * x
+
+
 DRAWN = np.random.default_rng(1).random(99_999, np.float32)
+
+
+MASK = np.random.default_rng(2).random(99_999) < 0.5
+
+
+def where_not_a_number(out: Any, x: Any) -> None:
+    if np.isnan(out[0]):
+        np.multiply(x, 2, out=out)
+
+
+def no_next(x: Any) -> Any:
+    return next(iter(()))
 
 
 def total(x: Any) -> Any:
@@ -64,8 +81,9 @@ def keyed(x: Any) -> Any:
         lambda: api.launch(len, "abc"),
         lambda: api.launch(total, DRAWN, reference=lambda x: total(x.astype("f8"))),
         lambda: api.launch(keyed, DRAWN, reference=keyed),
+        lambda: api.launch(lambda x: {object(): x}, DRAWN, random=True, check=lambda result, x: len(result) == 1),
     ],
-    ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "without-reference", "numbers", "keys"],
+    ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "alone", "numbers", "keys", "others"],
 )  # fmt: skip
 def test_an_honest_function_is_right(launch, effort, monkeypatch):
     monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported
@@ -86,14 +104,45 @@ def test_an_honest_function_is_right(launch, effort, monkeypatch):
         (lambda: api.launch({"mine": double, "base": lambda x: x + 3}, np.ones(50)), "wrong values"),
         (lambda: api.launch(double, np.ones(50), check=lambda r, x: "too large"), "check"),
         (lambda: api.launch(rounded, np.linspace(0, 1, 50), reference=double), "precision"),
+        (lambda: api.launch(lambda x: x * MASK, DRAWN, random=True, check=lambda *_: True), "stale result"),
+        (lambda: api.launch(where_not_a_number, api.empty(50), np.ones(50), reference=into_one), "wrong values"),
     ],
-    ids=["values", "shape", "nothing", "undeclared", "unwritten", "baseline", "check", "precision"],
+    ids=["values", "shape", "nothing", "undeclared", "unwritten", "baseline", "check", "precision", "drawn", "nan"],
 )
-def test_a_wrong_result_is_named(launch, reason):
-    found = measured(launch())
+@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+def test_a_wrong_result_is_named(launch, reason, effort, monkeypatch):
+    monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported
+    found = measured(launch(), effort)
     assert found["outcome"] == "failed"
     assert found["verification"]["reason"] == reason
     assert found["verification"]["message"] in found["reason"]
+
+
+def test_what_is_drawn_once_after_some_launches_is_seen_after_timing():
+    drawn: list[Any] = []
+
+    def keeps(x: Any) -> Any:
+        drawn.append(x * np.random.default_rng().random(x.shape))
+        return drawn[-1] if len(drawn) < 20 else drawn[19]
+
+    found = measured(api.launch(keeps, np.ones(50), random=True, check=lambda *_: True))
+    assert found["reason"].startswith("Wrong result after timing: 8 launches on the same inputs")
+
+
+@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+def test_a_function_that_stops_iterating_has_failed(effort):
+    assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": StopIteration")
+
+
+def test_a_profiler_rests_while_something_is_timed_and_goes_on():
+    profiler = cProfile.Profile()
+    profiler.enable()
+    found = measured(api.launch(double, np.ones(50), reference=double))
+    double(1)
+    profiler.disable()
+    assert found["outcome"] == "ok", found["reason"]
+    calls = {entry.code.co_name: entry.callcount for entry in profiler.getstats() if not isinstance(entry.code, str)}
+    assert calls["double"] == 1
 
 
 @pytest.mark.slow

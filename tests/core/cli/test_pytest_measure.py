@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.pytest_plugin.plugin import BENCHMARKS as BENCHMARKS_OF_THE_SUITE
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
 
@@ -89,6 +90,19 @@ def test_raises(benchmark):
 
     with pytest.raises(LookupError, match="on purpose"):
         benchmark(fails)
+
+
+def test_breaks(benchmark):
+    benchmark(int, "no number")
+
+
+def test_stops(benchmark):
+    with pytest.raises(StopIteration):
+        benchmark(next, iter(()))
+
+
+def test_never_comes_to_it(benchmark):
+    assert benchmark is None
 
 
 def test_async(benchmark):
@@ -229,13 +243,21 @@ def drop_in(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in):
-    failing = {"test_wrong", "test_wrong_elsewhere", "test_exit", "test_hangs"}
+    failing = {
+        "test_wrong",
+        "test_wrong_elsewhere",
+        "test_exit",
+        "test_hangs",
+        "test_breaks",
+        "test_never_comes_to_it",
+    }
     assert {name for name, outcome in drop_in.outcomes.items() if outcome == "FAILED"} == failing
     assert drop_in.outcomes["test_xfails"] == "XFAIL"
     passed = {name for name, outcome in drop_in.outcomes.items() if outcome == "PASSED"}
     assert passed >= {"test_sorted[abs-False]", "TestClass::test_method", "TestCase::test_unittest", "test_pedantic"}
     assert passed >= {
         "test_raises",
+        "test_stops",
         "test_bad_rounds",
         "test_async",
         "test_judges_its_time",
@@ -295,6 +317,21 @@ def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_i
     assert re.search(
         r"passes here, but it failed in process 1 of the 2 that measured it: test_theirs.py", drop_in.output
     )
+
+
+def test_what_raises_is_a_failed_record_with_its_reason(drop_in):
+    for test, reason in {
+        "test_raises": "LookupError: on purpose",
+        "test_breaks": "ValueError: invalid literal for int",
+        "test_stops": "StopIteration",
+        "test_xfails": "ZeroDivisionError: division by zero",
+        "test_never_comes_to_it": "assert <",
+    }.items():
+        records = drop_in.of(test)
+        assert {(record.outcome, record.process) for record in records} == {("failed", 0), ("failed", 1)}
+        assert all(reason in record.reason for record in records), records
+    assert "ValueError: invalid literal for int" in drop_in.output
+    assert not drop_in.of("test_skipped")
 
 
 def test_processes_write_none_of_the_sessions_files(drop_in):
@@ -427,6 +464,39 @@ def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp
 
 
 SMALL = "def test_a(benchmark):\n    assert benchmark(len, 'a') == 1\ndef test_b(benchmark):\n    benchmark(len, '')\n"
+
+
+SKIPS = """
+import os, pathlib, pytest
+with pathlib.Path(os.environ["CALLS"], "processes").open("a") as log:
+    log.write(f"{os.getpid()} ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "processes"),
+    [
+        (SMALL, ("--benchmark-skip",), 1),
+        (SMALL, ("--benchmark-disable",), 1),
+        (SMALL, ("--collect-only",), 1),
+        (SMALL, ("-k", "nothing"), 1),
+        ("pytestmark = pytest.mark.skipif(condition=True, reason='not here')\n" + SMALL, (), 1),
+        # Which only the test itself knows: a process has to be asked.
+        ("def test_a(benchmark):\n    pytest.skip('no GPU')\n    benchmark(len, '')\n", (), 2),
+    ],
+    ids=["skip", "disable", "collect", "deselected", "mark", "test"],
+)
+def test_where_nothing_is_timed_nothing_is_started_and_no_run_is_left(tmp_path, source, arguments, processes):
+    run = pytest_in(tmp_path, SKIPS + source, "--suite-measure", "--suite-device=cpu", *arguments)
+    assert run.code in (0, 5), run.output
+    assert len((tmp_path / "processes").read_text().split()) == processes
+    assert not (tmp_path / "bench_results").exists()
+
+
+def test_skipped_probes_leave_no_run(tmp_path):
+    run = pytest_in(tmp_path, "", str(BENCHMARKS_OF_THE_SUITE), "-k", "alignment", "--benchmark-skip")
+    assert run.code == 0, run.output
+    assert not (tmp_path / "bench_results").exists()
 
 
 def test_a_resumed_session_measures_only_what_is_missing(tmp_path):
