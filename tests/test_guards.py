@@ -45,6 +45,13 @@ def test_a_module_is_remembered_as_it_is_when_its_import_ends():
 
 
 @pytest.mark.slow
+def test_what_torch_replaces_for_its_compiler_is_not_named():
+    pytest.importorskip("torch")
+    program = "import torch, torch._dynamo\nassert not guards.replaced()\ntorch.random.manual_seed = print\n"
+    assert in_a_process(f"{program}print(guards.replaced())") == "['torch.random.manual_seed']"
+
+
+@pytest.mark.slow
 def test_a_method_that_hides_a_tensors_own_is_named():
     pytest.importorskip("torch")
     program = "import torch\nassert not guards.replaced()\ntorch.Tensor.softmax = torch.Tensor.mine = print\n"

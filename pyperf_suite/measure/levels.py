@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.sampling import Measurement
+from pyperf_suite.measure.sampling import Measurement, StopRule
 from pyperf_suite.record.interval import USUAL, student_quantile, student_tail
 
 MIN_SAMPLES, MIN_SLICES = 20, 4
@@ -38,10 +38,13 @@ MIN_DRIFT, DRIFT_CHANCE = 0.15, 1e-3
 MIN_EXCESS, LOOP_SCATTERS = 0.25, 4.0
 
 
-def with_levels(measurement: Measurement, reasons: Sequence[str], loops_s: Sequence[float]) -> Measurement:
+def with_levels(
+    measurement: Measurement, reasons: Sequence[str], loops_s: Sequence[float], rule: StopRule
+) -> Measurement:
     """The measurement with the levels of its launches in clean slices; where many are slow their mean is the figure.
 
     `reasons` says of each slice what disturbed it, "" of a clean one; `loops_s` the seconds of the reference loop.
+    `rule` is what the samples were taken by, and says how narrow the mean's interval has to be.
     """
     if measurement.quantile == USUAL:
         return measurement
@@ -57,7 +60,8 @@ def with_levels(measurement: Measurement, reasons: Sequence[str], loops_s: Seque
     if not levels["is_figure"]:
         return replace(measurement, levels=levels)
     interval = _interval_of_mean(clean, measurement.interval[2])
-    return replace(measurement, levels=levels, interval=interval, slow_by=1.0)
+    found = replace(measurement, levels=levels, interval=interval, slow_by=1.0)
+    return replace(found, converged=found.converged and found.relative_half_width <= rule.relative_half_width)
 
 
 Parts = Sequence[NDArray[np.float64]]

@@ -265,7 +265,7 @@ def sampled(
         watts = loads[0].watts(joules(), load_clock()) if loads else None
     disturbed = disturbances.report() if disturbances else {}
     if disturbances:
-        measurement = with_levels(measurement, disturbances.reasons, disturbances.loops_s)
+        measurement = with_levels(measurement, disturbances.reasons, disturbances.loops_s, effort.stop)
     metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0), is_compute))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.

@@ -59,7 +59,7 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         loops_s=disturbances["loop_s"],
         best_loop_s=disturbances.get("best_loop_s", math.inf),
     )
-    measurement = with_levels(measurement, reasons, disturbances["loop_s"])
+    measurement = with_levels(measurement, reasons, disturbances["loop_s"], rule)
     time = time_metric(measurement, disturbances["drift"], bool(second.work.get("flop")))
     sampling = {**second.sampling, **_of_ranks(visits)}
     sampling |= {name: getattr(measurement, name) for name in SAMPLING_FIELDS}

@@ -558,4 +558,4 @@ def seed_everything(seed: int) -> None:
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     if torch is not None:
-        torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        torch.random.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)

@@ -16,7 +16,7 @@ import random
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 NUMPY_KINDS = "biufcmMSU"
@@ -158,13 +158,31 @@ def exact_arithmetic() -> Iterator[None]:
     if torch is None:
         yield
         return
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    restore = _full_precision(torch)
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
+        restore()
+
+
+def _full_precision(torch: Any) -> Callable[[], None]:
+    """Have products of float32 computed as such; the function returned takes it back."""
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by a backend's fp32_precision, which torch 2.9 and later do not mix with this
+        backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+        kept = [each.fp32_precision for each in backends]
+
+        def restore() -> None:
+            for each, was in zip(backends, kept):
+                each.fp32_precision = was
+
+        for each in backends:
+            each.fp32_precision = "ieee"
+        return restore
+    torch.set_float32_matmul_precision("highest")
+    return lambda: torch.set_float32_matmul_precision(precision)
 
 
 def is_array(value: Any) -> bool:
@@ -453,6 +471,8 @@ def write_result(
             return {"kind": "plain", "value": sorted(value, key=repr)}
         if type(value) is dict and all(type(key) in (str, int) for key in value):
             whole = [str(key) for key in value if type(key) is int]
+            if len(set(map(str, value))) < len(value):
+                raise UserCodeError(f"{named} returned a dict with a key that is a number and text: rename one", where)
             return {"kind": "dict", "items": {str(key): encoded(each) for key, each in value.items()}, "whole": whole}
         raise UserCodeError(
             f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where

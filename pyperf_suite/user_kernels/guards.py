@@ -45,6 +45,7 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     ),
     "torch.fft": (),
     "torch.linalg": (),
+    "torch.random": ("manual_seed",),
     "torch.nn.functional": (),
     "torch.nn.modules.module": ("Module.__call__", "Module._call_impl"),
     **{
@@ -54,6 +55,9 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "torch.special": (),
     "torch.testing": (),
 }
+
+# What torch itself replaces when torch._dynamo is imported, as by torch.compile and custom operators.
+_WRAPPED_LATER = {"torch.manual_seed"}
 
 # What is no constant of its module, or belongs to whoever reads it.
 _VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
@@ -125,6 +129,8 @@ class Guards:
             return
         self._modules[name] = module
         for path in self._guarded.get(name) or _callables(module):
+            if f"{name}.{path}" in _WRAPPED_LATER:
+                continue
             *outer, attribute = path.split(".")
             holder: Any = module
             for each in outer:

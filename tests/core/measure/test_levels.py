@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,6 +12,7 @@ from pyperf_suite.record.interval import UNDISTURBED
 RNG = np.random.default_rng(1)
 SLICES, SIZE = 10, 30
 LOOPS_S = np.full(SLICES, 70e-6)
+RULE = StopRule(quantile=UNDISTURBED, confidence=0.9)
 
 
 def noisy(*levels_s: float) -> list[float]:
@@ -20,12 +22,11 @@ def noisy(*levels_s: float) -> list[float]:
 
 
 def measured(samples: list[float]):
-    rule = StopRule(quantile=UNDISTURBED, confidence=0.9)
-    return concluded(rule, WarmUp(1, 0.0, True, samples[0], 1), samples, [SIZE] * SLICES, "time_cap")
+    return concluded(RULE, WarmUp(1, 0.0, True, samples[0], 1), samples, [SIZE] * SLICES, "time_cap")
 
 
 def judged(samples: list[float], reasons=("",) * SLICES, loops_s=LOOPS_S):
-    return with_levels(measured(samples), list(reasons), loops_s)
+    return with_levels(measured(samples), list(reasons), loops_s, RULE)
 
 
 @pytest.mark.parametrize("fast_of_ten", [1, 5])
@@ -38,6 +39,17 @@ def test_launches_of_two_levels_are_reported_by_their_mean(fast_of_ten):
     assert found.interval[:2] == pytest.approx((mean_s, mean_s), rel=0.02)
     assert (found.levels["fast_s"], found.levels["slow_s"]) == pytest.approx((fast_s, slow_s), rel=0.01)
     assert found.levels["slow_share"] == pytest.approx(1 - fast_of_ten / 10)
+
+
+def test_a_mean_whose_interval_is_wide_has_not_converged():
+    halves = [noisy(200e-6, 600e-6, 600e-6)[:SIZE], noisy(200e-6, 200e-6, 600e-6)[:SIZE]]
+    undisturbed = dataclasses.replace(measured([*itertools.chain(*halves * (SLICES // 2))]), converged=True)
+    for width, converged in ((0.05, False), (0.5, True)):
+        rule = dataclasses.replace(RULE, relative_half_width=width)
+        found = with_levels(undisturbed, [""] * SLICES, LOOPS_S, rule)
+        assert found.levels["is_figure"]
+        assert 0.05 < found.relative_half_width < 0.5
+        assert found.converged is converged
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,24 @@ def test_whole_numbers_near_an_edge_may_be_off_by_one(wrong, by, edges, relative
     assert judged(found[:10], right[:10], replace(tolerance, relative=None)).passed is False
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint64])
+def test_what_wraps_around_is_not_off_by_one(kind):
+    right = np.full(1000, np.iinfo(kind).max, kind)
+    found = right.copy()
+    found[3] = np.iinfo(kind).min
+    assert not judged(found, right, Tolerance(number="float32", edges={"out": 10.0})).passed
+    assert not judged(right, found, Tolerance(number="float32", edges={"out": 10.0})).passed
+
+
+def test_whole_numbers_of_python_are_exact_among_floats_but_for_a_tolerance():
+    for found, right in ((plain([0.5, 1001]), plain([0.5, 1000])), (plain(1001), plain(1000))):
+        assert not compare(found, right, None, Tolerance(number="bfloat16")).passed
+        assert not compare(found, right, None, Tolerance(relative=0.0)).passed
+        assert compare(found, right, None, Tolerance(relative=0.01)).passed
+    assert compare(plain([0.5, 3.0]), plain([0.5, 3]), None, Tolerance()).passed
+    assert not compare(plain([0.5]), plain([0.5, 3]), None, Tolerance()).passed
+
+
 def test_a_relative_tolerance_of_nothing_allows_nothing():
     assert not judged(np.full(1, 1e-45, np.float32), np.zeros(1), Tolerance(relative=0.0)).passed
 

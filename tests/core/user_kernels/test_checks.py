@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,6 +264,15 @@ def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> No
         checks._require_that_it_computes()
     # One that is not counted and the seen one on what was made before, the fresh one on what was made last.
     assert filled == [-2, -2, -1] * 12
+
+
+@pytest.mark.parametrize(("sets", "fresh_s", "passes"), [(8, 45e-6, True), (8, 46e-6, False), (1, 134e-6, True)])
+def test_the_only_set_has_time_to_wake_on_fresh_inputs(sets, fresh_s, passes) -> None:
+    launches = Launches(fresh_s, sets=sets)
+    checks = checks_of(launches)
+    checks._reported_s.append(10e-6)
+    with nullcontext() if passes else pytest.raises(WrongLaunch, match=r"fresh inputs takes 4\.6 times as long"):
+        checks._require_that_it_computes()
 
 
 @pytest.mark.parametrize(
