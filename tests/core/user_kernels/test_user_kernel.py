@@ -22,6 +22,7 @@ from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import processes
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.workload import describe, parameters_of
+from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 CPU = Device("cpu")
 SHORT = Effort(
@@ -385,7 +386,8 @@ def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does
     assert measured()["outcome"] == "ok"
 
 
-def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(bench):
+def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(bench, monkeypatch):
+    monkeypatch.setenv(AUDIT_VARIABLE, "1")
     double = "def double(x, out):\n    if next(calls) % 300:\n        np.multiply(x, 2, out=out)\n"
     before = f"import itertools\ncalls = itertools.count(1)\n{double}"
     bench(kernel_of("double, suite.rand(64), suite.empty(64), reference=lambda x, out: x * 2.0", before))
