@@ -142,6 +142,8 @@ def _begin_audit(_context: click.Context, _option: click.Parameter, requested: b
 
     if load_setting("audit", False) if requested is None else requested:
         os.environ[AUDIT_VARIABLE] = "1"
+    elif requested is False:
+        os.environ[AUDIT_VARIABLE] = "0"
 
 
 audit_option = click.option(

@@ -5,6 +5,7 @@ Nothing is timed here. Nothing newer than Python 3.9 is used; numpy and torch ar
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -309,7 +310,8 @@ class UserFile:
         launch, leaves = self._launch, (values[at] for at in self._order)
         args = [replaced(each, leaves) for each in launch.args]
         kwargs = {name: replaced(each, leaves) for name, each in launch.kwargs.items()}
-        with exact_arithmetic():
+        # A measured function that stands in for a reference computes as the one that is compared with it does.
+        with exact_arithmetic() if launch.reference is not None else contextlib.nullcontext():
             out = reference(*args, **kwargs)
         if out is None:
             written = [

@@ -99,6 +99,15 @@ def test_a_right_kernel_is_measured(right, what):
     assert result["verification"]["timed_launches_checked"] >= 1
 
 
+@pytest.mark.slow
+def test_without_a_reference_both_processes_compute_as_the_file_has_torch_do(bench):
+    pytest.importorskip("torch")
+    autocast = "import torch\ntorch.set_autocast_enabled('cpu', True)\n"
+    bench(kernel_of("lambda x: x @ x, suite.randn(16, 16)", autocast))
+    result = measured()
+    assert result["outcome"] == "ok", result["reason"]
+
+
 def _named(launch: str) -> str:
     first = launch.partition(",")[0]
     return "function" if first.startswith("lambda") else first.rpartition(".")[2]
