@@ -83,9 +83,9 @@ def _table(path: Path, name: str) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UserError(f"{path}, where margins may stand, cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path}, where margins and `audit` may stand, cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, where margins may stand, is not TOML: {error}.") from None
+        raise UserError(f"{path}, where margins and `audit` may stand, is not TOML: {error}.") from None
     for part in name.split("."):
         table = table.get(part, {}) if isinstance(table, dict) else {}
     return table

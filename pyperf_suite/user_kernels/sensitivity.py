@@ -88,7 +88,8 @@ def _sizes(
         moves += 1
         for name, other in parts(made, whole=True):
             if name in whole and whole[name].shape == other.shape and other.size:
-                crossed[name] += float(((other - whole[name] == 1) | (whole[name] - other == 1)).mean())
+                ours = whole[name]  # the larger less the smaller: what wraps around is not off by one
+                crossed[name] += float((numpy.where(ours > other, ours - other, other - ours) == 1).mean())
         for name, each in right.items():
             other = moved.get(name)
             if other is not None and other.shape == each.shape:
