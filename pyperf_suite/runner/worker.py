@@ -11,6 +11,7 @@ import faulthandler
 import json
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -41,6 +42,8 @@ def main() -> None:
     where a turn takes longer, also where it hangs in C: the parent should have ended it before.
     """
     end_with_parent()
+    # A shell ignores it for what it starts in the background, and with it the suite's polite way to end this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     line = AnswerLine()
     try:
         if rank_environment().launched:

@@ -150,8 +150,9 @@ def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(
 
 def test_what_a_worker_started_ends_with_it(tmp_path):
     program = """
-        import os, subprocess, sys
+        import os, signal, subprocess, sys
         from pathlib import Path
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as the worker does, whatever a shell ignores
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         try:
             Path(sys.argv[1]).write_text(str(child.pid))
