@@ -59,13 +59,9 @@ UNSUITED = "unsuited"
 # slower is looked at after each 12, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
-# Fast launches on fresh inputs take no longer than so many times what is reported of a launch, and so many seconds: it
-# was at most 2.5 times of honest kernels.
-FAST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 0.2, 3.5, 10e-6
-
-# More where there is one set, so that no launch comes before that on fresh inputs: of no elements, the first of torch
-# after a pause took 40 us.
-ALONE_SPARE_S = 100e-6
+# Fast launches on fresh inputs take no longer than so many times what is reported of a launch, and so many seconds, in
+# which threads of a library wake after a pause: of honest kernels it was at most 2.5 times, and 200 us of torch's.
+FAST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 0.2, 3.5, 250e-6
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
@@ -388,8 +384,7 @@ class PartChecks:
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
         self._fresh_s, self._seen_s = fresh[known:], seen[known:]
         fresh_s, reported_s = float(np.quantile(fresh, FAST)), statistics.median(self._reported_s or [math.inf])
-        spare_s = FRESH_SPARE_S if self._launches.sets > 1 else ALONE_SPARE_S
-        if fresh_s > MAX_FRESH_OVER_REPORTED * reported_s + spare_s:
+        if fresh_s > MAX_FRESH_OVER_REPORTED * reported_s + FRESH_SPARE_S:
             message = f"a launch on fresh inputs takes {fresh_s / reported_s:.1f} times as long as is reported of one"
             raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
 
