@@ -59,9 +59,9 @@ UNSUITED = "unsuited"
 # slower is looked at after each 12, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
-# Fast launches on fresh inputs take no longer than so many times what is reported of a launch, and so many seconds, in
-# which threads of a library wake after a pause: of honest kernels it was at most 2.5 times, and 200 us of torch's.
-FAST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 0.2, 3.5, 250e-6
+# The fastest of so many launches on fresh inputs takes no longer than so many times what is reported of a launch, and
+# so many seconds, in which threads of a library wake after a pause: of honest kernels it was at most 2.5 times.
+FRESH_TRIES, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 3.5, 100e-6
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
@@ -383,10 +383,23 @@ class PartChecks:
                 message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
         self._fresh_s, self._seen_s = fresh[known:], seen[known:]
-        fresh_s, reported_s = float(np.quantile(fresh, FAST)), statistics.median(self._reported_s or [math.inf])
-        if fresh_s > MAX_FRESH_OVER_REPORTED * reported_s + FRESH_SPARE_S:
-            message = f"a launch on fresh inputs takes {fresh_s / reported_s:.1f} times as long as is reported of one"
-            raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
+        self._require_that_bursts_compute(min(fresh, default=math.inf))
+
+    def _require_that_bursts_compute(self, fastest_s: float) -> None:
+        """Raise WrongLaunch where no launch on fresh inputs is nearly as fast as what is reported of one.
+
+        `fastest_s` is the fastest so far. On a busy machine, or where threads wake, a single launch may be slow: then
+        many are tried.
+        """
+        reported_s = statistics.median(self._reported_s or [math.inf])
+        for _ in range(FRESH_TRIES):
+            if fastest_s <= MAX_FRESH_OVER_REPORTED * reported_s + FRESH_SPARE_S:
+                return
+            index = secrets.randbelow(self._launches.sets)
+            self._launches.refresh(index)
+            fastest_s = min(fastest_s, self._launches.time(index, 1, 1)[0][-1])
+        message = f"launches on fresh inputs take {fastest_s / reported_s:.1f} times as long as is reported of one"
+        raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
 
     def _require_that_it_rests(self) -> None:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
