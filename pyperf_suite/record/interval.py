@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -244,6 +243,8 @@ _TINY = 1e-300
 
 def normal_quantile(probability: float) -> float:
     """The z below which a standard normal value lies with that probability."""
+    from statistics import NormalDist
+
     return NormalDist().inv_cdf(probability)
 
 
