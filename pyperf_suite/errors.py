@@ -98,7 +98,7 @@ def triton_without_gpu(error: BaseException) -> str:
 
 
 def interpreted_bfloat16(dtypes: Iterable[str]) -> str:
-    """What to do where a wrong result is Triton's interpreter's, as of 3.7.1 and 3.9.0; empty without bfloat16."""
+    """Say what to do where a wrong result is Triton's interpreter's, as of 3.7.1 and 3.9.0; empty without bfloat16."""
     is_interpreted = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1"
     if not is_interpreted or "bfloat16" not in dtypes:
         return ""

@@ -124,7 +124,7 @@ class Rows(list[Row[Parameters]]):
     computed: Mapping[str, Callable[[Any], Any]] = {}
 
     def where(self, is_wanted: Callable[[Row[Parameters]], bool] | None = None, **values: Any) -> Rows[Parameters]:
-        """Those that a condition and these values by name hold for."""
+        """Rows that a condition and these values by name hold for."""
         return Rows(
             row
             for row in self

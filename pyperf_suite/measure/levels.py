@@ -53,7 +53,7 @@ def with_levels(
     clean = [part for part, keep in zip(parts, is_clean, strict=True) if keep]
     levels = levels_of(clean, np.asarray(loops_s)[is_clean], measurement.quantile)
     if levels is None:
-        # Where others took the core a launch waits for a scheduler's tick, which is longer than this.
+        # A launch waits for a scheduler's tick, which is longer than this, where others took the core.
         clean, levels = parts, levels_of(parts, np.asarray(loops_s), measurement.quantile)
         if levels is None or not levels["is_figure"] or levels["slow_s"] - levels["fast_s"] > TICK_S:
             return measurement

@@ -50,7 +50,7 @@ _UNUSUAL_SLACK = 4.0
 # Of the least likely of many elements, as a multiple of what is usual.
 _WORST_OF_MANY = 4.0
 
-# Of fewer whole numbers none may be another than the reference's.
+# Fewest whole numbers of which some may be off by one.
 _FEWEST_WHOLE = 16
 
 _BLOCK = 1 << 22

@@ -376,7 +376,7 @@ def is_of_ml_dtypes(value: Any) -> bool:
 
 
 def other_kind(value: Any) -> str:
-    """What a result is that cannot be compared, and what to return instead; empty where that is not known."""
+    """Name a result that cannot be compared, and say what to return instead; empty where that is not known."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         if isinstance(value, numpy.ma.MaskedArray):

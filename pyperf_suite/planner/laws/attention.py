@@ -240,7 +240,7 @@ class AttentionLaws:
 
 
 def _laws(gpu: Gpu, dtype: str, library: str | None, law: str = PLAIN) -> AttentionLaws:
-    """Of the GPU's own tables, else of those of the GPU most like it. Raises UserError where there are none."""
+    """The law of the GPU's own tables, else of those of the GPU most like it. Raises UserError where there are none."""
     spec, wanted = spec_of(gpu), library or (LIBRARIES[0] if law == PLAIN else None)
     calibration, is_own = transfers.find_law(gpu, law, SUBJECT, wanted)
     chosen = calibration.library(law, library if is_own or law != PLAIN else wanted)

@@ -78,7 +78,7 @@ class Calibration:
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
     def has(self, law: str, library: str | None = None) -> bool:
-        """Whether it has the law of that library, None: of any."""
+        """Tell if it has the law of that library, None: of any."""
         known = self.libraries(law)
         return bool(known) if library is None else library in known
 

@@ -70,7 +70,7 @@ class LinkLaw:
         if operation in GATHERING and not self.crowding:
             links_s = links_s * np.where(ranks == 2, PAIR, 1.0)
         if adds_up and self.switch_share:
-            # Of a message S the switch receives all from each GPU and spreads S / n for each (NVLink SHARP).
+            # The switch receives all of a message S from each GPU and spreads S / n for each (NVLink SHARP).
             links_s = np.minimum(links_s, sent_s * (ranks + 1) / (ranks - 1) / 2 / self.switch_share)
         waited_s = self.launch_s * ranks**self.growth + self.fill_s * bus_bytes / (bus_bytes + self.fill_bytes)
         return np.asarray(links_s + waited_s * (self.twice if adds_up else 1.0))
@@ -225,7 +225,7 @@ def link_law(spec: GpuSpec) -> tuple[LinkLaw, str]:
 
 
 def _is_over_pcie(spec: GpuSpec, inside: Floats) -> NDArray[np.bool_]:
-    """Where more GPUs than its own links join send to each other."""
+    """Tell where more GPUs send to each other than their own links join."""
     peers = link_peers(spec)
     return np.zeros(inside.shape, dtype=bool) if peers is None else inside - 1 > peers
 
