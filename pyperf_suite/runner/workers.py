@@ -389,7 +389,7 @@ class WorkerPool(Workers):
         ranks, own = workload.ranks(case.parameters), workload.environment(case.parameters)
         environment = {scratch.SHARED_VARIABLE: self._shared.name, **own}
         if not ranks:
-            return (process,), COMMAND, environment, 0.0
+            return (process, workload.source), COMMAND, environment, 0.0
         # torchrun sets this to 1 where nobody has, with a page of warning.
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
         return (process, ranks, tuple(sorted(own.items()))), ranks_command(ranks), environment, GROUP_PATIENCE_S

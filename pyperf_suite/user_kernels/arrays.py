@@ -283,6 +283,15 @@ def _raw(value: Any) -> memoryview:
     return memoryview(buffer).cast("B")
 
 
+def assign(into: Any, values: Any) -> None:
+    """Give an array the values of another, where it lies."""
+    if is_torch(into):
+        with sys.modules["torch"].no_grad():
+            into.copy_(values)
+    else:
+        into[...] = values
+
+
 def extent(value: Any) -> tuple[int, int]:
     """Where an array's memory begins and ends."""
     if is_torch(value):
@@ -349,6 +358,16 @@ def poison(value: Any, every: int = 1) -> None:
                 part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
             else:
                 part[...] = float("nan") if kind in "fc" else sys.modules["numpy"].iinfo(part.dtype).min
+
+
+def draw_over(value: Any) -> None:
+    """Fill an array with one number that nobody can know, so that code that looks for poison leaves it."""
+    number = random.SystemRandom().uniform(2, 100)
+    if is_torch(value):
+        with sys.modules["torch"].no_grad():
+            distinct(value.detach()).fill_(number)
+    elif value.flags.writeable and value.dtype.kind in "iufc":
+        value[...] = number
 
 
 def plain_values(value: Any) -> tuple[Any, str]:

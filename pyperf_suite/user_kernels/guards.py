@@ -208,14 +208,14 @@ SEEN_FASTER = 1.25
 SEEN_CHANCE = 1e-5
 
 
-def recognises(fresh: Sequence[float], seen: Sequence[float]) -> bool:
-    """Whether launches on values that were seen before are faster than on fresh ones, by their seconds.
+def recognises(fresh: Sequence[float], seen: Sequence[float], faster: float = SEEN_FASTER) -> bool:
+    """Whether launches on values that were seen before are so much faster than on fresh ones, by their seconds.
 
     The values are of one distribution and were written to the same memory in random order, so a kernel that computes
     takes the same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but
     for ties).
     """
-    if not fresh or not seen or statistics.median(fresh) < SEEN_FASTER * statistics.median(seen):
+    if not fresh or not seen or statistics.median(fresh) < faster * statistics.median(seen):
         return False
     slower = sum(one > other for one in fresh for other in seen)
     return _chance_of(len(fresh) * len(seen) - slower, len(fresh), len(seen)) < SEEN_CHANCE
@@ -259,6 +259,20 @@ class Auditor:
         """The result of the inputs in a slot; whether sets are other ones once it was poisoned, or by the launch."""
         self._right[slot], self._modifies = _copy(result), modifies
         self._together = max(1, min(self._together, TOGETHER_BYTES // max(1, size_bytes)))
+
+    def differs(self, launches: int) -> bool:
+        """Whether one of so many launches on the same inputs leaves another result than the first."""
+        process, first = self._process, None
+        for number in range(launches):
+            process._load([(0, process._slot_of[0])])
+            process._launch_once(0)
+            process._settle()
+            process._last_set = 0
+            if number and not _equal(process._result(), first):
+                return True
+            first = first if number else _copy(process._result())
+            process._last.clear()
+        return False
 
     def launch(self, first: int, launches: int, slots: Sequence[str]) -> dict[str, Any]:
         """Launch so often, each set with the inputs of the other slot than before this; how many were equal.
@@ -310,7 +324,11 @@ def _equal(one: Any, other: Any) -> bool:
     if is_array(one):
         library = sys.modules["torch" if is_torch(one) else "numpy"]
         equal = library.equal if is_torch(one) else library.array_equal
-        return one.dtype == other.dtype and bool(equal(plain_values(one)[0], plain_values(other)[0]))
+        left, right = plain_values(one)[0], plain_values(other)[0]
+        if one.dtype != other.dtype or left.shape != right.shape:
+            return False
+        # Not a number is equal to itself here.
+        return bool(equal(left, right)) or bool(((left == right) | ((left != left) & (right != right))).all())
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(a is b or _equal(a, b) for a, b in zip(one, other))
     if type(one) is dict:

@@ -14,6 +14,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     # A script's folder comes first on the path: its modules must not be found in the place of others.
     del sys.path[0]
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -65,6 +66,7 @@ from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the find
     UserCodeError,
     arrays_in,
     digest,
+    draw_over,
     extent,
     keep,
     overlaps,
@@ -73,6 +75,7 @@ from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the find
     replaced,
     write_result,
 )
+from pyperf_suite.user_kernels.guards import Auditor, InspectionDetector  # noqa: E402
 from pyperf_suite.user_kernels.user_file import UserFile  # noqa: E402
 
 # Taken before any code of a user's runs, which may put others in their places.
@@ -182,11 +185,20 @@ class KernelProcess(UserFile):
         self._times_called = 0
         self._called: Callable[..., Any] = _nothing
         self._stopwatch: Any = None
+        self._lookout: InspectionDetector | None = None
+        self.left: Any = None
+        self._auditor = Auditor(self)
+
+    @classmethod
+    def of(cls, file: UserFile) -> KernelProcess:
+        """A case of a file that this process has imported."""
+        made = cls()
+        for name in ("is_audited", "is_seeded", "caught", "_root", "_module", "_library", "_api", "_device", "_guards"):
+            setattr(made, name, getattr(file, name))
+        return made
 
     def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
-        from pyperf_suite.user_kernels.guards import Auditor, InspectionDetector
-
-        self._lookout, self._auditor = InspectionDetector(), Auditor(self)
+        self._lookout = InspectionDetector()
         return super()._start(root, path, target, device)
 
     def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
@@ -209,25 +221,24 @@ class KernelProcess(UserFile):
         self._stopwatch = gpu.stopwatch()
         # Launches that do not count would modify what is not given back before them.
         self._stopwatch.sets, self._stopwatch.wakes = sets, not self._restored
-        torch = self._api._torch(self._api._device)
-        torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._api._device))
+        torch = self._api._torch(self._device)
+        torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._device))
         self._settle()  # sets were filled on another stream
         # The first time, the stopwatch launches on every set: what that modified is given back.
-        self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
+        self._stopwatch.time(self._launch_once, 0, 1, 1)
         self._load(list(enumerate(self._slot_of)))
 
     def _load(self, sets: Iterable[tuple[int, str]], layout: str = "") -> dict[str, Any]:
         """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory.
 
-        Every second time outputs keep what was there: a kernel that looks for poison leaves it as it is.
+        Every second time outputs hold a number instead of poison: a kernel that looks for that leaves it as it is.
         """
         for index, slot in sets:
             if layout or index in self._laid_out:
                 self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self._leaves], ()
                 (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
-            is_kept = self._times_filled[index] and self._times_filled[index] % 2 == 0
-            self._fill(index, _is_no_output if is_kept else _is_any)
+            self._fill(index, _is_any)
             self._times_filled[index] += 1
         self._close_slots()
         return {}
@@ -249,7 +260,7 @@ class KernelProcess(UserFile):
             if leaf.kind == "plain":
                 values[at] = fresh
             elif leaf.role == "output":
-                poison(values[at])
+                (poison if self._times_filled[index] % 2 else draw_over)(values[at])
             else:
                 leaf.read(self._open_slots[path], values[at])
         if has_plain or not self._calls[index]:
@@ -274,14 +285,28 @@ class KernelProcess(UserFile):
         self._times_called += 1
         timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
         _GC_DISABLE()
-        # What compiles itself may look around at its first launches.
-        self._lookout.on = self._times_called > LOOKS_ALLOWED
         try:
-            reported = timed(first, samples, batch)
+            # What compiles itself may look around at its first launches.
+            with self._looking_out(self._times_called > LOOKS_ALLOWED):
+                reported = timed(first, samples, batch)
+        finally:
+            _GC_ENABLE()
+        return {**reported, **self._noted()}
+
+    @contextlib.contextmanager
+    def _looking_out(self, is_on: bool = True) -> Iterator[None]:
+        """Notice who reads frames or searches objects meanwhile, where the user's code is audited."""
+        if self._lookout is None:
+            yield
+            return
+        self._lookout.on = is_on
+        try:
+            yield
         finally:
             self._lookout.on = False
-            _GC_ENABLE()
-        return {**reported, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+
+    def _noted(self) -> dict[str, Any]:
+        return super()._noted() | ({"looked": self._lookout.noted()} if self._lookout else {})
 
     def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
@@ -306,7 +331,7 @@ class KernelProcess(UserFile):
                     raise UserCodeError(f"{self._implementation} raised StopIteration", self._shown_where)
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
-        let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
+        let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS) if self.is_audited else set()
         self._last_set = (first - 1) % len(calls)
         self._keep_result()
         signals = [signal.strsignal(each) for each in sorted(let_through)]
@@ -315,7 +340,7 @@ class KernelProcess(UserFile):
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         calls = self._calls
         if not self._restored:
-            seconds = list(self._stopwatch.time(self._launch_on_gpu, first, samples, batch))
+            seconds = list(self._stopwatch.time(self._launch_once, first, samples, batch))
         else:
             seconds = []
             for sample in range(samples):
@@ -323,7 +348,7 @@ class KernelProcess(UserFile):
                 while done < batch:
                     count, at = min(batch - done, len(calls)), first + sample * batch + done
                     self._restore(at % len(calls), count)
-                    spent += sum(self._stopwatch.time(self._launch_on_gpu, at, 1, count))
+                    spent += sum(self._stopwatch.time(self._launch_once, at, 1, count))
                     done += count
                 seconds.append(spent)
         self._last_set = (first + samples * batch - 1) % len(calls)
@@ -331,12 +356,12 @@ class KernelProcess(UserFile):
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
 
-    def _launch_on_gpu(self, index: int) -> None:
+    def _launch_once(self, index: int) -> None:
         self._last.append(self._called(*self._calls[index % len(self._calls)]))
 
     def _enqueue(self, first: int, count: int) -> dict[str, Any]:
         for index in range(first, first + count):
-            self._launch_on_gpu(index)
+            self._launch_once(index)
         return {}
 
     def _settle(self) -> dict[str, Any]:
@@ -373,9 +398,11 @@ class KernelProcess(UserFile):
 
     def _changed(self, after_s: float) -> dict[str, Any]:
         """Whether the result is another than when the clock stopped, so long after now."""
-        _MASK(signal.SIG_UNBLOCK, _HELD_SIGNALS)
+        if self.is_audited:
+            _MASK(signal.SIG_UNBLOCK, _HELD_SIGNALS)
         time.sleep(after_s)
-        _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
+        if self.is_audited:
+            _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
 
     def _poison_result(self) -> None:
@@ -385,9 +412,14 @@ class KernelProcess(UserFile):
         self._fetched, self._kept = [], []
 
     def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
-        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned."""
+        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned.
+
+        Without a path for the `result` nothing is written of it: it is what `left` returns.
+        """
         values, out = self._sets[self._last_set] if self._sets else [], self._result()
-        reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
+        reported = {"bytes": 0}
+        if result:
+            reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
                 for leaf, value in zip(self._leaves, values):
@@ -404,16 +436,20 @@ class KernelProcess(UserFile):
         found = {"overlaps": len(fresh) < len(arrays), "repeats": repeats(arrays)}
         modifies = bool(self._restored) or found["overlaps"]
         self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"], modifies)
+        self.left = None if result else out
         self._last.clear()
         return {**reported, **self._changed(0.0), **found, "set": self._last_set, "plain": plain}
+
+    def _draw(self, launches: int) -> dict[str, Any]:
+        """Launch so often on the same inputs, and tell whether a result differs from the first."""
+        return {"differs": self._auditor.differs(launches), **self._noted()}
 
     def _audit(self, **request: Any) -> dict[str, Any]:
         """Launches compared with what was fetched for the same inputs; and what is against them."""
         self._poison_result()
-        self._lookout.on = True
-        found = self._auditor.launch(**request)
-        self._lookout.on = False
-        return {**found, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+        with self._looking_out():
+            found = self._auditor.launch(**request)
+        return {**found, **self._noted()}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
@@ -437,10 +473,6 @@ class KernelProcess(UserFile):
 
 def _is_any(_: Leaf) -> bool:
     return True
-
-
-def _is_no_output(leaf: Leaf) -> bool:
-    return leaf.role != "output"
 
 
 def _nothing(*_: Any) -> None:

@@ -30,7 +30,8 @@ from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.user_kernels import kernel_process
-from pyperf_suite.user_kernels.api import USUAL
+from pyperf_suite.user_kernels.here import require_answered
+from pyperf_suite.user_kernels.reference import Reference
 
 SCRIPT = str(Path(kernel_process.__file__))
 
@@ -70,6 +71,8 @@ class UserProcess:
 
     `called` is what the sentences of a failure call it; `memory_bytes` is how much it and its children may hold.
     """
+
+    is_here, left = False, None
 
     def __init__(
         self,
@@ -153,14 +156,7 @@ class UserProcess:
             raise self._lost("forked, and the copy of the process went on next to the one that is measured")
         if others or answer.get("token") != self._token:
             raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
-        witnesses = int(answer.get("witnesses") or 0)
-        if "unsupported" in answer:
-            raise Unsupported(str(answer["unsupported"])[:1000], witnesses)
-        if "error" in answer:
-            file, at = answer.get("file"), answer.get("line")
-            place = f"{file}:{at}" if file and at else file or self._where
-            raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40], witnesses)
-        return answer
+        return require_answered(answer, self._where)
 
     def pause(self, paused: bool) -> None:
         """Stop the process, threads that wait busily too, or let it go on."""
@@ -355,7 +351,7 @@ def forget_templates() -> None:
         _templates.popitem()[1].close()
 
 
-class ReferenceProcess:
+class ReferenceProcess(Reference):
     """The process that makes inputs and computes references; kept for the next case of the same file."""
 
     def __init__(self, start: Mapping[str, Any], end_s: float) -> None:
@@ -365,29 +361,12 @@ class ReferenceProcess:
         left_s = end_s - time.monotonic()
         self._process = UserProcess(interpreter(), folder, "the reference", left_s, limit_bytes(), NO_SPINNING)
         self._resources.callback(self._process.close)
-        self.is_lost = False
         try:
             started = self._process.ask("start", **start)
             self.library, self.preload = str(started["library"]), tuple(started["preload"])
         except BaseException:
             self.close()
             raise
-
-    def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
-        return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
-
-    def make(
-        self, case: Mapping[str, Any], slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL
-    ) -> dict[str, Any]:
-        """A case's inputs under a seed, by default one that is drawn now, of a kind (api.INPUTS), written to a slot."""
-        seed = secret_seed() if seed is None else seed
-        return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
-
-    def expect(
-        self, expected: str, end_s: float, sizes: str = "", budget_s: float = 0.0, terms: float | None = None
-    ) -> dict[str, Any]:
-        """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
-        return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost gets no further request. Raises Failed."""
@@ -416,11 +395,6 @@ class ReferenceProcess:
 def interpreter() -> str:
     """What runs a user's code."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
-def secret_seed() -> int:
-    """63 bits that nobody knows."""
-    return secrets.randbits(63)
 
 
 def limit_bytes() -> int:

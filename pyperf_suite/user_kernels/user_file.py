@@ -16,10 +16,10 @@ import platform
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import interpreted_bfloat16, triton_without_gpu
 from pyperf_suite.user_kernels import sensitivity
@@ -40,6 +40,9 @@ from pyperf_suite.user_kernels.arrays import (
     write_result,
 )
 
+if TYPE_CHECKING:
+    from pyperf_suite.user_kernels.guards import Guards
+
 PACKAGE = Path(__file__).resolve().parent.parent
 
 # Libraries that take long to import, and whose state a copy of a process may share.
@@ -58,10 +61,18 @@ class _WithoutBytecode(SourceFileLoader):
 
 
 class UserFile:
-    """One user's file or module, and one case of it. `answer` takes a request and never raises."""
+    """One user's file or module, and one case of it. `answer` takes a request and never raises but what is not caught.
+
+    `is_audited` where the process is the user's code's alone: its functions are guarded with each request.
+    """
+
+    is_audited = is_seeded = True
+    caught: tuple[type[BaseException], ...] = (BaseException,)
 
     def __init__(self) -> None:
         self._root = Path()
+        self._module: Any = None
+        self._guards: Guards | None = None
         self._launch: Any = None
         self._function: Any = None
         self._leaves: list[Leaf] = []
@@ -79,7 +90,7 @@ class UserFile:
         except UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
             return {"error": str(reported), "reason": reported.reason, **place}
-        except BaseException as error:  # whatever a user's code raises, SystemExit too
+        except self.caught as error:  # whatever a user's code raises, SystemExit too
             if type(error).__name__ == "Unsupported":
                 return {"unsupported": str(error)}
             if words := triton_without_gpu(error):
@@ -101,12 +112,8 @@ class UserFile:
         file = (self._root / target).resolve()
         self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
         sys.path[:0] = [*path, str(file.parent if is_file else self._root)]
-        from pyperf_suite.user_kernels import api
-
-        self._api = api
-        api._device = device
-        if device.startswith("cuda"):
-            api._gpu = self._gpu
+        self._measure_on(device)
+        self._api._device = device
         from pyperf_suite.user_kernels.guards import Guards
 
         self._guards = Guards()
@@ -124,6 +131,16 @@ class UserFile:
             module = importlib.import_module(target)
         if "numpy" in sys.modules:
             importlib.import_module("numpy.random")  # by which inputs are drawn
+        return self._started(module, environment)
+
+    def take(self, module: Any, device: str) -> dict[str, Any]:
+        """A module of kernels that is there already, whose arrays are made as they are, under no seed."""
+        self.is_seeded = False
+        self._root = Path.cwd()
+        self._measure_on(device)
+        return self._started(module, dict(os.environ))
+
+    def _started(self, module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
         return {
@@ -134,10 +151,26 @@ class UserFile:
             "python": f"{platform.python_implementation()} {platform.python_version()}",
         }
 
+    def _measure_on(self, device: str) -> None:
+        from pyperf_suite.user_kernels import api
+
+        self._api: Any = api
+        self._device = device
+        if device.startswith("cuda"):
+            api._gpu = self._gpu
+
+    def _replaced(self) -> dict[str, Any]:
+        """Name the guarded functions that are no longer what they were."""
+        return {"replaced": self._guards.replaced() if self._guards is not None else []}
+
+    def _noted(self) -> dict[str, Any]:
+        """Note what a user's code did that none has to do, where it is audited."""
+        return self._replaced() if self.is_audited else {}
+
     def _gpu(self) -> Any:
         from pyperf_suite.workloads.backends import cuda_device
 
-        return cuda_device(int(self._api._device.partition(":")[2] or 0))
+        return cuda_device(int(self._device.partition(":")[2] or 0))
 
     def _kernels(self, named: str) -> list[Any]:
         of_file = [
@@ -222,7 +255,8 @@ class UserFile:
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
 
     def _built(self, seed: int) -> Any:
-        self._api.seed_everything(seed)
+        if self.is_seeded:
+            self._api.seed_everything(seed)
         try:
             return self._kernel(**self._axes)
         except TypeError as error:
@@ -303,7 +337,7 @@ class UserFile:
         shared = any(overlaps(each, owned) for each in arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
         repeated = repeats(list(arrays_in(out)))
-        return {**reported, "overlaps": shared, "repeats": repeated, "replaced": self._guards.replaced()}
+        return {**reported, "overlaps": shared, "repeats": repeated, **self._noted()}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
@@ -343,10 +377,13 @@ class UserFile:
         return {**reported, "sizes": [[name, list(each.shape)] for name, each in found.items()]}
 
     def _check(self, result: str) -> dict[str, Any]:
-        launch = self._launch
         with open(f"{result}.json") as file:
             tree = json.load(file)
-        out = read_result(tree, result, self._library)
+        return self._check_object(read_result(tree, result, self._library))
+
+    def _check_object(self, out: Any) -> dict[str, Any]:
+        """Ask the file's own check about a result of the inputs made last."""
+        launch = self._launch
         try:
             said = launch.check(out, *launch.args, **launch.kwargs)
         except AssertionError as error:

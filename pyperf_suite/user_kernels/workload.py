@@ -15,7 +15,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
-from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
+from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.checks import (
     AUDIT_BUDGET,
@@ -49,14 +49,16 @@ from pyperf_suite.user_kernels.checks import (
     shares_elements,
     with_rounding,
 )
+from pyperf_suite.user_kernels.here import GIVEN, CaseHere, FileHere
 from pyperf_suite.user_kernels.processes import (
+    PYTHON_VARIABLE,
     ReferenceProcess,
     UserProcess,
     interpreter,
     limit_bytes,
     memory_folder,
-    secret_seed,
 )
+from pyperf_suite.user_kernels.reference import Reference, secret_seed
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
@@ -79,6 +81,9 @@ USUAL_MOVES_S, OTHER_MOVES_S = 0.2, 0.05
 # What releasing a result plausibly takes: of arrays, and of numbers and other objects by their text.
 RESULT_FILES = "result", "result.json"
 RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
+
+# Nothing is to compare a result with.
+UNJUDGED = "nothing says what is right: give reference= or check="
 
 # Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
@@ -164,8 +169,8 @@ class UserKernel(Workload[Any]):
     implementations: Mapping[str, Any] = {}
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.library = _libraries.get(_split(name)[0], "numpy")
+        self.name, self.source = name, _split(name)[0]
+        self.library = _libraries.get(self.source, "numpy")
 
     def type_for(self, data: Mapping[str, Any]) -> type:
         return parameters_of(tuple(data))
@@ -187,38 +192,62 @@ class UserLaunches(Prepared):
     `launch` is for whoever times through `stopwatch`. `where` is the place of the function, for people. Arguments that
     it modifies are given back before each launch where it `restores`; another process has the same inputs where it
     `is_paired`. `clock` is the process's clock, and what a sample that launches nothing takes.
+
+    The code runs in this process, or with `audit`, for one of a pair, and by an interpreter of its own, in two others.
     """
 
     # What releasing results took in the last part, between samples: as reported, and no more than is plausible.
     released_s = 0.0
 
-    def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
+    def __init__(
+        self,
+        name: str,
+        axes: dict[str, Any],
+        implementation: str,
+        place: ExecutionContext,
+        launch: Launch | None = None,
+    ) -> None:
+        """Make ready a case of that name in a user's file, or a `launch` that this process was given."""
+        self._is_given = launch is not None
         self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
         self._resources = contextlib.ExitStack()
         self._clocks_hz: list[float] = []
         try:
             self._folder = self._resources.enter_context(memory_folder())
-            self._prepare(name, axes, implementation, place)
+            self._prepare(name, axes, implementation, place, launch)
         except BaseException:
             self.close()
             raise
         self.checks = PartChecks(self, place.processes, place.earlier, AUDIT_BUDGET if place.audit else USUAL_BUDGET)
 
-    def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
+    def _prepare(
+        self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext, launch: Launch | None
+    ) -> None:
         device = str(place.device)
-        self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
-        self._reference = self._find_reference()
-        left_s, limit = self._end_s - time.monotonic(), limit_bytes()
-        # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
-        preload = self._reference.preload if place.inputs is None else ()
-        self._process = UserProcess(interpreter(), self._folder, implementation, left_s, limit, preload=preload)
-        self._resources.callback(self._process.close)
-        # Both import what the user's code imports, side by side.
-        began = self._process.begin("start", **_start(name, device))
-        self._case = {"kernel": _split(name)[1], "axes": axes}
+        self._case = {"kernel": GIVEN if launch else _split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
-        self._built = self._reference.build(requested, self._end_s)
-        started = self._process.finish(began)
+        self._process: UserProcess | CaseHere
+        if launch is not None or _is_run_here(place):
+            file = FileHere.of_launch(launch, device) if launch is not None else _file_here(name, device)
+            self._reference: Reference = file
+            self._find_reference: Callable[[], Reference] = lambda: file
+            self._process = CaseHere(file)
+            self._resources.callback(self._process.close)
+            started = file.started
+            self._built = self._reference.build(requested, self._end_s)
+        else:
+            self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+            self._reference = self._find_reference()
+            left_s, limit = self._end_s - time.monotonic(), limit_bytes()
+            # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
+            preload = self._reference.preload if place.inputs is None else ()
+            process = UserProcess(interpreter(), self._folder, implementation, left_s, limit, preload=preload)
+            self._process = process
+            self._resources.callback(process.close)
+            # Both import what the user's code imports, side by side.
+            began = process.begin("start", **_start(name, device))
+            self._built = self._reference.build(requested, self._end_s)
+            started = process.finish(began)
         self._process.about(self._built)
         self._given = None if place.inputs is None else random.Random(place.inputs)
         mine = self._process.ask("build", **requested, seed=self._drawn(), library=self._reference.library)
@@ -265,7 +294,7 @@ class UserLaunches(Prepared):
             self.sets, cache = 1, "warm"
         if place.sets is not None:
             self.sets = place.sets
-        distinct = min(self.sets, DISTINCT_SETS)
+        distinct = 1 if self._is_given else min(self.sets, DISTINCT_SETS)
         # Inputs of each, fresh ones twice, those that are looked at, a result and its reference in float64.
         self._files = self._resources.enter_context(memory_folder((distinct + 3 + 1 + 8) * slot_bytes))
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 2)]
@@ -315,6 +344,10 @@ class UserLaunches(Prepared):
         plausible_s = samples * (arrays * RELEASE_S_PER_BYTE + text * RELEASE_S_PER_CHARACTER)
         self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
+
+    def require_nothing_replaced(self) -> None:
+        """Raise WrongLaunch where functions that the suite and references are made of are others than they were."""
+        self._require_left_alone(self._process.ask("replaced"))
 
     def cpu_seconds(self) -> float:
         """CPU time that the kernel process and its children have used."""
@@ -406,14 +439,9 @@ class UserLaunches(Prepared):
 
     def draws_anew(self, launches: int) -> bool:
         """Whether one of so many launches on the same inputs gives another result than the first."""
-        first, other = (str(self._files / name) for name in ("result", "other"))
-        for path in (first, *[other] * (launches - 1)):
-            self.fill(0)
-            self.launch(0)
-            self._process.ask("fetch", result=path, inputs="", limit_bytes=limit_bytes())
-            if path == other and not are_equal(first, other, ".json"):
-                return True
-        return False
+        drawn = self._process.ask("draw", launches=launches)
+        self._require_left_alone(drawn)
+        return bool(drawn["differs"])
 
     def fresh(self) -> bool:
         """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
@@ -434,11 +462,15 @@ class UserLaunches(Prepared):
         """
         result, expected = str(self._files / "result"), str(self._files / "expected")
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
-        fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
-        found = read_tree(result)
+        # A check in this process is given what was left itself, of whatever kind.
+        is_kept = self._built["has_check"] and self._process.is_here
+        fetched = self._process.ask("fetch", result="" if is_kept else result, inputs=self._inputs, limit_bytes=limit)
+        found = {} if is_kept else read_tree(result)
         verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
+        elif verdict is None and self._is_given and not self._is_compared:
+            verdict = Verification(True, "full", 0.0, 0.0, 0.0, (), UNJUDGED)
         if verdict is None:
             expectation, tolerance = self._expectation(expected)
             if UNSUITED in expectation:
@@ -532,7 +564,7 @@ class UserLaunches(Prepared):
         return None
 
     def _by_the_users_check(self, result: str) -> Verification | None:
-        said = self._reference.ask("check", self._end_s, result=result)
+        said = self._reference.check(result, self._process.left, self._end_s)
         if not said["passed"]:
             words = f": {str(said['message'])[:300]}" if said["message"] else ""
             return refused("check", f"the check at {self._built['reference_at']} says no{words}")
@@ -556,7 +588,7 @@ class UserLaunches(Prepared):
         if names:
             return f"; the function closes over {', '.join(names)}: what varies has to be an argument of suite.launch"
         if not self._built["has_reference"]:
-            return "; there is no reference=, so it was compared with the same function in another process"
+            return f"; there is no reference=, so it was compared with {self._itself}"
         try:
             path = f"{found['path']}.other"
             others = self._process.ask("others", result=path, limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
@@ -579,6 +611,8 @@ class UserLaunches(Prepared):
         self._cpu_before_s = self._cpu_s()
 
     def _cpu_s(self) -> float:
+        if self._process.is_here:
+            return 0.0
         return self._process.cpu_seconds() + self._reference.cpu_seconds()
 
     def references(self) -> dict[str, Any]:
@@ -586,11 +620,41 @@ class UserLaunches(Prepared):
             return {"references": ["the file's reference"]}
         if self._built["has_check"]:
             return {"references": ["the file's check"]}
+        if self._is_given and not self._is_compared:
+            return {}
         others = len(self._built["implementations"]) > 1
-        return {"references": [self._built["baseline"] if others else "the same function in another process"]}
+        return {"references": [self._built["baseline"] if others else self._itself]}
+
+    @property
+    def _itself(self) -> str:
+        return "the same function" if self._process.is_here else "the same function in another process"
+
+    @property
+    def _is_compared(self) -> bool:
+        """True where something other than the measured function says what is right."""
+        return bool(self._built["has_reference"] or self._built["baseline"] != self._requested["implementation"])
 
     def close(self) -> None:
         self._resources.close()
+
+
+def _is_run_here(place: ExecutionContext) -> bool:
+    """True where a user's code runs in this process: nothing is to be kept from it, and no other interpreter is named.
+
+    Sides of a pair have processes of their own, each fresh, next to a judge that stays.
+    """
+    return not place.audit and place.inputs is None and PYTHON_VARIABLE not in os.environ
+
+
+_files: dict[tuple[str, str], FileHere] = {}
+
+
+def _file_here(name: str, device: str) -> FileHere:
+    """The file of that kernel, imported by this process once. Raises Failed."""
+    key = (_split(name)[0], device)
+    if key not in _files:
+        _files[key] = FileHere.imported(_start(name, device))
+    return _files[key]
 
 
 _kept: dict[tuple[str, ...], ReferenceProcess] = {}
@@ -606,7 +670,8 @@ def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess
 
 @atexit.register
 def forget_reference() -> None:
-    """End the reference process that is kept, as this process does when it ends in order."""
+    """End the reference process that is kept, as this process does when it ends in order; and forget files."""
+    _files.clear()
     while _kept:
         _kept.popitem()[1].close()
 

@@ -273,7 +273,8 @@ class Workload(ABC, Generic[Parameters]):
     `is_exact`: its figures are read and not timed. `own_check`: it compares with what a pass of its own
     computes, by the first process of a run. `fresh_ranks`: each trial starts a group of its own. `takes_turns`: nothing
     of a case goes on between its slices, and what other cases do meanwhile in its process changes none of its figures.
-    `library` is what a user's arrays are of, empty where the suite makes them.
+    `library` is what a user's arrays are of, empty where the suite makes them. A process that imports the file or
+    module `source` measures no other's cases.
     """
 
     name: str
@@ -284,6 +285,7 @@ class Workload(ABC, Generic[Parameters]):
     fresh_ranks: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True
     library: str = ""
+    source: str = ""
 
     def validate(self, parameters: Parameters) -> None:
         """Raise UserError where the parameters cannot be, whoever implements them.

@@ -9,7 +9,7 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.pytest_plugin.launches import FunctionLaunches, answer, device_of
+from pyperf_suite.pytest_plugin.launches import answer, device_of
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.user_kernels import api
@@ -100,7 +100,10 @@ def test_an_honest_function_is_right(launch, effort, monkeypatch):
         (lambda: api.launch(lambda x: (2 * x)[:4], np.ones(50), reference=double), "wrong shape"),
         (lambda: api.launch(lambda x: None, np.ones(50), reference=double), "nothing returned"),
         (lambda: api.launch(double_in_place, np.ones(50), reference=double), "inputs modified"),
-        (lambda: api.launch(lambda out, x: None, api.empty(50), np.ones(50), reference=lambda out, x: x), "not finite"),
+        (
+            lambda: api.launch(lambda out, x: None, api.empty(50), np.ones(50), reference=lambda out, x: x),
+            "stale result",
+        ),
         (lambda: api.launch({"mine": double, "base": lambda x: x + 3}, np.ones(50)), "wrong values"),
         (lambda: api.launch(double, np.ones(50), check=lambda r, x: "too large"), "check"),
         (lambda: api.launch(rounded, np.linspace(0, 1, 50), reference=double), "precision"),
@@ -126,12 +129,12 @@ def test_what_is_drawn_once_after_some_launches_is_seen_after_timing():
         return drawn[-1] if len(drawn) < 20 else drawn[19]
 
     found = measured(api.launch(keeps, np.ones(50), random=True, check=lambda *_: True))
-    assert found["reason"].startswith("Wrong result after timing: 8 launches on the same inputs")
+    assert "8 launches on the same inputs gave the same" in found["reason"]
 
 
 @pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
 def test_a_function_that_stops_iterating_has_failed(effort):
-    assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": StopIteration")
+    assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": no_next raised StopIteration.")
 
 
 def test_a_profiler_rests_while_something_is_timed_and_goes_on():
@@ -151,11 +154,10 @@ def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed():
 
     def tires(x: Any) -> Any:
         calls.append(None)
-        return 2 * x if len(calls) < 3 * sets else 3 * x
+        return 2 * x if len(calls) < 40 else 3 * x
 
     launch = api.launch(tires, np.ones(1 << 20), reference=double)
-    sets = FunctionLaunches(launch, "tires", CPU).sets
-    assert measured(launch, Effort(SteadyRule(launches=1), StopRule.exactly(8 * sets, 0.001)))["outcome"] == "failed"
+    assert measured(launch, Effort(SteadyRule(launches=1), StopRule.exactly(200, 0.001)))["outcome"] == "failed"
 
 
 def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identity():

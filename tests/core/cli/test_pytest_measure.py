@@ -433,7 +433,7 @@ def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixt
     assert any(sentence in with_fixture.output for sentence in sentences)
     line = SUITE.splitlines().index('        raise RuntimeError("oops")') + 1
     assert {record.reason for record in with_fixture.of("test_raises")} == {
-        f"test_theirs.py:{line}: RuntimeError: oops"
+        f"test_theirs.py:{line}: broken raised RuntimeError: oops."
     }
 
 

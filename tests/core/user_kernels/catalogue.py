@@ -9,10 +9,12 @@ import argparse
 import ast
 import importlib.util
 import itertools
+import os
 import re
 import shutil
 import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,10 @@ from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measuring
 from pyperf_suite.runner.profiles import QUICK, Effort
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels.checks import joined
 from pyperf_suite.user_kernels.workload import parameters_of
+from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[2] / "docs" / "measured_code.md"
@@ -213,9 +217,19 @@ def trial(
         (folder / "bench.py").write_text(entry.text(function), "utf-8")
     parameters = parameters_of(tuple(values))(**values)
     case = Case(written_as or "bench.py:case", parameters, implementation or function)
-    device, found, checked = Device("cuda" if entry.on_gpu else "cpu"), dict[str, Any](), 0
-    for _ in range(effort.processes):
-        answer = to_the_end(measuring(case, effort, device, earlier=found))
+    device = Device("cuda" if entry.on_gpu else "cpu")
+    with WorkerPool(device) if os.environ.get(AUDIT_VARIABLE) != "1" else nullcontext() as pool:
+        return _answer(case, effort, device, pool)
+
+
+def _answer(case: Case, effort: Effort, device: Device, pool: WorkerPool | None) -> dict[str, Any]:
+    """Measure in this process where the code runs in others, else in a pool's, which the code may end."""
+    found, checked = dict[str, Any](), 0
+    for process in range(effort.processes):
+        if pool is not None:
+            answer = pool.measure(process, case, effort)
+        else:
+            answer = to_the_end(measuring(case, effort, device, earlier=found))
         if answer["outcome"] != "ok":
             break
         found = joined(found, answer["verification"])

@@ -49,6 +49,9 @@ class Launches:
         self.now_s += self.check_s
         return RIGHT
 
+    def require_nothing_replaced(self) -> None:
+        pass
+
     def fresh(self) -> bool:
         return True
 

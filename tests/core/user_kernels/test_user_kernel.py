@@ -35,8 +35,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are b
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """Write a file of kernels where this test works; returns its path."""
+    """Write a file of kernels where this test works; returns its path. Its code runs in processes of its own."""
     monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(AUDIT_VARIABLE, "1")
     monkeypatch.chdir(tmp_path)
 
     def write(text: str, name: str = "bench.py") -> Path:
@@ -86,6 +87,7 @@ def right(tmp_path_factory):
     (folder / "right.py").write_text(NUMPY + "\n".join(kernels))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        patch.setenv(AUDIT_VARIABLE, "1")
         yield
         user_kernel.forget_reference()
 
@@ -93,7 +95,7 @@ def right(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", RIGHT)
 def test_a_right_kernel_is_measured(right, what):
-    result = measured(f"right.py:kernel{list(RIGHT).index(what)}", _named(RIGHT[what]))
+    result = measured(f"right.py:kernel{list(RIGHT).index(what)}", named(RIGHT[what]))
     assert result["outcome"] == "ok", result["reason"]
     assert result["metrics"]["time"]["value"] > 0
     assert result["verification"]["timed_launches_checked"] >= 1
@@ -108,7 +110,7 @@ def test_without_a_reference_both_processes_compute_as_the_file_has_torch_do(ben
     assert result["outcome"] == "ok", result["reason"]
 
 
-def _named(launch: str) -> str:
+def named(launch: str) -> str:
     first = launch.partition(",")[0]
     return "function" if first.startswith("lambda") else first.rpartition(".")[2]
 
@@ -167,7 +169,7 @@ LAID_OUT = "inputs=('strided', 'unaligned')"
 )
 def test_inputs_of_other_kinds_are_tried_but_not_those_that_a_file_leaves_out(bench, launch, outcome, words):
     bench(kernel_of(launch))
-    result = measured(implementation=_named(launch))
+    result = measured(implementation=named(launch))
     assert result["outcome"] == outcome, result.get("reason")
     assert words in result.get("reason", "")
 
@@ -206,6 +208,7 @@ def wrong(tmp_path_factory):
     (folder / "wrong.py").write_text("".join(imports))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        patch.setenv(AUDIT_VARIABLE, "1")
         yield
         user_kernel.forget_reference()
 

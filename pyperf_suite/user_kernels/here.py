@@ -1,0 +1,137 @@
+"""A user's code in the process that judges it: the same requests as a process of its own is sent, answered by a call.
+
+A crash of the code ends the process, which is a worker's, or pytest's where a test launches its own functions. What
+only code that attacks its judge takes, two processes that share nothing, is audit's (processes.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from pyperf_suite.errors import Failed, Unsupported
+from pyperf_suite.user_kernels.api import DeclaredKernel, Launch
+from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
+from pyperf_suite.user_kernels.kernel_process import KernelProcess
+from pyperf_suite.user_kernels.reference import Reference
+from pyperf_suite.user_kernels.user_file import UserFile
+
+# The name of a test's launch as a kernel of its file.
+GIVEN = "given"
+
+
+class FileHere(Reference):
+    """A user's file that this process imports: it makes inputs and computes references."""
+
+    def __init__(self, file: UserFile, library: str, started: Mapping[str, Any], where: str = "") -> None:
+        self.file, self.library, self.started, self._where = file, library, started, where
+
+    @classmethod
+    def imported(cls, start: Mapping[str, Any]) -> FileHere:
+        """Import a file or module, by the request that a process of its own is started with. Raises Failed."""
+        file = UserFile()
+        file.is_audited, file.caught = False, (Exception, SystemExit)
+        started = _answered(file, start["target"], os.getpid(), "start", **start)
+        return cls(file, started["library"], started, start["target"])
+
+    @classmethod
+    def of_launch(cls, launch: Launch, device: str) -> FileHere:
+        """A file with that launch for its one kernel, whose inputs are copies of its arguments each time."""
+        file = UserFile()
+        file.is_audited, file.caught = False, (Exception,)
+        # Arrays stay what the test has made them of.
+        module = ModuleType(GIVEN)
+        setattr(module, GIVEN, _GivenKernel(launch))
+        return cls(file, "", file.take(module, device))
+
+    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
+        return _answered(self.file, self._where, os.getpid(), what, **arguments)
+
+    def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
+        return self.ask("check_object", end_s, out=left)
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self.is_lost = True
+
+
+class _GivenKernel(DeclaredKernel):
+    """A kernel of one case, whose inputs are copies of a launch's."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(lambda: launch, {})
+        self._launch, self.name, self.file, self.line = launch, GIVEN, "", 0
+
+    def __call__(self, *args: Any, **axes: Any) -> Launch:
+        return _copied(self._launch)
+
+
+class CaseHere:
+    """A case of a file that is launched in this process."""
+
+    is_here = True
+
+    def __init__(self, file: FileHere) -> None:
+        self._kernel, self._where = KernelProcess.of(file.file), ""
+        self.pid = os.getpid()
+
+    def about(self, built: Mapping[str, Any]) -> None:
+        """From now on a failure is reported for the function at that place."""
+        self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request. Raises Failed with a sentence, Unsupported with a reason."""
+        return _answered(self._kernel, self._where, self.pid, what, **arguments)
+
+    @property
+    def left(self) -> Any:
+        """What the last launch left, fetched to no file."""
+        return self._kernel.left
+
+    def cpu_seconds(self) -> float:
+        """CPU time of this process, its threads included."""
+        return time.process_time()
+
+    def close(self) -> None:
+        self._kernel = KernelProcess()
+
+
+def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:
+    answer = file.answer({"do": what, **arguments})
+    if os.getpid() != pid:
+        os._exit(0)  # a copy that the user's code forked and let go on
+    return require_answered(answer, where)
+
+
+def require_answered(answer: dict[str, Any], where: str) -> dict[str, Any]:
+    """The answer, unless it says that the user's code failed, at its own place or else at `where`.
+
+    Raises Failed with a sentence, Unsupported with a reason.
+    """
+    witnesses = int(answer.get("witnesses") or 0)
+    if "unsupported" in answer:
+        raise Unsupported(str(answer["unsupported"])[:1000], witnesses)
+    if "error" in answer:
+        file, at = answer.get("file"), answer.get("line")
+        place = f"{file}:{at}" if file and at else file or where
+        place = f"{place}: " if place else ""
+        raise Failed(f"{place}{str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40], witnesses)
+    return answer
+
+
+def _copied(launch: Launch) -> Launch:
+    """The launch with every array elsewhere in memory; one that is passed twice stays one."""
+    arguments, made = [list(launch.args), dict(launch.kwargs)], dict[int, Any]()
+    for kind, leaf in walk(arguments):
+        if kind == "array" and id(leaf) not in made:
+            made[id(leaf)] = Leaf("array", leaf, "input", 0).room()
+            assign(made[id(leaf)], leaf)
+    args, kwargs = replaced(arguments, (made.get(id(leaf), leaf) for _, leaf in walk(arguments)))
+    outputs = tuple(made[id(each)] for each in launch.outputs if id(each) in made)
+    return replace(launch, args=tuple(args), kwargs=kwargs, outputs=outputs)
