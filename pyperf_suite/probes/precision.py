@@ -21,7 +21,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
-from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
     published_columns,
@@ -30,8 +30,7 @@ from pyperf_suite.workloads.training.shapes import (
     sized,
     with_shape,
 )
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
-from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import CAST_CACHES, MOMENTS, PRECISIONS, TrainingStepParameters
 
 BASE = "float32"
 AUTOCAST = "autocast_"
@@ -100,16 +99,16 @@ def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
     return with_shape(axes, name, unaligned_hidden=(0,), micro_batches=(), workers=workers)
 
 
-def models(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+def models(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
     """Those that are named, or of every size."""
     for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
-        yield PrecisionStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
+        yield TrainingStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
     if not axes.shape:
         for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
-            yield PrecisionStepParameters(**sizes)
+            yield TrainingStepParameters(**sizes)
 
 
-def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+def swept(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
     """Precisions by batch, the unaligned model, and the caches of casts."""
     casts = [each for each in axes.precision if each.startswith(AUTOCAST)][:1]
     for model in models(axes):
@@ -130,16 +129,14 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
 def sweep(axes: PrecisionAxes) -> Iterator[Case]:
     """Steps that are timed, and processes that are looked at from outside."""
     yield from (Case("precision_step", each, "torch") for each in swept(axes))
-    names = TrainingMemoryParameters.__dataclass_fields__
     for each, precision in itertools.product(models(axes), axes.process):
-        shape = {name: getattr(each, name) for name in names} | {"precision": precision}
         for how in crossed(axes, "batch", "checkpointing"):
-            yield Case("training_memory", TrainingMemoryParameters(**shape | how), "process")
+            yield Case("training_memory", replace(each, workers=1, precision=precision, **how), "process")
 
 
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
-    workers = f", {row.p.workers} workers" if is_step(row) and row.p.workers > 1 else ""
+    workers = f", {row.p.workers} workers" if row.p.workers > 1 else ""
     if name := shape_name(row.p):
         return f"{name}, seq {row.p.seq}{workers}"
     return f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}, seq {row.p.seq}{workers}"
@@ -303,7 +300,7 @@ PROBE = Probe(
     },
     order=lambda row: (
         *(not is_step(row), not is_aligned(row), model(row), row.p.batch, PRECISIONS.index(row.p.precision)),
-        getattr(row.p, "cast_cache", ""),
+        row.p.cast_cache,
     ),
     claims=(
         RowClaim(TWICE_AS_FAST, FASTER, "faster", lambda row: is_judged(row) and is_aligned(row)),
@@ -382,7 +379,5 @@ PROBE = Probe(
         ),
     ),
     analyse=analyse,
-    group=lambda case: (
-        f"precision {case.parameters.precision}{' micro-batches' * (getattr(case.parameters, 'micro_batches', 1) > 1)}"
-    ),
+    group=lambda case: f"precision {case.parameters.precision}{' micro-batches' * (case.parameters.micro_batches > 1)}",
 )

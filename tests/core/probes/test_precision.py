@@ -22,7 +22,7 @@ from pyperf_suite.probes.precision import (
 )
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
-from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
 from tests.records import a_record, cells
 
 CPU = Device("cpu")
@@ -30,13 +30,13 @@ MB = 1_000_000
 WEIGHTS = 10 * MB
 
 
-def three_times_as_fast(p: PrecisionStepParameters, process: int) -> float:
+def three_times_as_fast(p: TrainingStepParameters, process: int) -> float:
     """A sequence takes 9 ms in float32; casts of all weights take 1 ms."""
     fast = {"float32": 1, "autocast_bfloat16": 3, "bfloat16": 4}[p.precision]
     return p.micro_batches * p.batch * 9e-3 / fast + casts(p) * 1e-3
 
 
-def casts(p: PrecisionStepParameters) -> int:
+def casts(p: TrainingStepParameters) -> int:
     if not p.precision.startswith("autocast_"):
         return 0
     return 1 if p.cast_cache == "nested" else p.micro_batches
@@ -46,9 +46,9 @@ def casts(p: PrecisionStepParameters) -> int:
 class Machine:
     """A sequence keeps 2 MB in float32, `share` of it in autocast and half of it in bfloat16."""
 
-    seconds: Callable[[PrecisionStepParameters, int], float] = three_times_as_fast
+    seconds: Callable[[TrainingStepParameters, int], float] = three_times_as_fast
     share: float = 0.6
-    casts: Callable[[PrecisionStepParameters], int] = casts
+    casts: Callable[[TrainingStepParameters], int] = casts
     peak: bool = False
 
     def records(self, cases: list[Case], processes: int = 3) -> list[Record]:
@@ -144,7 +144,7 @@ def test_activations_that_do_not_shrink_save_nothing() -> None:
 
 
 def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> None:
-    def odd_is_slow(p: PrecisionStepParameters, process: int) -> float:
+    def odd_is_slow(p: TrainingStepParameters, process: int) -> float:
         rate = 1e12 if p.precision != "float32" and p.hidden % 8 == 0 else 5e11
         return PrecisionStep().work(p).flop / rate
 

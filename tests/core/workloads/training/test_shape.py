@@ -19,10 +19,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.step_memory import (
-    TrainingMemory,
-    TrainingMemoryParameters,
-)
+from pyperf_suite.workloads.training.step_memory import TrainingMemory
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -113,10 +110,10 @@ def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
 def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
-    p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
+    p = TrainingStepParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
     metrics = TrainingMemory().prepare(p, "storages", ExecutionContext(CPU)).exact
     counted = sum(metrics[name]["value"] for name in ("weights", "gradients", "optimizer", "activations"))
-    assert p.step_bytes(updated=True) == pytest.approx(counted, rel=0.02)
+    assert replace(p, part="train").step_bytes == pytest.approx(counted, rel=0.02)
 
 
 @pytest.mark.parametrize(

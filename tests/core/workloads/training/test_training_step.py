@@ -15,12 +15,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, training_step
-from pyperf_suite.workloads.training.training_step import (
-    PrecisionStep,
-    PrecisionStepParameters,
-    TrainingStep,
-    TrainingStepParameters,
-)
+from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
@@ -31,7 +26,7 @@ SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
 
 
 def prepared(parameters: TrainingStepParameters, seed: int = 0):
-    workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
+    workload = PrecisionStep() if isinstance(parameters, TrainingStepParameters) else TrainingStep()
     return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
 
 
@@ -157,7 +152,7 @@ def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
     assert "weights that the last one left" in answer["verification"]["unchecked"]
 
 
-PRECISE = PrecisionStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
+PRECISE = TrainingStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
 AUTOCAST = replace(PRECISE, precision="autocast_bfloat16")
 # Weights and biases of qkv, out, up and down in each block, and the logits' weight.
 CAST_BY_AUTOCAST = 2 * 4 * 2 + 1
@@ -200,7 +195,7 @@ def test_only_autocast_keeps_copies_of_weights_and_it_keeps_fewer_activations_bu
 
 
 # Matrices of 65,536 elements and more, of which 1 in 10,000 are several.
-WIDE = PrecisionStepParameters(hidden=256, heads=4, layers=2, seq=16, batch=2, vocab=96, micro_batches=2)
+WIDE = TrainingStepParameters(hidden=256, heads=4, layers=2, seq=16, batch=2, vocab=96, micro_batches=2)
 JUDGED = ["float32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16"]
 
 
