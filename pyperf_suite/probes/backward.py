@@ -24,7 +24,6 @@ from pyperf_suite.workloads.training.layers import (
     WITH_PRODUCT,
     LayerPassParameters,
     passes_of,
-    work,
 )
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
@@ -151,7 +150,7 @@ def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
 
 def moved(row: Row[LayerPassParameters]) -> int:
     """Compulsory bytes of the pass."""
-    return work(row.p).bytes
+    return row.p.work.bytes
 
 
 def tensor(row: Row[LayerPassParameters]) -> int:

@@ -20,7 +20,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
-from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
+from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPartParameters
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
     published_columns,
@@ -129,7 +129,7 @@ def time_by_part(parts: Rows) -> Remark:
     slowest = max(parts, key=lambda row: row.seconds)
     return slowest.remark(
         "In forward of {step} products take {products:%} of the time, {part} alone {slowest:%}",
-        products=sum(row.seconds for row in parts if row.p.product) / whole,
+        products=sum(row.seconds for row in parts if row.p.layer == "linear") / whole,
         slowest=slowest.seconds / whole,
     )
 
@@ -205,7 +205,7 @@ def share_of_data_sheet(row: Row) -> float | None:
 
 def moved(row: Row) -> int:
     """Bytes that a part reads and writes at least."""
-    return BlockPart().work(row.p).bytes
+    return row.p.work.bytes
 
 
 def by_guide(row: Row) -> float:

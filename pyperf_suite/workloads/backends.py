@@ -27,7 +27,7 @@ from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.measure.telemetry import PYTHON_LOOP, python_loop_s
 from pyperf_suite.workloads.scratch import KernelCache
-from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Prepared
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Prepared
 
 RESULT = "the result"
 
@@ -362,7 +362,7 @@ class ExpectedOutputs(NamedTuple):
     """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
 
     Where `in_norm`, a share of the tensor's own norm, is None, `allowed` is how far honest rounding moves an element,
-    in root mean square, and gpt.judged has the rule.
+    in root mean square, and rounding.judged has the rule.
     """
 
     exact: Mapping[str, Any]
@@ -389,7 +389,7 @@ class ComparedLaunches(Prepared):
         """What it must leave, computed once."""
 
     def verify_last(self, index: int) -> Checked:
-        from pyperf_suite.workloads.training.gpt import compared, judged
+        from pyperf_suite.workloads.rounding import compared, judged
 
         found, (exact, allowed, in_norm) = self.results(index), self.due()
         return judged(found, exact, allowed) if in_norm is None else compared(found, exact, allowed, in_norm)
@@ -412,30 +412,3 @@ class ComparedLaunches(Prepared):
                 if not out_of_memory(error):
                     raise
         return compute("cpu")
-
-
-class Passes(ComparedLaunches):
-    """Launches of one operation that rotate through equal sets of operands; results are allocated at each."""
-
-    def __init__(self, where: TorchDevice, kernel: Kernel, sets: Sequence[Any], names: Sequence[str]) -> None:
-        """`names` are those of what `_run` gives for one of the `sets`."""
-        super().__init__(where)
-        self.kernel, self.sets, self._sets, self._names = kernel, len(sets), sets, names
-        self._left: list[tuple[Any, ...]] = [()] * self.sets
-
-    @abstractmethod
-    def _run(self, operands: Any) -> tuple[Any, ...]:
-        """The operation, once."""
-
-    def launch(self, index: int) -> None:
-        place = index % self.sets
-        self._left[place] = ()  # the last result is gone before the next is made
-        self._left[place] = self._run(self._sets[place])
-
-    def poison(self, index: int | None = None) -> None:
-        """No results: those that no launch makes are missed."""
-        for place in range(self.sets) if index is None else (index % self.sets,):
-            self._left[place] = ()
-
-    def results(self, index: int) -> Mapping[str, Any]:
-        return dict(zip(self._names, self._left[index % self.sets], strict=False))

@@ -286,7 +286,7 @@ class RankSteps(Transfers):
 
     def verdict(self, found: dict[str, Any], exact: dict[str, Any], scales: dict[str, Any], *wrong: str) -> Checked:
         """Gradients against what they must be, by how far rounding moves them, and what else is wrong in words."""
-        from pyperf_suite.workloads.training.gpt import judged
+        from pyperf_suite.workloads.rounding import judged
 
         return together([judged(found, exact, scales), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 

@@ -3,12 +3,11 @@
 What each workload's check sees, element by element, what with, and whether also of steps that are timed:
 
 - training_step, precision_step: the result and all gradients, after AdamW's update weights and moments; float64, limits
-  by random rounding (gpt.py); while timed, but for dropout and AdamW. Of more than 64 million parameters, gradients of
-  what stands outside the layers and of the first and last of these.
+  by random rounding (rounding.py); while timed, but for dropout and AdamW. Of more than 64 million parameters,
+  gradients of what stands outside the layers and of the first and last of these.
 - checkpointed_step: the same of the whole batch; or of one sequence where a batch takes too long, and of one that takes
   too long itself against the model without checkpointing; while timed, where the whole batch is compared.
-- block_part: the result; float64, limits by random rounding; while timed.
-- layer_pass: the result or gradients, on every operand set; float64, limits by dtype; while timed.
+- layer_pass, block_part: the result or gradients, on every operand set; float64, limits by dtype; while timed.
 - optimizer_update: all weights and states, of 8-bit packages weights alone; float64 from where they stand; not while
   timed, as a step goes on from the last.
 - data_parallel: all gradients, and that ranks hold the same bits; a single process, limits by the roundings of sums;

@@ -130,7 +130,7 @@ def compared_update(
     square; one of a state by that share of itself and of their root mean square: some roundings each. Of matrices that
     are stacked the first has number `first_number`.
     """
-    from pyperf_suite.workloads.training import gpt
+    from pyperf_suite.workloads.rounding import compared
 
     share, epsilon = SHARE[dtype], EPSILON[dtype]
     if optimizer == "Adafactor":
@@ -144,7 +144,7 @@ def compared_update(
     allowed = {name: share * (abs(values) + _root_mean_square(values)) for name, values in exact.items()}
     allowed["weight"] = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
     found = {"weight": after.weight, **after.state}
-    return gpt.compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
+    return compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
 
 
 def _moved(average: Array | float, value: Array, share: float) -> Array:

@@ -143,13 +143,14 @@ class TorchSteps(ComparedLaunches):
     """Steps of the model of gpt.py on one batch, by torch's autograd; each makes its gradients anew."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
+        from pyperf_suite.workloads import rounding
         from pyperf_suite.workloads.training import gpt, held_bytes
 
         super().__init__(where)
         self._p, self._seed, torch, p = parameters, seed, where.torch, parameters
         use_products_of(where, p.element)
         gpt.require_attention(p, where.device, getattr(torch, torch_name(p.element)))
-        self._gpt, self._held_bytes = gpt, held_bytes
+        self._gpt, self._held_bytes, self._rounding = gpt, held_bytes, rounding
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
@@ -254,22 +255,26 @@ class TorchSteps(ComparedLaunches):
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        p, gpt = self._p, self._gpt
+        p = self._p
         if str(device) == "cpu":
             p.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
         model = self._seeded().to(device)
-        rounding = gpt.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
-        # Where weights are cast for products, that rounds them too.
-        cast = p.is_autocast or p.element == "tfloat32"
-        operations = gpt.RoundedOperations(rounding, self._seed + 2, device, weights=cast)
-        summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
 
         def run(dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
             placed = model.to(dtype)
             with context:
                 return self._by_formula(placed, device, dtype)
 
-        exact, scales = gpt.exact_and_scales(run, rounding, operations, summed, p.micro_batches)
+        exact, scales = self._rounding.exact_and_scales(
+            run,
+            self._rounding.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens)),
+            self._seed + 2,
+            device,
+            # Where weights are cast for products, that rounds them too.
+            weights=p.is_autocast or p.element == "tfloat32",
+            sums=0 if self._where.is_gpu or p.weights == "float32" else p.tokens,
+            additions=p.micro_batches,
+        )
         times = {name: 1 if name == RESULT else p.micro_batches for name in exact}
         stack = self._where.torch.stack
         return {name: stack((exact[name], scales[name])).mul_(times[name]).cpu().numpy() for name in exact}

@@ -13,7 +13,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
-from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, work
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
 from tests.records import a_record, lines, verdicts
 
 CPU = Device("cpu")
@@ -22,7 +22,7 @@ FLOP_PER_S, BYTES_PER_S = 1e11, 1e10
 
 
 def by_roofline(p: LayerPassParameters, process: int) -> float:
-    return work(p).flop / FLOP_PER_S + work(p).bytes / BYTES_PER_S
+    return p.work.flop / FLOP_PER_S + p.work.bytes / BYTES_PER_S
 
 
 @dataclass(frozen=True)

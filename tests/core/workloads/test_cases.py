@@ -22,11 +22,10 @@ from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import CompiledKernelParameters, TopologyParameters
 from pyperf_suite.workloads.matmul import GroupedMatmulParameters, MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, requested_flop
-from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
+from pyperf_suite.workloads.training.data_parallel import DataParallelParameters, OverlapParameters
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.overlap import OverlapParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 from pyperf_suite.workloads.workload import ExecutionContext

@@ -12,8 +12,15 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import on_ranks
-from pyperf_suite.workloads.training import overlap
-from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
+from pyperf_suite.workloads.training import data_parallel
+from pyperf_suite.workloads.training.data_parallel import (
+    RUNS,
+    OnCpu,
+    OnGpu,
+    Overlap,
+    OverlapParameters,
+    blocks_in_trace,
+)
 
 pytest.importorskip("torch")
 
@@ -125,7 +132,7 @@ def test_a_gpu_is_timed_to_the_end_of_the_stream_that_is_asked_about(group_of_on
     stubs["get_device_properties"] = lambda _: SimpleNamespace(multi_processor_count=132)
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(overlap, "_blocks_of_nccl", lambda *_: 24)
+    monkeypatch.setattr(data_parallel, "_blocks_of_nccl", lambda *_: 24)
     monkeypatch.setattr(OnGpu, "_agreed_others", lambda self: 2 if self.timed("product")[0] else 0)
     sides = OnGpu(replace(SMALL, ranks=1, run=run), 0, None, "cpu")
     for name, word in (("_product", "mm"), ("_all_reduce", "ar")):
