@@ -20,7 +20,6 @@ from pyperf_suite.findings.rows import Column, Row, Rows, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
@@ -49,6 +48,10 @@ CACHE_LASTS = Claim("casts are kept as long as the outermost context lasts", TRA
 CACHE_IS_FASTER = Claim("keeping casts speeds things up", TRANSFORMERS, low=1.0)
 
 FASTER = "{precision} is {measured} as fast as float32 at batch {batch} ({model})"
+SHOWN = (
+    "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors are "
+    "{tensors:MB}"
+)
 FEWEST_SIZES = 3
 
 Precisions = Annotated[tuple[str, ...], OneOf(PRECISIONS)]
@@ -137,9 +140,8 @@ def sweep(axes: PrecisionAxes) -> Iterator[Case]:
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
     workers = f", {row.p.workers} workers" if row.p.workers > 1 else ""
-    if name := shape_name(row.p):
-        return f"{name}, seq {row.p.seq}{workers}"
-    return f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}, seq {row.p.seq}{workers}"
+    sizes = f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}"
+    return f"{shape_name(row.p) or sizes}, seq {row.p.seq}{workers}"
 
 
 def is_step(row: Row) -> bool:
@@ -149,19 +151,13 @@ def is_step(row: Row) -> bool:
 
 def is_aligned(row: Row) -> bool:
     """Whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
-    return all(
-        size % 8 == 0 for size in (row.p.hidden, row.p.hidden // row.p.heads, row.p.width, row.p.vocab, row.p.seq)
-    )
+    p = row.p
+    return all(size % 8 == 0 for size in (p.hidden, p.head_dim, p.width, p.vocab, p.seq))
 
 
 def is_plain(row: Row) -> bool:
     """Whether it is a step of one micro-batch with autocast's usual cache."""
     return bool(is_step(row) and row.p.micro_batches == 1 and row.p.cast_cache == "iteration")
-
-
-def is_cached(row: Row) -> bool:
-    """Whether it has several micro-batches, between which casts may be kept."""
-    return bool(is_step(row) and row.p.micro_batches > 1)
 
 
 def is_cast(row: Row) -> bool:
@@ -184,11 +180,6 @@ def base(row: Row) -> Row | None:
     return None if row.p.precision == BASE else row.like(precision=BASE)
 
 
-def faster(row: Row) -> Ratio | None:
-    """How many times as fast it is as float32."""
-    return row.against(precision=BASE)
-
-
 def freed(row: Row) -> float:
     """Bytes of activations that float32 keeps and it does not."""
     plain = base(row)
@@ -201,8 +192,8 @@ def compared(row: Row) -> list[Row]:
 
 
 def nested(row: Row) -> Row | None:
-    """The same with a context around each forward pass, of several micro-batches."""
-    return row.like(cast_cache="nested") if is_cached(row) else None
+    """The same with one context around the whole step, of several micro-batches, between which casts are kept."""
+    return row.like(cast_cache="nested") if row.p.micro_batches > 1 else None
 
 
 def is_reported(row: Row) -> bool:
@@ -222,7 +213,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_pure(row) for row in rows.where(is_reported) if not is_cast(row)),
         (_break_even(row) for row in rows.where(is_judged) if len(compared(row)) > 1 and freed(row) > 0),
-        (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
+        (row.remark(SHOWN) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain if is_cast(odd) and not is_aligned(odd)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
     )
@@ -230,7 +221,7 @@ def analyse(rows: Rows) -> Findings:
 
 def _pure(row: Row) -> Iterator[Remark]:
     """A precision without autocast compared with float32, and with itself under autocast."""
-    yield row.remark(FASTER, effect="measured", measured=faster(row))
+    yield row.remark(FASTER, effect="measured", measured=row.against(precision=BASE))
     if cast := row.like(precision=AUTOCAST + row.p.precision):
         yield row.remark(
             "{precision} needs {less:MB} less memory than {cast} at batch {batch} and is {faster} as fast",
@@ -238,14 +229,6 @@ def _pure(row: Row) -> Iterator[Remark]:
             cast=cast.p.precision,
             faster=row.faster_than(cast),
         )
-
-
-def _shown(row: Row) -> Remark:
-    """What the system shows beyond tensors."""
-    return row.remark(
-        "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors "
-        "are {tensors:MB}",
-    )
 
 
 def _break_even(row: Row) -> Remark:
@@ -293,7 +276,7 @@ PROBE = Probe(
         "guide": lambda row: published_step(row.p),
         "states": states,
         "needed": needed,
-        "faster": faster,
+        "faster": lambda row: row.against(precision=BASE),
         "saved": lambda row: (plain := base(row)) and needed(plain) - needed(row),
         "smallest": lambda row: compared(row)[0],
         "other_cache": lambda row: "no cache" if row.p.cast_cache == "off" else "one around each",
@@ -323,13 +306,13 @@ PROBE = Probe(
             ratio=lambda row: (
                 row.seen["casts"] / (row.p.micro_batches * step.seen["casts"]) if (step := nested(row)) else None
             ),
-            where=lambda row: is_step(row) and row.p.cast_cache == "iteration",
+            where=lambda row: row.p.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: step.faster_than(row) if (step := nested(row)) else None,
-            where=lambda row: is_step(row) and row.p.cast_cache != "nested",
+            where=lambda row: row.p.cast_cache != "nested",
         ),
     ),
     tables=(
@@ -359,7 +342,7 @@ PROBE = Probe(
                 Column("casts", unit="count"),
                 Column("cast", unit="MB"),
             ),
-            where=is_cached,
+            where=lambda row: row.p.micro_batches > 1,
         ),
         RowTable(
             "What the system shows of a process that trains with AdamW: nvidia-smi, or the resident set on a CPU",
