@@ -54,6 +54,8 @@ ON_CPU = [each for each in PRECISIONS if each != "tfloat32"]
 STEPS: list[dict[str, Any]] = [
     {},
     {"vocab": 96},
+    {"batch": 6},  # whose reference is computed by parts
+    {"batch": 6, "vocab": 96},
     {"vocab": 96, "gated": True, "kv_heads": 2, "tied": False},
     {"attention": "explicit", "kv_heads": 2},
     {"dropout": 0.2},

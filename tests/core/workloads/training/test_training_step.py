@@ -70,16 +70,6 @@ def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monk
     assert steps.check().wrong == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("vocab", [0, 96])
-def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
-    steps = prepared(replace(SMALL, batch=6, vocab=vocab))
-    by_parts = steps._reference()
-    monkeypatch.setattr(training_step, "REFERENCE_SEQUENCES", 6)
-    for name, (exact, _limits) in steps._reference().items():
-        assert by_parts[name][0] == pytest.approx(exact, rel=1e-9, abs=1e-12)
-
-
 def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
     monkeypatch.setenv("PYPERF_SHARED", str(tmp_path))
     assert prepared(SMALL).check().wrong == 0
@@ -140,16 +130,6 @@ def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
     answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed")
-
-
-@pytest.mark.slow
-def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
-    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["verification"]["launches_checked"] >= 2
-    assert answer["verification"]["bitwise"]
-    answer = measure_case(Case("training_step", replace(SMALL, part="train"), "torch"), BRIEF, CPU)
-    assert "weights that the last one left" in answer["verification"]["unchecked"]
 
 
 PRECISE = TrainingStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
