@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -55,6 +55,10 @@ def require_installed(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise Unsupported(f"{package} is not installed.")
 
+
+# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
+_MULTIPLIER = 6364136223846793005
+_FINGERPRINTED = 1 << 20
 
 # Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
@@ -358,6 +362,26 @@ def use_products_of(where: TorchDevice, element: str) -> None:
         raise Unsupported("A CPU has no tfloat32.")
 
 
+def fingerprint(tensors: Iterable[Any]) -> int:
+    """The bits of all tensors in 64, made where they lie.
+
+    Their elements as integers, times odd numbers that grow with their place, summed modulo 2^64: so one element that
+    changes always shows, and so do two that are swapped.
+    """
+    torch: Any = importlib.import_module("torch")
+    total = 0
+    for each in tensors:
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[each.element_size()]
+        numbers = each.detach().contiguous().reshape(-1).view(kind)
+        total *= _MULTIPLIER
+        for begin in range(0, numbers.numel(), _FINGERPRINTED):
+            part = numbers[begin : begin + _FINGERPRINTED].long()
+            places = torch.arange(begin, begin + part.numel(), device=part.device)
+            total += int((part * (2 * places + 1)).sum())
+        total = (total + numbers.numel()) % 2**64
+    return total - 2**63
+
+
 class ExpectedOutputs(NamedTuple):
     """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
 
@@ -395,13 +419,10 @@ class ComparedLaunches(Prepared):
         return judged(found, exact, allowed) if in_norm is None else compared(found, exact, allowed, in_norm)
 
     def snapshot(self, index: int) -> Any:
-        return {name: each.detach().clone() for name, each in self.results(index).items()}
+        return fingerprint(each for each in self.results(index).values() if each is not None)
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        found = self.results(index)
-        return found.keys() == snapshot.keys() and all(
-            self._where.torch.equal(found[name], snapshot[name]) for name in snapshot
-        )
+        return bool(self.snapshot(index) == snapshot)
 
     def _where_there_is_room(self, compute: Callable[[Any], Any]) -> Any:
         """`compute(device)` where launches run, or on the CPU where a GPU has too little memory for it."""

@@ -1,8 +1,8 @@
 """What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
 
-`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures are added to
-them. Of `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the
-largest one ends on evidence.
+`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator counts peaks. Of
+`checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the largest one
+ends on evidence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import psutil
 
@@ -67,38 +68,14 @@ class WatchedSteps(TorchSteps):
         found["peak"] = found["weights"] + found["optimizer"] + self.added_bytes(lambda: self.launch(0))
         return found
 
-    def allocated_by_forward(self) -> int:
-        """By how much a forward pass raises what the GPU's allocator has given out, in its own blocks."""
-        cuda = self._where.torch.cuda
-        self.poison()
-        before = cuda.memory_allocated(self._where.device)
-        result = self.forward()
-        after = cuda.memory_allocated(self._where.device)
-        del result
-        return int(after - before)
 
-
-def by_storages(parameters: TrainingStepParameters, place: ExecutionContext) -> Exact:
-    """Every storage counted, on the CPU."""
-    where = TorchDevice(place.device)
-    threads = where.torch.get_num_threads()
-    where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
-    try:
-        found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
-    finally:
-        where.torch.set_num_threads(threads)
-    return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
-
-
-def by_allocator(parameters: TrainingStepParameters, place: ExecutionContext) -> Exact:
-    """The same on a GPU, and what torch's allocator says of each phase of a step."""
-    where = TorchDevice(Device("cuda", place.device.index), queueing="open")
-    steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
-    found = steps.bytes_by_kind()
-    found["allocated_by_forward"] = steps.allocated_by_forward()
-    found["reserved"] = cuda.max_memory_reserved(where.device)
-    found["capacity"] = cuda.get_device_properties(where.device).total_memory
-    return _exact(found, "cuda")
+def counted(parameters: TrainingStepParameters, place: ExecutionContext, kind: Literal["cpu", "cuda"]) -> Exact:
+    """Every storage on the CPU; on a GPU peaks are those of torch's allocator."""
+    # On a CPU to wait for others would take longer than these small products.
+    where = TorchDevice(Device(kind, place.device.index), workers=1, queueing="open")
+    found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
+    of_gpu = where.torch.cuda.get_device_properties(where.device) if where.is_gpu else None
+    return _exact(found | {"capacity": int(of_gpu.total_memory if of_gpu else psutil.virtual_memory().total)}, kind)
 
 
 def by_own_process(parameters: TrainingStepParameters, place: ExecutionContext) -> Exact:
@@ -151,8 +128,8 @@ class TrainingMemory(StepWorkload):
 
     name = "training_memory"
     implementations = by_name(
-        ByFunction("storages", by_storages, "cpu"),
-        ByFunction("allocator", by_allocator, "cuda"),
+        ByFunction("storages", partial(counted, kind="cpu"), "cpu"),
+        ByFunction("allocator", partial(counted, kind="cuda"), "cuda"),
         ByFunction("process", by_own_process),
     )
     is_exact = True

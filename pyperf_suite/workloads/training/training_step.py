@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from pyperf_suite.workloads.backends import (
     TorchDevice,
     use_products_of,
 )
-from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import (
     ATTENTIONS,
@@ -213,12 +213,6 @@ class TorchSteps(ComparedLaunches):
         compared = self._gpt.compared_weights(self.model, self._p) if self._p.goes_back else {}
         return {RESULT: self._result} | {name: weight.grad for name, weight in compared.items()}
 
-    def snapshot(self, index: int) -> Any:
-        return fingerprint(each for each in self.results(index).values() if each is not None)
-
-    def matches(self, index: int, snapshot: Any) -> bool:
-        return bool(self.snapshot(index) == snapshot)
-
     def due(self) -> ExpectedOutputs:
         """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
         sequences = len(self.inputs[0])
@@ -227,12 +221,13 @@ class TorchSteps(ComparedLaunches):
             model = f"{self._plain()} in {self._p.precision}"
             key = f"step of {model} {backward} seed {self._seed}, first {sequences} sequences"
             keep = scratch.shared(key) if self._shares_reference else computed_anew
+            reference = partial(self._where_there_is_room, self._computed_on)
             with warnings.catch_warnings():
                 # What other processes map as well is not writable, and nobody writes here.
                 warnings.simplefilter("ignore", UserWarning)
                 pairs = {
                     name: self._where.torch.from_numpy(np.asarray(pair))
-                    for name, pair in keep("exact and scales", self._reference).items()
+                    for name, pair in keep("exact and scales", reference).items()
                 }
             exact, scales = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
             self._due[sequences] = ExpectedOutputs(exact, scales)
@@ -250,9 +245,6 @@ class TorchSteps(ComparedLaunches):
 
     def _seeded(self) -> Any:
         return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
-
-    def _reference(self) -> dict[str, Any]:
-        return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
         p = self._p
