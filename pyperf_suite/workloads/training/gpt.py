@@ -27,6 +27,7 @@ from torch.utils.checkpoint import (
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.processes import begin_deadline_anew
+from pyperf_suite.workloads.attention import reason_of_refusal
 from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.training.layers import heads_of
 
@@ -204,11 +205,10 @@ def require_attention(shape: TransformerShape, device: torch.device | str, dtype
         try:
             attention(x).sum().backward()
         except RuntimeError as error:
-            reasons = [str(each.message).split("(Triggered")[0].strip() for each in warned]
-            said = next((each for each in reasons if each and not each.endswith("because:")), str(error))
+            reason = reason_of_refusal(shape.attention, [str(each.message) for each in warned], str(error))
             raise Unsupported(
                 f"torch's {shape.attention} attention cannot take heads of {attention.head_dim} in {dtype} on this "
-                f"{torch.device(device).type} ({said}): ask for sdpa, which chooses among those that can."
+                f"{torch.device(device).type} ({reason.rstrip('.')}): ask for sdpa, which chooses among those that can."
             ) from None
 
 
