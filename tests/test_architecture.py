@@ -73,6 +73,7 @@ ONLY_INSIDE_FUNCTIONS = {
 }
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function; they may import each other.
 OF_TORCH = {
+    "pyperf_suite.workloads.rounding",
     "pyperf_suite.workloads.training.gpt",
     "pyperf_suite.workloads.training.held_bytes",
     "pyperf_suite.planner.workloads.cuts",

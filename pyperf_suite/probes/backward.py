@@ -24,7 +24,6 @@ from pyperf_suite.workloads.training.layers import (
     WITH_PRODUCT,
     LayerPassParameters,
     passes_of,
-    work,
 )
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
@@ -108,7 +107,7 @@ def relative_to_its_work(row: Row[LayerPassParameters]) -> Remark:
         "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes:x} the bytes"
         + (" and {flop:x} the FLOPs" if forward.reading.flop else ""),
         effect="of_forward",
-        bytes=moved(row) / moved(forward),
+        bytes=row.p.work.bytes / forward.p.work.bytes,
         flop=row.reading.flop / (forward.reading.flop or 1),
     )
 
@@ -149,11 +148,6 @@ def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
     return lambda row: other.by_name(name) if (other := row.like(phase=phase)) else None
 
 
-def moved(row: Row[LayerPassParameters]) -> int:
-    """Compulsory bytes of the pass."""
-    return work(row.p).bytes
-
-
 def tensor(row: Row[LayerPassParameters]) -> int:
     """Bytes of an activation's input, of its result and of its gradient."""
     return int(row.p.tokens * row.p.hidden * row.p.element_bytes)
@@ -163,7 +157,7 @@ def of_copy(row: Row[LayerPassParameters]) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)
-    return ratio if ratio is None or copy is None else ratio * (moved(row) / moved(copy))
+    return ratio if ratio is None or copy is None else ratio * (row.p.work.bytes / copy.p.work.bytes)
 
 
 PROBE = Probe(
@@ -177,9 +171,9 @@ PROBE = Probe(
         "name": name,
         "where": where,
         "of_forward": of_forward,
-        "moved": moved,
+        "moved": lambda row: row.p.work.bytes,
         "tensor": tensor,
-        "bandwidth": lambda row: moved(row) / row.seconds,
+        "bandwidth": lambda row: row.p.work.bytes / row.seconds,
         "rate": lambda row: row.reading.flop_per_s if row.reading.flop else None,
     },
     order=lambda row: (

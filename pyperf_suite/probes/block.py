@@ -20,7 +20,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
-from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
+from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPartParameters
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
     published_columns,
@@ -35,8 +35,6 @@ FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSC
 MODELS = ("block", "gpt")
 # As data sheets call the types of products.
 SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
-
-
 EAGER, COMPILED = ("no",), ("no", "yes")
 
 
@@ -129,7 +127,7 @@ def time_by_part(parts: Rows) -> Remark:
     slowest = max(parts, key=lambda row: row.seconds)
     return slowest.remark(
         "In forward of {step} products take {products:%} of the time, {part} alone {slowest:%}",
-        products=sum(row.seconds for row in parts if row.p.product) / whole,
+        products=sum(row.seconds for row in parts if row.p.layer == "linear") / whole,
         slowest=slowest.seconds / whole,
     )
 
@@ -165,11 +163,9 @@ def precision(row: Row) -> str:
 
 def in_words(row: Row) -> str:
     """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
-    what = f"{row.p.layers} blocks" if row.p.layers > 1 else "a block"
-    if name := shape_name(row.p):
-        what = name
-    elif row.p.vocab:
-        what = f"a GPT of {row.p.layers} layers and {row.p.vocab} tokens of vocabulary"
+    blocks = f"{row.p.layers} blocks" if row.p.layers > 1 else "a block"
+    gpt = f"a GPT of {row.p.layers} layers and {row.p.vocab} tokens of vocabulary"
+    what = shape_name(row.p) or (gpt if row.p.vocab else blocks)
     dropped = f", checkpointing {row.p.checkpointing}" if row.p.checkpointing.kind != "none" else ""
     compiled = ", compiled" if is_step(row) and row.p.compiled else ""
     return f"{what}, hidden {row.p.hidden}, {row.p.batch} x {row.p.seq}{dropped}, {precision(row)}{compiled}"
@@ -203,11 +199,6 @@ def share_of_data_sheet(row: Row) -> float | None:
     return requested_flop(row.p) / row.seconds / peak if peak else None
 
 
-def moved(row: Row) -> int:
-    """Bytes that a part reads and writes at least."""
-    return BlockPart().work(row.p).bytes
-
-
 def by_guide(row: Row) -> float:
     """FLOPs by the guide's formula."""
     return guides_flop(row.p, int(row.reading.details["parameters"]))
@@ -220,7 +211,7 @@ def roof(row: Row) -> tuple[float, str]:
     """
     parts = row.rows.same_except(row, "part")
     plain = [each for each in parts if not each.reading.flop] or parts
-    moving = moved(row) / max(moved(each) / each.seconds for each in plain)
+    moving = row.p.work.bytes / max(each.p.work.bytes / each.seconds for each in plain)
     best = best_product(row)
     computing = row.reading.flop / best.reading.flop_per_s if best else 0.0
     return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
@@ -292,9 +283,9 @@ PROBE = Probe(
                 Column("block", "step", priority=0),
                 Column("part", priority=2),
                 Column("time", "seconds", "us", 2),
-                Column("FLOP/byte", lambda row: row.reading.flop / moved(row)),
+                Column("FLOP/byte", lambda row: row.reading.flop / row.p.work.bytes),
                 Column("rate", "flop_per_s", "GFLOP/s"),
-                Column("bandwidth", lambda row: moved(row) / row.seconds, "GB/s"),
+                Column("bandwidth", lambda row: row.p.work.bytes / row.seconds, "GB/s"),
                 Column("bound by", lambda row: roof(row)[1]),
                 Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),
             ),

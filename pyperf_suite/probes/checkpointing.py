@@ -26,7 +26,7 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import all_observed
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)
@@ -80,7 +80,7 @@ def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
     """Each policy at each batch of each transformer; the search adds its own (see `follow_up`)."""
     for named in crossed(axes):
         budget = named.pop("budget_mb") * 1_000_000
-        yield Case("checkpointed_step", CheckpointedStepParameters(**named, budget_bytes=budget), "torch")
+        yield Case("checkpointed_step", TrainingStepParameters(**named, budget_bytes=budget), "torch")
 
 
 @dataclass
@@ -90,7 +90,7 @@ class BatchSearch:
     `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
     """
 
-    parameters: CheckpointedStepParameters
+    parameters: TrainingStepParameters
     fits: dict[int, Mapping[str, float]] = field(default_factory=dict)
     too_large: set[int] = field(default_factory=set)
     broken: bool = False
@@ -131,7 +131,7 @@ class BatchSearch:
 def searches(records: Sequence[Record]) -> list[BatchSearch]:
     """What records say of each policy, those without a budget left out."""
     held = all_observed(records)
-    found: dict[CheckpointedStepParameters, BatchSearch] = {}
+    found: dict[TrainingStepParameters, BatchSearch] = {}
     for record in records:
         p = record.parsed_case().parameters
         if not p.budget_bytes:
@@ -152,38 +152,38 @@ def follow_up(records: Sequence[Record]) -> list[Case]:
     return [Case("checkpointed_step", parameters, "torch") for parameters in tried]
 
 
-def model(p: CheckpointedStepParameters) -> str:
+def model(p: TrainingStepParameters) -> str:
     """`4 blocks of 128, seq 64, float32`."""
     return f"{p.layers} blocks of {p.hidden}, seq {p.seq}, {p.precision}"
 
 
-def _order(p: CheckpointedStepParameters) -> tuple[Any, ...]:
+def _order(p: TrainingStepParameters) -> tuple[Any, ...]:
     return (model(p), p.vocab, p.checkpointing != NONE, str(p.checkpointing), p.batch)
 
 
-def rate(row: Row[CheckpointedStepParameters]) -> Quantity:
+def rate(row: Row[TrainingStepParameters]) -> Quantity:
     """Tokens a second."""
     return row.reading.per_second(row.p.tokens, "/s")
 
 
-def relative(row: Row[CheckpointedStepParameters]) -> Ratio | None:
+def relative(row: Row[TrainingStepParameters]) -> Ratio | None:
     """How many times as fast it is as without checkpointing."""
     return row.against(checkpointing=NONE)
 
 
-def by_flop(row: Row[CheckpointedStepParameters]) -> Quantity:
+def by_flop(row: Row[TrainingStepParameters]) -> Quantity:
     """The rate relative to none if only FLOPs cost time: what blocks drop is computed twice, the rest is no product."""
     again: Recompute = "layers" if row.p.checkpointing.kind == "every" else "nothing"
     size = (row.p.dimensions, row.p.batch, row.p.seq)
     return Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True)
 
 
-def is_reported(row: Row[CheckpointedStepParameters]) -> bool:
+def is_reported(row: Row[TrainingStepParameters]) -> bool:
     """Whether both it and none were measured at no larger batch."""
     return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if relative(each)), None)
 
 
-def analyse(rows: Rows[CheckpointedStepParameters]) -> Findings:
+def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
     """What other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
@@ -222,7 +222,7 @@ STEPS = (
 )
 
 
-def _cost(row: Row[CheckpointedStepParameters]) -> Remark | ClaimVerdict:
+def _cost(row: Row[TrainingStepParameters]) -> Remark | ClaimVerdict:
     """The guide speaks of all that blocks made."""
     measured = relative(row)
     if measured and row.p.checkpointing.kind == "every":
@@ -230,7 +230,7 @@ def _cost(row: Row[CheckpointedStepParameters]) -> Remark | ClaimVerdict:
     return row.remark(TRAINS, effect="measured", measured=measured)
 
 
-def _repaid(rows: Rows[CheckpointedStepParameters]) -> Iterator[Remark | ClaimVerdict]:
+def _repaid(rows: Rows[TrainingStepParameters]) -> Iterator[Remark | ClaimVerdict]:
     """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:
@@ -248,7 +248,7 @@ def _repaid(rows: Rows[CheckpointedStepParameters]) -> Iterator[Remark | ClaimVe
         )
 
 
-def _headroom(rows: Rows[CheckpointedStepParameters], largest: Row[CheckpointedStepParameters]) -> Iterator[Remark]:
+def _headroom(rows: Rows[TrainingStepParameters], largest: Row[TrainingStepParameters]) -> Iterator[Remark]:
     """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
     smallest = rows.same_except(largest, "batch")[0]
     faster = largest.faster_than(smallest) if smallest.p.batch < largest.p.batch else None
@@ -271,7 +271,7 @@ def _headroom(rows: Rows[CheckpointedStepParameters], largest: Row[CheckpointedS
         )
 
 
-def _figure(number: int, rows: Rows[CheckpointedStepParameters]) -> Figure | None:
+def _figure(number: int, rows: Rows[TrainingStepParameters]) -> Figure | None:
     """Throughput over the most that a step holds: one would be up and to the left."""
     lines = series_by("checkpointing", rows, "peak", "rate")
     budget = rows[0].p.budget_bytes

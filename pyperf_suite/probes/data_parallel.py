@@ -24,7 +24,6 @@ from pyperf_suite.findings.axes import (
     sizes,
 )
 from pyperf_suite.findings.data import (
-    BEKMAN,
     TRANSFORMERS,
     Claim,
     ClaimVerdict,
@@ -46,6 +45,7 @@ from pyperf_suite.laws.training.data_parallel import (
     fit_data_parallel,
     held_out_step_errors,
 )
+from pyperf_suite.probes.overlap import OVERLAPS
 from pyperf_suite.ranks.launch import rank_environment, require_launched
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
@@ -169,7 +169,6 @@ HEAD_DIM = 64
 COLLECTIVE_OVER = {"gloo": "gloo", "nccl": "c10d_nccl"}
 
 LI = "Li et al. 2020, PyTorch Distributed"
-OVERLAP = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
 BUCKETS = Claim("gradients are exchanged in buckets, so that it can begin before the last is there", LI, low=1.0)
 NO_SYNC = Claim("skipping the exchange of all micro-batches but the last saves time", LI, low=1.0)
 # 200 steps of GPT-2 on 2 x TITAN RTX: DP over NVLink 110 s, DDP over NVLink 101 s, DDP without NVLink 131 s.
@@ -293,7 +292,7 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimV
     dp = [(other(step, "dp"), step) for step in best]
     dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.p.peer_to_peer]
     for claim, found, sentence in (
-        (OVERLAP, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
+        (OVERLAPS, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
         (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
         (DDP_BEATS_DP, dp, "With {setting}, DDP is {measured} as fast as DP"),
         (LINKS_MATTER, linked, "DDP with {setting} takes {measured} the time with them"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mode
-from typing import Annotated
+from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf
 from pyperf_suite.findings.axes import AxisTable, by
@@ -23,7 +23,7 @@ from pyperf_suite.findings.data import (
     Series,
     findings,
 )
-from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, misses, series
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
@@ -35,7 +35,6 @@ from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS,
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.
 MORE_DO_NOT = Claim("a very big number of workers does not necessarily perform better", TRANSFORMERS, high=WORTH)
-PINNED_HELPS = Claim("pin_memory typically leads to much faster transfers to the GPU", TRANSFORMERS, WORTH)
 
 # How batches are loaded; what else a case has is the task, in which settings compete.
 SETTINGS = ("loaders", "prefetch", "persistent", "pinned")
@@ -101,13 +100,12 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
         iterations=min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
         **{name: getattr(axes, name)[0] for name in VARIED},
     )
-    wanted = [replace(base, loaders=loaders) for loaders in axes.loaders]
-    wanted += [replace(base, **{name: value}) for name in VARIED for value in getattr(axes, name)[1:]]
-    wanted += [replace(base, persistent=kept == "kept") for kept in axes.workers[1:]]
-    wanted += [replace(base, pinned=copy == "pinned") for copy in axes.copy[1:]]
-    wanted += [replace(base, model=model, loaders=0) for model in axes.model[1:]]
-    wanted += [replace(base, step_us=step_us, loaders=0) for step_us in axes.step_us[1:]]
-    for p in wanted:
+    changes: list[dict[str, Any]] = [{"loaders": loaders} for loaders in axes.loaders]
+    changes += [{name: value} for name in VARIED for value in getattr(axes, name)[1:]]
+    changes += [{"persistent": kept == "kept"} for kept in axes.workers[1:]]
+    changes += [{"pinned": copy == "pinned"} for copy in axes.copy[1:]]
+    changes += [{name: value, "loaders": 0} for name in ("model", "step_us") for value in getattr(axes, name)[1:]]
+    for p in (replace(base, **changed) for changed in changes):
         # Settings of workers say nothing where there are none, and then are the usual ones.
         plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent")}
         yield Case("input_pipeline", replace(p, **plain), "torch")
@@ -145,6 +143,10 @@ def with_loaders(task: Rows[InputPipelineParameters]) -> Iterator[Remark | Claim
         if faster := row.against(prefetch=USUAL.prefetch):
             template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
             yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch)
+        # Whether pinned memory is faster to copy from is `transfer`'s to judge.
+        if faster := row.against(pinned=False):
+            template = "Feeding {task}, pinned memory and copies that the host does not wait for are {faster} as fast"
+            yield row.remark(template, effect="faster", faster=faster)
     if law := law_of(best):
         yield best.remark(
             "The slowest stage, from what loading takes alone, is {median} off in the median ({task}; settings with "
@@ -254,14 +256,6 @@ PROBE = Probe(
     order=lambda row: (
         *(row.p.model, row.p.step_us, row.p.batch, row.p.files, row.p.iterations),
         *(row.p.loaders, row.p.pinned, not row.p.persistent, row.p.prefetch),
-    ),
-    claims=(
-        RowClaim(
-            PINNED_HELPS,
-            "Feeding {task}, pinned memory and copies that the host does not wait for are {measured} as fast",
-            ratio=lambda row: row.against(pinned=False),
-            where=lambda row: row.p.pinned,
-        ),
     ),
     tables=(
         RowTable(

@@ -32,7 +32,7 @@ from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, ActivationPolic
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
 BYTES_A_PARAMETER = MIXED.weight + MIXED.gradient + MIXED.state
@@ -96,10 +96,10 @@ def sweep(axes: MemoryAxes) -> Iterator[Case]:
         for changed in changes:
             chosen = first | how | changed
             implementation, gated = chosen.pop("implementation"), chosen.pop("block") == "llama"
-            yield Case("training_memory", TrainingMemoryParameters(**chosen, gated=gated), implementation)
+            yield Case("training_memory", TrainingStepParameters(**chosen, gated=gated), implementation)
 
 
-def model(row: Row[TrainingMemoryParameters]) -> str:
+def model(row: Row[TrainingStepParameters]) -> str:
     """As in `llama, 2 kv heads, sdpa, dropout 0.1, every:2, bfloat16`."""
     words = (
         "llama" if row.p.gated else "gpt",
@@ -112,54 +112,54 @@ def model(row: Row[TrainingMemoryParameters]) -> str:
     return ", ".join(filter(None, words))
 
 
-def law(row: Row[TrainingMemoryParameters], **changed: Any) -> float:
+def law(row: Row[TrainingStepParameters], **changed: Any) -> float:
     """Bytes of activations by the law of what torch keeps, with other sizes on request."""
     p = replace(row.p, **changed)
     return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.reading.kernel["path"])).total
 
 
-def law_off(row: Row[TrainingMemoryParameters]) -> float:
+def law_off(row: Row[TrainingStepParameters]) -> float:
     """By what share the law is above what was counted."""
     return law(row) / row.seen["activations"] - 1
 
 
-def together(row: Row[TrainingMemoryParameters]) -> float:
+def together(row: Row[TrainingStepParameters]) -> float:
     """Bytes of all parts."""
     return sum(row.seen[part] for part in PARTS)
 
 
-def is_explicit(row: Row[TrainingMemoryParameters]) -> bool:
+def is_explicit(row: Row[TrainingStepParameters]) -> bool:
     """Whether scores are written out, and kept."""
     return row.p.attention == "explicit" and row.p.checkpointing == NONE
 
 
-def of_formula(row: Row[TrainingMemoryParameters]) -> float:
+def of_formula(row: Row[TrainingStepParameters]) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
     p = row.p
     recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[p.checkpointing.kind]
     return row.seen["activations"] / float(activation_bytes(p.dimensions, p.batch, p.seq, recompute=recompute))
 
 
-def kept(row: Row[TrainingMemoryParameters], policy: Checkpointing) -> float | None:
+def kept(row: Row[TrainingStepParameters], policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
     under = row.like(checkpointing=policy)
     return None if under is None else under.seen["activations"] / row.seen["activations"]
 
 
 def first(
-    is_wanted: Callable[[Row[TrainingMemoryParameters]], bool],
-) -> Callable[[Row[TrainingMemoryParameters]], bool]:
+    is_wanted: Callable[[Row[TrainingStepParameters]], bool],
+) -> Callable[[Row[TrainingStepParameters]], bool]:
     """Whether a row is the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
 
-def share_of(part: str) -> Callable[[Row[TrainingMemoryParameters]], float]:
+def share_of(part: str) -> Callable[[Row[TrainingStepParameters]], float]:
     """Bytes of a part among those of all; cast copies count as weights."""
     parts = ("weights", "weight_copies") if part == "weights" else (part,)
     return lambda row: sum(row.seen[each] for each in parts) / together(row)
 
 
-def analyse(rows: Rows[TrainingMemoryParameters]) -> Findings:
+def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
     """The law's error, what was counted, where a rule ends by the law, and activations by batch and sequence."""
     if not rows:
         return Findings()
@@ -185,7 +185,7 @@ def analyse(rows: Rows[TrainingMemoryParameters]) -> Findings:
     )
 
 
-def _headroom(row: Row[TrainingMemoryParameters]) -> Remark | None:
+def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
     """What a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
     capacity = row.seen.get("capacity")
     if capacity is None:
@@ -242,7 +242,7 @@ def _rule_by_law() -> Table:
     )
 
 
-def _figure(rows: Rows[TrainingMemoryParameters]) -> Figure | None:
+def _figure(rows: Rows[TrainingStepParameters]) -> Figure | None:
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
         for group in grouped(rows, lambda row: row.p.gated).values()
@@ -252,7 +252,7 @@ def _figure(rows: Rows[TrainingMemoryParameters]) -> Figure | None:
     return figure if figure.rows else None
 
 
-def _panels(row: Row[TrainingMemoryParameters]) -> tuple[Panel, ...]:
+def _panels(row: Row[TrainingStepParameters]) -> tuple[Panel, ...]:
     """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
     panels = []
     for axis, label, at in (

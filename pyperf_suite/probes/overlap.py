@@ -16,7 +16,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import mean_speedup
-from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
+from pyperf_suite.workloads.training.data_parallel import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
 # "as long as the communication overhead is smaller than compute the network requirements are satisfied"; so much more

@@ -20,8 +20,7 @@ from pyperf_suite.findings.rows import Column, Row, Rows, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.interval import Ratio
-from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.shapes import (
     NAMES,
     published_columns,
@@ -30,8 +29,7 @@ from pyperf_suite.workloads.training.shapes import (
     sized,
     with_shape,
 )
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
-from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import CAST_CACHES, MOMENTS, PRECISIONS, TrainingStepParameters
 
 BASE = "float32"
 AUTOCAST = "autocast_"
@@ -50,6 +48,10 @@ CACHE_LASTS = Claim("casts are kept as long as the outermost context lasts", TRA
 CACHE_IS_FASTER = Claim("keeping casts speeds things up", TRANSFORMERS, low=1.0)
 
 FASTER = "{precision} is {measured} as fast as float32 at batch {batch} ({model})"
+SHOWN = (
+    "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors are "
+    "{tensors:MB}"
+)
 FEWEST_SIZES = 3
 
 Precisions = Annotated[tuple[str, ...], OneOf(PRECISIONS)]
@@ -100,16 +102,16 @@ def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
     return with_shape(axes, name, unaligned_hidden=(0,), micro_batches=(), workers=workers)
 
 
-def models(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+def models(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
     """Those that are named, or of every size."""
     for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
-        yield PrecisionStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
+        yield TrainingStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
     if not axes.shape:
         for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
-            yield PrecisionStepParameters(**sizes)
+            yield TrainingStepParameters(**sizes)
 
 
-def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+def swept(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
     """Precisions by batch, the unaligned model, and the caches of casts."""
     casts = [each for each in axes.precision if each.startswith(AUTOCAST)][:1]
     for model in models(axes):
@@ -130,19 +132,16 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
 def sweep(axes: PrecisionAxes) -> Iterator[Case]:
     """Steps that are timed, and processes that are looked at from outside."""
     yield from (Case("precision_step", each, "torch") for each in swept(axes))
-    names = TrainingMemoryParameters.__dataclass_fields__
     for each, precision in itertools.product(models(axes), axes.process):
-        shape = {name: getattr(each, name) for name in names} | {"precision": precision}
         for how in crossed(axes, "batch", "checkpointing"):
-            yield Case("training_memory", TrainingMemoryParameters(**shape | how), "process")
+            yield Case("training_memory", replace(each, workers=1, precision=precision, **how), "process")
 
 
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
-    workers = f", {row.p.workers} workers" if is_step(row) and row.p.workers > 1 else ""
-    if name := shape_name(row.p):
-        return f"{name}, seq {row.p.seq}{workers}"
-    return f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}, seq {row.p.seq}{workers}"
+    workers = f", {row.p.workers} workers" if row.p.workers > 1 else ""
+    sizes = f"{row.p.layers} x {row.p.hidden} in {row.p.heads} heads, vocab {row.p.vocab}"
+    return f"{shape_name(row.p) or sizes}, seq {row.p.seq}{workers}"
 
 
 def is_step(row: Row) -> bool:
@@ -152,19 +151,13 @@ def is_step(row: Row) -> bool:
 
 def is_aligned(row: Row) -> bool:
     """Whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
-    return all(
-        size % 8 == 0 for size in (row.p.hidden, row.p.hidden // row.p.heads, row.p.width, row.p.vocab, row.p.seq)
-    )
+    p = row.p
+    return all(size % 8 == 0 for size in (p.hidden, p.head_dim, p.width, p.vocab, p.seq))
 
 
 def is_plain(row: Row) -> bool:
     """Whether it is a step of one micro-batch with autocast's usual cache."""
     return bool(is_step(row) and row.p.micro_batches == 1 and row.p.cast_cache == "iteration")
-
-
-def is_cached(row: Row) -> bool:
-    """Whether it has several micro-batches, between which casts may be kept."""
-    return bool(is_step(row) and row.p.micro_batches > 1)
 
 
 def is_cast(row: Row) -> bool:
@@ -187,11 +180,6 @@ def base(row: Row) -> Row | None:
     return None if row.p.precision == BASE else row.like(precision=BASE)
 
 
-def faster(row: Row) -> Ratio | None:
-    """How many times as fast it is as float32."""
-    return row.against(precision=BASE)
-
-
 def freed(row: Row) -> float:
     """Bytes of activations that float32 keeps and it does not."""
     plain = base(row)
@@ -204,8 +192,8 @@ def compared(row: Row) -> list[Row]:
 
 
 def nested(row: Row) -> Row | None:
-    """The same with a context around each forward pass, of several micro-batches."""
-    return row.like(cast_cache="nested") if is_cached(row) else None
+    """The same with one context around the whole step, of several micro-batches, between which casts are kept."""
+    return row.like(cast_cache="nested") if row.p.micro_batches > 1 else None
 
 
 def is_reported(row: Row) -> bool:
@@ -225,7 +213,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_pure(row) for row in rows.where(is_reported) if not is_cast(row)),
         (_break_even(row) for row in rows.where(is_judged) if len(compared(row)) > 1 and freed(row) > 0),
-        (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
+        (row.remark(SHOWN) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain if is_cast(odd) and not is_aligned(odd)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
     )
@@ -233,7 +221,7 @@ def analyse(rows: Rows) -> Findings:
 
 def _pure(row: Row) -> Iterator[Remark]:
     """A precision without autocast compared with float32, and with itself under autocast."""
-    yield row.remark(FASTER, effect="measured", measured=faster(row))
+    yield row.remark(FASTER, effect="measured", measured=row.against(precision=BASE))
     if cast := row.like(precision=AUTOCAST + row.p.precision):
         yield row.remark(
             "{precision} needs {less:MB} less memory than {cast} at batch {batch} and is {faster} as fast",
@@ -241,14 +229,6 @@ def _pure(row: Row) -> Iterator[Remark]:
             cast=cast.p.precision,
             faster=row.faster_than(cast),
         )
-
-
-def _shown(row: Row) -> Remark:
-    """What the system shows beyond tensors."""
-    return row.remark(
-        "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors "
-        "are {tensors:MB}",
-    )
 
 
 def _break_even(row: Row) -> Remark:
@@ -296,14 +276,14 @@ PROBE = Probe(
         "guide": lambda row: published_step(row.p),
         "states": states,
         "needed": needed,
-        "faster": faster,
+        "faster": lambda row: row.against(precision=BASE),
         "saved": lambda row: (plain := base(row)) and needed(plain) - needed(row),
         "smallest": lambda row: compared(row)[0],
         "other_cache": lambda row: "no cache" if row.p.cast_cache == "off" else "one around each",
     },
     order=lambda row: (
         *(not is_step(row), not is_aligned(row), model(row), row.p.batch, PRECISIONS.index(row.p.precision)),
-        getattr(row.p, "cast_cache", ""),
+        row.p.cast_cache,
     ),
     claims=(
         RowClaim(TWICE_AS_FAST, FASTER, "faster", lambda row: is_judged(row) and is_aligned(row)),
@@ -326,13 +306,13 @@ PROBE = Probe(
             ratio=lambda row: (
                 row.seen["casts"] / (row.p.micro_batches * step.seen["casts"]) if (step := nested(row)) else None
             ),
-            where=lambda row: is_step(row) and row.p.cast_cache == "iteration",
+            where=lambda row: row.p.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: step.faster_than(row) if (step := nested(row)) else None,
-            where=lambda row: is_step(row) and row.p.cast_cache != "nested",
+            where=lambda row: row.p.cast_cache != "nested",
         ),
     ),
     tables=(
@@ -362,7 +342,7 @@ PROBE = Probe(
                 Column("casts", unit="count"),
                 Column("cast", unit="MB"),
             ),
-            where=is_cached,
+            where=lambda row: row.p.micro_batches > 1,
         ),
         RowTable(
             "What the system shows of a process that trains with AdamW: nvidia-smi, or the resident set on a CPU",
@@ -382,7 +362,5 @@ PROBE = Probe(
         ),
     ),
     analyse=analyse,
-    group=lambda case: (
-        f"precision {case.parameters.precision}{' micro-batches' * (getattr(case.parameters, 'micro_batches', 1) > 1)}"
-    ),
+    group=lambda case: f"precision {case.parameters.precision}{' micro-batches' * (case.parameters.micro_batches > 1)}",
 )

@@ -25,7 +25,7 @@ WORKLOADS = {
     "checkpointed_step": "training.step_memory:CheckpointedStep",
     "training_memory": "training.step_memory:TrainingMemory",
     "data_parallel": "training.data_parallel:DataParallel",
-    "overlap": "training.overlap:Overlap",
+    "overlap": "training.data_parallel:Overlap",
     "block_part": "training.layers:BlockPart",
     "layer_pass": "training.layers:LayerPass",
     "optimizer_update": "training.optimizer:OptimizerUpdate",

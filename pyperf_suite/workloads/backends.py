@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,7 +27,7 @@ from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.measure.telemetry import PYTHON_LOOP, python_loop_s
 from pyperf_suite.workloads.scratch import KernelCache
-from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Prepared
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Prepared
 
 RESULT = "the result"
 
@@ -55,6 +55,10 @@ def require_installed(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise Unsupported(f"{package} is not installed.")
 
+
+# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
+_MULTIPLIER = 6364136223846793005
+_FINGERPRINTED = 1 << 20
 
 # Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
@@ -358,11 +362,31 @@ def use_products_of(where: TorchDevice, element: str) -> None:
         raise Unsupported("A CPU has no tfloat32.")
 
 
+def fingerprint(tensors: Iterable[Any]) -> int:
+    """The bits of all tensors in 64, made where they lie.
+
+    Their elements as integers, times odd numbers that grow with their place, summed modulo 2^64: so one element that
+    changes always shows, and so do two that are swapped.
+    """
+    torch: Any = importlib.import_module("torch")
+    total = 0
+    for each in tensors:
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[each.element_size()]
+        numbers = each.detach().contiguous().reshape(-1).view(kind)
+        total *= _MULTIPLIER
+        for begin in range(0, numbers.numel(), _FINGERPRINTED):
+            part = numbers[begin : begin + _FINGERPRINTED].long()
+            places = torch.arange(begin, begin + part.numel(), device=part.device)
+            total += int((part * (2 * places + 1)).sum())
+        total = (total + numbers.numel()) % 2**64
+    return total - 2**63
+
+
 class ExpectedOutputs(NamedTuple):
     """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
 
     Where `in_norm`, a share of the tensor's own norm, is None, `allowed` is how far honest rounding moves an element,
-    in root mean square, and gpt.judged has the rule.
+    in root mean square, and rounding.judged has the rule.
     """
 
     exact: Mapping[str, Any]
@@ -389,19 +413,16 @@ class ComparedLaunches(Prepared):
         """What it must leave, computed once."""
 
     def verify_last(self, index: int) -> Checked:
-        from pyperf_suite.workloads.training.gpt import compared, judged
+        from pyperf_suite.workloads.rounding import compared, judged
 
         found, (exact, allowed, in_norm) = self.results(index), self.due()
         return judged(found, exact, allowed) if in_norm is None else compared(found, exact, allowed, in_norm)
 
     def snapshot(self, index: int) -> Any:
-        return {name: each.detach().clone() for name, each in self.results(index).items()}
+        return fingerprint(each for each in self.results(index).values() if each is not None)
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        found = self.results(index)
-        return found.keys() == snapshot.keys() and all(
-            self._where.torch.equal(found[name], snapshot[name]) for name in snapshot
-        )
+        return bool(self.snapshot(index) == snapshot)
 
     def _where_there_is_room(self, compute: Callable[[Any], Any]) -> Any:
         """`compute(device)` where launches run, or on the CPU where a GPU has too little memory for it."""
@@ -412,30 +433,3 @@ class ComparedLaunches(Prepared):
                 if not out_of_memory(error):
                     raise
         return compute("cpu")
-
-
-class Passes(ComparedLaunches):
-    """Launches of one operation that rotate through equal sets of operands; results are allocated at each."""
-
-    def __init__(self, where: TorchDevice, kernel: Kernel, sets: Sequence[Any], names: Sequence[str]) -> None:
-        """`names` are those of what `_run` gives for one of the `sets`."""
-        super().__init__(where)
-        self.kernel, self.sets, self._sets, self._names = kernel, len(sets), sets, names
-        self._left: list[tuple[Any, ...]] = [()] * self.sets
-
-    @abstractmethod
-    def _run(self, operands: Any) -> tuple[Any, ...]:
-        """The operation, once."""
-
-    def launch(self, index: int) -> None:
-        place = index % self.sets
-        self._left[place] = ()  # the last result is gone before the next is made
-        self._left[place] = self._run(self._sets[place])
-
-    def poison(self, index: int | None = None) -> None:
-        """No results: those that no launch makes are missed."""
-        for place in range(self.sets) if index is None else (index % self.sets,):
-            self._left[place] = ()
-
-    def results(self, index: int) -> Mapping[str, Any]:
-        return dict(zip(self._names, self._left[index % self.sets], strict=False))

@@ -21,7 +21,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.ranks.group import Group, RanksMissing, connect
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.workloads.backends import require_installed
+from pyperf_suite.workloads.backends import fingerprint, require_installed
 from pyperf_suite.workloads.workload import (
     Checked,
     ExecutionContext,
@@ -53,10 +53,6 @@ MOST_RANKS = 1 << 15
 
 # Makes a case ready of parameters, where this rank is, and the process group that it has joined.
 Steps = Callable[[Any, ExecutionContext, Any], Transfers]
-
-# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
-_MULTIPLIER = 6364136223846793005
-_FINGERPRINTED = 1 << 20
 
 
 def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: float) -> Made:
@@ -286,7 +282,7 @@ class RankSteps(Transfers):
 
     def verdict(self, found: dict[str, Any], exact: dict[str, Any], scales: dict[str, Any], *wrong: str) -> Checked:
         """Gradients against what they must be, by how far rounding moves them, and what else is wrong in words."""
-        from pyperf_suite.workloads.training.gpt import judged
+        from pyperf_suite.workloads.rounding import judged
 
         return together([judged(found, exact, scales), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
@@ -326,23 +322,3 @@ def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:
     found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(found, mine, group=group)
     return len({int(each) for each in found}) == 1
-
-
-def fingerprint(tensors: Iterable[Any]) -> int:
-    """The bits of all tensors in 64, made where they lie.
-
-    Their elements as integers, times odd numbers that grow with their place, summed modulo 2^64: so one element that
-    changes always shows, and so do two that are swapped.
-    """
-    torch: Any = importlib.import_module("torch")
-    total = 0
-    for each in tensors:
-        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[each.element_size()]
-        numbers = each.detach().contiguous().reshape(-1).view(kind)
-        total *= _MULTIPLIER
-        for begin in range(0, numbers.numel(), _FINGERPRINTED):
-            part = numbers[begin : begin + _FINGERPRINTED].long()
-            places = torch.arange(begin, begin + part.numel(), device=part.device)
-            total += int((part * (2 * places + 1)).sum())
-        total = (total + numbers.numel()) % 2**64
-    return total - 2**63

@@ -176,18 +176,18 @@ class ParallelSteps(RankSteps):
         return tuple(each.to(self._where) for each in self._gpt.inputs(p, seed_of(data_rank, micro, p.micro_batches)))
 
     def _single_process(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
+        """Gradients of this rank's weights over the global batch, and how far honest rounding moves each element.
 
-        And how far honest rounding moves each element (gpt.exact_and_scales). Of the weights as they are rounded for
-        products.
+        Each rank computes its share of the batch whole, with weights as they are rounded for products.
         """
-        p, gpt, where = self._parameters, self._gpt, self._room_for_whole()
-        tokens = p.batch * p.seq * p.micro_batches
-        rounding = gpt.Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
-        operations = gpt.RoundedOperations(rounding, self._rank, where)
+        from pyperf_suite.workloads.rounding import Rounding, exact_and_scales
+
+        p, where = self._parameters, self._room_for_whole()
+        tokens = p.tokens * p.micro_batches
+        rounding = Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
         sums = 0 if self.is_gpu or p.dtype == "float32" else tokens
-        run = functools.partial(self._over_all, where)
-        return gpt.exact_and_scales(run, rounding, operations, sums, p.data * p.micro_batches + 1)
+        run, additions = functools.partial(self._over_all, where), p.data * p.micro_batches + 1
+        return exact_and_scales(run, rounding, self._rank, where, sums=sums, additions=additions)
 
     def _over_all(self, where: str, wide: Any, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
         """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context.

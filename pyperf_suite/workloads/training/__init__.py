@@ -3,12 +3,11 @@
 What each workload's check sees, element by element, what with, and whether also of steps that are timed:
 
 - training_step, precision_step: the result and all gradients, after AdamW's update weights and moments; float64, limits
-  by random rounding (gpt.py); while timed, but for dropout and AdamW. Of more than 64 million parameters, gradients of
-  what stands outside the layers and of the first and last of these.
+  by random rounding (rounding.py); while timed, but for dropout and AdamW. Of more than 64 million parameters,
+  gradients of what stands outside the layers and of the first and last of these.
 - checkpointed_step: the same of the whole batch; or of one sequence where a batch takes too long, and of one that takes
   too long itself against the model without checkpointing; while timed, where the whole batch is compared.
-- block_part: the result; float64, limits by random rounding; while timed.
-- layer_pass: the result or gradients, on every operand set; float64, limits by dtype; while timed.
+- layer_pass, block_part: the result or gradients, on every operand set; float64, limits by dtype; while timed.
 - optimizer_update: all weights and states, of 8-bit packages weights alone; float64 from where they stand; not while
   timed, as a step goes on from the last.
 - data_parallel: all gradients, and that ranks hold the same bits; a single process, limits by the roundings of sums;
@@ -28,7 +27,6 @@ from typing import Annotated, Literal
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
-from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
 from pyperf_suite.laws.transformer import PASSES, ModelDimensions, model_flop
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
@@ -40,13 +38,8 @@ ATTENTIONS: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
     "explicit": "explicit",
 }
 
-# How weights are kept and how products are computed: "autocast" keeps float32 weights and casts at each product.
-PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
-
-HALF, DOUBLE = 2, 8
 # In a model of more parameters a mistake in a layer shows in the gradients of those before it.
 MOST_COMPARED = 64_000_000
-MOMENTS = 2  # of AdamW, each in the type of its weight
 
 Size = Annotated[int, Within(1)]
 SizeOrNone = Annotated[int, Within(0)]
@@ -166,59 +159,6 @@ class TransformerShape:
             raise UserError("Classes are of a model with a vocabulary: name one, or leave classes out.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is a share from 0 up to 1, but {self.dropout} was requested.")
-
-
-@dataclass(frozen=True)
-class TrainedShape(TransformerShape):
-    """A transformer, and the precision that it is trained in."""
-
-    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
-
-    @property
-    def is_autocast(self) -> bool:
-        return self.precision.startswith("autocast_")
-
-    @property
-    def element(self) -> str:
-        return self.precision.removeprefix("autocast_")
-
-    @property
-    def weights(self) -> str:
-        return self.precision if self.precision in ("bfloat16", "float16") else "float32"
-
-    def keeping(self, device: str) -> ActivationPolicy:
-        """The same for the law of kept activations, on a "cpu" or a "cuda"."""
-        return ActivationPolicy(
-            element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
-            stream_bytes=FLOAT if self.weights == "float32" else HALF,
-            dropout=self.dropout > 0,
-            attention=ATTENTIONS[self.attention],
-            checkpointing=self.checkpointing.kind,
-            every=self.checkpointing.every,
-            ends=self.has_logits,
-            device="cuda" if device == "cuda" else "cpu",
-        )
-
-    def state_bytes(self, updated: bool) -> int:
-        each = FLOAT if self.weights == "float32" else HALF
-        return int(self.dimensions.parameters) * each * (2 + (MOMENTS if updated else 0))
-
-    def step_bytes(self, updated: bool) -> int:
-        """The state, and what forward keeps for backward, on either kind of device."""
-        kept = kept_bytes(self.dimensions, self.batch, self.seq, self.keeping("cuda"))
-        return self.state_bytes(updated) + int(kept.total)
-
-    def require_reference(self, sequences: int) -> None:
-        """Raise Unsupported where the host has no room for gradients in float64, of so many sequences at a time.
-
-        Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
-        """
-        keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
-        kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
-        model = self.dimensions
-        ends = model.outer_parameters + 2 * model.layer_parameters
-        compared = model.parameters if self.compares_all else ends
-        require_for_reference(int(model.parameters + 4 * compared) * DOUBLE + int(kept))
 
 
 def require_for_reference(nbytes: int) -> None:

@@ -130,7 +130,7 @@ def compared_update(
     square; one of a state by that share of itself and of their root mean square: some roundings each. Of matrices that
     are stacked the first has number `first_number`.
     """
-    from pyperf_suite.workloads.training import gpt
+    from pyperf_suite.workloads.rounding import compared
 
     share, epsilon = SHARE[dtype], EPSILON[dtype]
     if optimizer == "Adafactor":
@@ -144,7 +144,7 @@ def compared_update(
     allowed = {name: share * (abs(values) + _root_mean_square(values)) for name, values in exact.items()}
     allowed["weight"] = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
     found = {"weight": after.weight, **after.state}
-    return gpt.compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
+    return compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
 
 
 def _moved(average: Array | float, value: Array, share: float) -> Array:
@@ -330,19 +330,17 @@ class Update(ByTorch):
             )
 
     def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
-        if self._package:
-            return self._low_memory_steps(parameters, seed, where)
-        kind = getattr(where.torch.optim, parameters.optimizer, None)
-        if kind is None:
-            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
-        make = functools.partial(kind, **settings(parameters.optimizer), **self._flags)
-        return UpdateSteps(parameters, self.name, seed, where, make)
-
-    def _low_memory_steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
+        optimizer = parameters.optimizer
+        if not self._package:
+            kind = getattr(where.torch.optim, optimizer, None)
+            if kind is None:
+                raise Unsupported(f"This torch ({where.torch.__version__}) has no {optimizer}.")
+            make = functools.partial(kind, **settings(optimizer), **self._flags)
+            return UpdateSteps(parameters, self.name, seed, where, make)
         require_installed(self._package)
         try:
             kind = importlib.import_module(f"{self._package}.optim").AdamW8bit
-            make = functools.partial(kind, **settings("AdamW"))
+            make = functools.partial(kind, **settings(optimizer))
             return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
         except Exception as error:  # a package of others, in whatever way it says that it cannot
             raise Unsupported(f"{self._package} cannot do this here: {type(error).__name__}: {error}") from None

@@ -1,8 +1,8 @@
 """What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
 
-`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures are added to
-them. Of `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the
-largest one ends on evidence.
+`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator counts peaks. Of
+`checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the largest one
+ends on evidence.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import psutil
 
-from pyperf_suite.errors import Failed, Unsupported, UserError, Within, out_of_memory
+from pyperf_suite.errors import Failed, Unsupported, out_of_memory
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
 from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import Checkpointing, TrainedShape
-from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.training_step import (
+    StepWorkload,
+    TorchSteps,
+    TrainingStep,
+    TrainingStepParameters,
+)
 from pyperf_suite.workloads.workload import (
     ByFunction,
     Checked,
@@ -33,7 +39,6 @@ from pyperf_suite.workloads.workload import (
     Kernel,
     Observed,
     Prepared,
-    Workload,
     by_name,
     exact_metric,
 )
@@ -47,77 +52,33 @@ STEPS_SHOWN = 3
 PART_OF_DEADLINE = 0.9
 
 
-@dataclass(frozen=True)
-class TrainingMemoryParameters(TrainedShape):
-    """A transformer that AdamW trains."""
-
-
 class WatchedSteps(TorchSteps):
     """Steps with AdamW whose bytes are counted by what they are for."""
 
-    def __init__(self, shape: TrainedShape, seed: int, where: TorchDevice) -> None:
+    def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
         # The bytes of tfloat32, an arithmetic, are those of float32, on a CPU too.
-        fields = vars(shape) | {"precision": torch_name(shape.precision)}
-        super().__init__(TrainingStepParameters(**fields, part="train"), seed, where)
-
-    def backward(self, result: Any) -> None:
-        (result if result.ndim == 0 else result.float().sum()).backward()
+        super().__init__(replace(parameters, precision=torch_name(parameters.precision), part="train"), seed, where)
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
         assert self._optimizer is not None
-        bytes_of = self._held_bytes.bytes_of
-        saved = self._held_bytes.kept(self.model, self.forward)
-        self.launch(0)  # makes the optimizer's state
-        weights, state = bytes_of(list(self.model.parameters())), bytes_of(list(self._optimizer.state.values()))
-        gradients = bytes_of([each.grad for each in self.model.parameters()])
-        self.poison()
-        added = self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
-        return {
-            "parameters": sum(each.numel() for each in self.model.parameters()),
-            "weights": weights,
-            "gradients": gradients,
-            "optimizer": state,
-            "activations": saved.activations,
-            "weight_copies": saved.weight_copies,
-            "peak": weights + state + added,
-        }
-
-    def allocated_by_forward(self) -> int:
-        """By how much a forward pass raises what the GPU's allocator has given out, in its own blocks."""
-        cuda = self._where.torch.cuda
-        self.poison()
-        before = cuda.memory_allocated(self._where.device)
-        result = self.forward()
-        after = cuda.memory_allocated(self._where.device)
-        del result
-        return int(after - before)
+        found = super().bytes_by_kind()
+        found["parameters"] = sum(each.numel() for each in self.model.parameters())
+        found["optimizer"] = self._held_bytes.bytes_of(list(self._optimizer.state.values()))
+        found["peak"] = found["weights"] + found["optimizer"] + self.added_bytes(lambda: self.launch(0))
+        return found
 
 
-def by_storages(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-    """Every storage counted, on the CPU."""
-    where = TorchDevice(place.device)
-    threads = where.torch.get_num_threads()
-    where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
-    try:
-        found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
-    finally:
-        where.torch.set_num_threads(threads)
-    return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
+def counted(parameters: TrainingStepParameters, place: ExecutionContext, kind: Literal["cpu", "cuda"]) -> Exact:
+    """Every storage on the CPU; on a GPU peaks are those of torch's allocator."""
+    # On a CPU to wait for others would take longer than these small products.
+    where = TorchDevice(Device(kind, place.device.index), workers=1, queueing="open")
+    found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
+    of_gpu = where.torch.cuda.get_device_properties(where.device) if where.is_gpu else None
+    return _exact(found | {"capacity": int(of_gpu.total_memory if of_gpu else psutil.virtual_memory().total)}, kind)
 
 
-def by_allocator(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-    """The same on a GPU, and what torch's allocator says of each phase of a step."""
-    where = TorchDevice(Device("cuda", place.device.index), queueing="open")
-    steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
-    found = steps.bytes_by_kind()
-    found["allocated_by_forward"] = steps.allocated_by_forward()
-    found["reserved"] = cuda.max_memory_reserved(where.device)
-    found["capacity"] = cuda.get_device_properties(where.device).total_memory
-    return _exact(found, "cuda")
-
-
-def by_own_process(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
+def by_own_process(parameters: TrainingStepParameters, place: ExecutionContext) -> Exact:
     """What the system shows of a process that does nothing but train: nvidia-smi, or the resident set on a CPU."""
     allowed_s = PART_OF_DEADLINE * place.deadline_s
     with multiprocessing.get_context("spawn").Pool(1) as alone:
@@ -129,7 +90,7 @@ def by_own_process(parameters: TrainingMemoryParameters, place: ExecutionContext
     return _exact(found, place.device.kind)
 
 
-def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: int) -> dict[str, int]:
+def process_bytes(parameters: TrainingStepParameters, device: Device, seed: int) -> dict[str, int]:
     """Bytes after some steps with AdamW; for a process that did nothing before.
 
     `shown` is what the system shows: on a GPU by NVML, and what its context and libraries take of it is `context`,
@@ -162,38 +123,25 @@ def _exact(found: Mapping[str, int], path: str) -> Exact:
     return Exact(Kernel("transformer_step", path), metrics)
 
 
-class TrainingMemory(Workload[TrainingMemoryParameters]):
-    """Weights, gradients, optimizer state and kept activations of a transformer, and the peak of a step."""
+class TrainingMemory(StepWorkload):
+    """Weights, gradients, AdamW's state and kept activations of a transformer, and the peak of a step."""
 
     name = "training_memory"
-    parameters_type = TrainingMemoryParameters
     implementations = by_name(
-        ByFunction("storages", by_storages, "cpu"),
-        ByFunction("allocator", by_allocator, "cuda"),
+        ByFunction("storages", partial(counted, kind="cpu"), "cpu"),
+        ByFunction("allocator", partial(counted, kind="cuda"), "cuda"),
         ByFunction("process", by_own_process),
     )
     is_exact = True
 
-    def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:
-        return parameters.step_bytes(updated=True)
-
-
-@dataclass(frozen=True)
-class CheckpointedStepParameters(TrainingStepParameters):
-    """A training step and the bytes that it may hold in all; 0 is all that the device has free."""
-
-    budget_bytes: Annotated[int, Within(0)] = 0
-
-    def validate(self) -> None:
-        super().validate()
-        if self.compiled:
-            raise UserError("What a compiled step holds cannot be watched: leave compiled off.")
+    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
+        return replace(parameters, part="train").step_bytes
 
 
 class CheckpointedSteps(TorchSteps):
     """Steps that are known to fit into a budget."""
 
-    def __init__(self, parameters: CheckpointedStepParameters, seed: int, where: TorchDevice) -> None:
+    def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
         self._batch, self._budget = parameters.batch, parameters.budget_bytes or _free_bytes(where)
         # What enters the first block is kept in 2 bytes an element or more, whatever is dropped.
         self._require_fits(2 * parameters.tokens * parameters.hidden, "its input alone is too large")
@@ -251,8 +199,7 @@ class CheckpointedSteps(TorchSteps):
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
-        self.model.zero_grad(set_to_none=True)
-        return self._fixed() + self._held_bytes.peak_bytes(call, self._where.device)
+        return self._fixed() + self.added_bytes(call)
 
     def _fixed(self) -> int:
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
@@ -281,7 +228,7 @@ class CheckpointedSteps(TorchSteps):
 class WithinBudget(ByTorch):
     """The model of gpt.py by torch's autograd and torch.utils.checkpoint."""
 
-    def prepare(self, parameters: CheckpointedStepParameters, place: ExecutionContext) -> Prepared:
+    def prepare(self, parameters: TrainingStepParameters, place: ExecutionContext) -> Prepared:
         try:
             return super().prepare(parameters, place)
         except RuntimeError as error:
@@ -297,11 +244,12 @@ class CheckpointedStep(TrainingStep):
 
     name = "checkpointed_step"
     takes_turns = False  # what others hold would count
-    parameters_type = CheckpointedStepParameters
+    # What a compiled step holds cannot be watched.
+    options = ("part", "workers", "budget_bytes")
     implementations = by_name(WithinBudget(CheckpointedSteps))
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        return parameters.state_bytes(updated=parameters.updates)
+        return parameters.state_bytes
 
 
 def _free_bytes(where: TorchDevice) -> int:

@@ -6,14 +6,16 @@ import importlib.util
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
+from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
 from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.measure.tolerance import computed_anew
 from pyperf_suite.workloads import scratch
@@ -25,11 +27,23 @@ from pyperf_suite.workloads.backends import (
     TorchDevice,
     use_products_of,
 )
-from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import Checkpointing, TrainedShape, requested_flop
+from pyperf_suite.workloads.training import (
+    ATTENTIONS,
+    Checkpointing,
+    TransformerShape,
+    requested_flop,
+    require_for_reference,
+)
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
+
+# How weights are kept and how products are computed: "autocast" keeps float32 weights and casts at each product.
+PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
+
+# Bytes of an element, and AdamW's moments, each in the type of its weight.
+HALF, DOUBLE = 2, 8
+MOMENTS = 2
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
 PARTS = ("forward", "step", "train")
@@ -48,20 +62,20 @@ DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class TrainingStepParameters(TrainedShape):
-    """A transformer, the precision it is trained in, the part of a step that is timed, and the CPU cores it may use."""
+class TrainingStepParameters(TransformerShape):
+    """A transformer, the precision it is trained in, the part of a step that is timed, and how it is taken.
 
+    A step has `micro_batches` forward and backward passes whose gradients add up; for `cast_cache` see CAST_CACHES. It
+    may use so many CPU cores, and hold `budget_bytes` in all; 0 is all that the device has free.
+    """
+
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     part: Annotated[str, OneOf(PARTS)] = "step"
     compiled: bool = False
     workers: int = 1
-
-    @property
-    def micro_batches(self) -> int:
-        return 1
-
-    @property
-    def cast_cache(self) -> str:
-        return CAST_CACHES[0]
+    micro_batches: Annotated[int, Within(1)] = 1
+    cast_cache: Annotated[str, OneOf(CAST_CACHES)] = CAST_CACHES[0]
+    budget_bytes: Annotated[int, Within(0)] = 0
 
     @property
     def updates(self) -> bool:
@@ -71,33 +85,72 @@ class TrainingStepParameters(TrainedShape):
     def goes_back(self) -> bool:
         return self.part != "forward"
 
+    @property
+    def is_autocast(self) -> bool:
+        return self.precision.startswith("autocast_")
 
-@dataclass(frozen=True)
-class PrecisionStepParameters(TrainingStepParameters):
-    """A training step of `micro_batches` forward and backward passes whose gradients add up; see CAST_CACHES."""
+    @property
+    def element(self) -> str:
+        return self.precision.removeprefix("autocast_")
 
-    micro_batches: Annotated[int, Within(1)] = 1
-    cast_cache: Annotated[str, OneOf(CAST_CACHES)] = CAST_CACHES[0]
+    @property
+    def weights(self) -> str:
+        return self.precision if self.precision in ("bfloat16", "float16") else "float32"
+
+    def keeping(self, device: str) -> ActivationPolicy:
+        """The same for the law of kept activations, on a "cpu" or a "cuda"."""
+        return ActivationPolicy(
+            element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
+            stream_bytes=FLOAT if self.weights == "float32" else HALF,
+            dropout=self.dropout > 0,
+            attention=ATTENTIONS[self.attention],
+            checkpointing=self.checkpointing.kind,
+            every=self.checkpointing.every,
+            ends=self.has_logits,
+            device="cuda" if device == "cuda" else "cpu",
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        each = FLOAT if self.weights == "float32" else HALF
+        return int(self.dimensions.parameters) * each * (2 + (MOMENTS if self.updates else 0))
+
+    @property
+    def step_bytes(self) -> int:
+        """The state, and what forward keeps for backward, on either kind of device."""
+        kept = kept_bytes(self.dimensions, self.batch, self.seq, self.keeping("cuda"))
+        return self.state_bytes + int(kept.total)
 
     def validate(self) -> None:
         super().validate()
-        if self.part != "step":
-            raise UserError(f"A precision_step is forward and backward: its part is step, not {self.part}.")
         if self.cast_cache != CAST_CACHES[0] and not self.is_autocast:
             raise UserError(f"{self.precision} casts no weights: leave cast_cache={self.cast_cache} out.")
+
+    def require_reference(self, sequences: int) -> None:
+        """Raise Unsupported where the host has no room for gradients in float64, of so many sequences at a time.
+
+        Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
+        """
+        keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
+        kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
+        model = self.dimensions
+        ends = model.outer_parameters + 2 * model.layer_parameters
+        compared = model.parameters if self.compares_all else ends
+        require_for_reference(int(model.parameters + 4 * compared) * DOUBLE + int(kept))
 
 
 class TorchSteps(ComparedLaunches):
     """Steps of the model of gpt.py on one batch, by torch's autograd; each makes its gradients anew."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
+        from pyperf_suite.workloads import rounding
         from pyperf_suite.workloads.training import gpt, held_bytes
 
         super().__init__(where)
         self._p, self._seed, torch, p = parameters, seed, where.torch, parameters
         use_products_of(where, p.element)
         gpt.require_attention(p, where.device, getattr(torch, torch_name(p.element)))
-        self._gpt, self._held_bytes = gpt, held_bytes
+        self._gpt, self._held_bytes, self._rounding = gpt, held_bytes, rounding
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
@@ -157,31 +210,24 @@ class TorchSteps(ComparedLaunches):
         self.model.zero_grad(set_to_none=True)
 
     def results(self, index: int) -> Mapping[str, Any]:
-        found = {RESULT: self._result}
-        if self._p.goes_back:
-            compared = self._gpt.compared_weights(self.model, self._p)
-            found |= {f"the gradient of {name}": each.grad for name, each in compared.items()}
-        return found
-
-    def snapshot(self, index: int) -> Any:
-        return fingerprint(each for each in self.results(index).values() if each is not None)
-
-    def matches(self, index: int, snapshot: Any) -> bool:
-        return bool(self.snapshot(index) == snapshot)
+        compared = self._gpt.compared_weights(self.model, self._p) if self._p.goes_back else {}
+        return {RESULT: self._result} | {name: weight.grad for name, weight in compared.items()}
 
     def due(self) -> ExpectedOutputs:
         """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
         sequences = len(self.inputs[0])
         if sequences not in self._due:
             backward = f"with {self._p.micro_batches} backward passes" if self._p.goes_back else ""
-            key = f"step of {self._plain()} {backward} seed {self._seed}, first {sequences} sequences"
+            model = f"{self._plain()} in {self._p.precision}"
+            key = f"step of {model} {backward} seed {self._seed}, first {sequences} sequences"
             keep = scratch.shared(key) if self._shares_reference else computed_anew
+            reference = partial(self._where_there_is_room, self._computed_on)
             with warnings.catch_warnings():
                 # What other processes map as well is not writable, and nobody writes here.
                 warnings.simplefilter("ignore", UserWarning)
                 pairs = {
                     name: self._where.torch.from_numpy(np.asarray(pair))
-                    for name, pair in keep("exact and scales", self._reference).items()
+                    for name, pair in keep("exact and scales", reference).items()
                 }
             exact, scales = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
             self._due[sequences] = ExpectedOutputs(exact, scales)
@@ -193,33 +239,34 @@ class TorchSteps(ComparedLaunches):
             self._upstream = self._placed(self._where.torch.randn(self.inputs[0].shape, generator=generator))
         return self._upstream
 
-    def _plain(self) -> TrainedShape:
-        shape = TrainedShape(**{each.name: getattr(self._p, each.name) for each in fields(TrainedShape)})
+    def _plain(self) -> TransformerShape:
+        shape = TransformerShape(**{each.name: getattr(self._p, each.name) for each in fields(TransformerShape)})
         return replace(shape, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
 
     def _seeded(self) -> Any:
         return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
 
-    def _reference(self) -> dict[str, Any]:
-        return dict(self._where_there_is_room(self._computed_on))
-
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        p, gpt = self._p, self._gpt
+        p = self._p
         if str(device) == "cpu":
             p.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
         model = self._seeded().to(device)
-        rounding = gpt.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
-        # Where weights are cast for products, that rounds them too.
-        cast = p.is_autocast or p.element == "tfloat32"
-        operations = gpt.RoundedOperations(rounding, self._seed + 2, device, weights=cast)
-        summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
 
         def run(dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
             placed = model.to(dtype)
             with context:
                 return self._by_formula(placed, device, dtype)
 
-        exact, scales = gpt.exact_and_scales(run, rounding, operations, summed, p.micro_batches)
+        exact, scales = self._rounding.exact_and_scales(
+            run,
+            self._rounding.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens)),
+            self._seed + 2,
+            device,
+            # Where weights are cast for products, that rounds them too.
+            weights=p.is_autocast or p.element == "tfloat32",
+            sums=0 if self._where.is_gpu or p.weights == "float32" else p.tokens,
+            additions=p.micro_batches,
+        )
         times = {name: 1 if name == RESULT else p.micro_batches for name in exact}
         stack = self._where.torch.stack
         return {name: stack((exact[name], scales[name])).mul_(times[name]).cpu().numpy() for name in exact}
@@ -240,9 +287,7 @@ class TorchSteps(ComparedLaunches):
         weights = self._gpt.compared_weights(model, self._p)
         results, sums = self._gpt.summed(model, batches(), torch.float64, self._p.goes_back, list(weights.values()))
         found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
-        if self._p.goes_back:
-            found |= {f"the gradient of {name}": due for name, due in zip(weights, sums, strict=True)}
-        return found
+        return found | (dict(zip(weights, sums, strict=True)) if self._p.goes_back else {})
 
     def _updated(self) -> Checked:
         """Each element of weights and moments after AdamW's first update, by the gradients that are there."""
@@ -266,6 +311,23 @@ class TorchSteps(ComparedLaunches):
         finally:
             for module, before in kept:
                 setattr(module, name, before)
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Bytes of weights and gradients, and of what forward keeps for backward: activations, and casts of weights."""
+        held, weights = self._held_bytes, list(self.model.parameters())
+        kept = held.kept(self.model, self.forward)
+        self.launch(0)  # which leaves gradients, and makes the optimizer's state
+        return {
+            "activations": kept.activations,
+            "weight_copies": kept.weight_copies,
+            "weights": held.bytes_of(weights),
+            "gradients": held.bytes_of([each.grad for each in weights]),
+        }
+
+    def added_bytes(self, call: Callable[[], None]) -> int:
+        """The most that a call adds at any time to what there is without gradients."""
+        self.poison()
+        return int(self._held_bytes.peak_bytes(call, self._where.device))
 
     def _precision(self) -> AbstractContextManager[Any]:
         return self._autocast() if self._p.is_autocast else nullcontext()
@@ -294,38 +356,46 @@ class PrecisionSteps(TorchSteps):
     """Steps that report what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step.
+        """Bytes by kind, and how many casts of weights, of how many bytes, there are in a step; a GPU's peak of a step.
 
         The peak is by torch's allocator, with weights and inputs.
         """
-        own = self._held_bytes.kept(self.model, self.forward)
+        reported = self.bytes_by_kind()
         cast = self._held_bytes.casts(self.model, lambda: self.launch(0))
-        weights: list[Any] = list(self.model.parameters())
-        reported = {
-            "activations": own.activations,
-            "weight_copies": own.weight_copies,
-            "weights": sum(each.nbytes for each in weights),
-            "gradients": sum(each.grad.nbytes for each in weights),
-            "cast": sum(cast),
-        }
+        reported["cast"] = sum(cast)
         if self._where.is_gpu:
             self.poison()
             there = self._where.torch.cuda.memory_allocated(self._where.device)
-            reported["peak"] = there + self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
+            reported["peak"] = there + self.added_bytes(lambda: self.launch(0))
         return {name: Observed("B", (figure,)) for name, figure in reported.items()} | {
             "casts": Observed("1", (len(cast),))
         }
 
 
-class TrainingStep(Workload[TrainingStepParameters]):
+class StepWorkload(Workload[TrainingStepParameters]):
+    """Steps that take some of the `options` that a step has."""
+
+    parameters_type: type = TrainingStepParameters
+    options: tuple[str, ...] = ()
+
+    def validate(self, parameters: TrainingStepParameters) -> None:
+        super().validate(parameters)
+        usual = {each.name: each.default for each in fields(parameters)}
+        of_all = {each.name for each in fields(TransformerShape)} | {"precision"}
+        for name, value in vars(parameters).items():
+            if name not in (*of_all, *self.options) and value != usual[name]:
+                raise UserError(f"A {self.name} takes no {name}: leave {name}={value} out.")
+
+    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
+        return parameters.step_bytes
+
+
+class TrainingStep(StepWorkload):
     """Forward and backward of a transformer, and its update."""
 
     name = "training_step"
-    parameters_type: type = TrainingStepParameters
+    options: tuple[str, ...] = ("part", "compiled", "workers")
     implementations: Mapping[str, Any] = by_name(ByTorch(TorchSteps))
-
-    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        return parameters.step_bytes(updated=parameters.updates)
 
     def work(self, parameters: TrainingStepParameters) -> Work:
         """Model FLOPs of the part, causal pairs alone (laws/transformer.py); what is recomputed is no work done."""
@@ -337,5 +407,5 @@ class PrecisionStep(TrainingStep):
     """Forward and backward passes in one precision, with what they keep in memory reported with their time."""
 
     name = "precision_step"
-    parameters_type = PrecisionStepParameters
+    options = ("compiled", "workers", "micro_batches", "cast_cache")
     implementations = by_name(ByTorch(PrecisionSteps))

@@ -95,29 +95,22 @@ class Compared(Prepared):
 
 
 class Copies(Compared):
-    """From a seeded source to a target, in slots of one transfer each, so that copies do not find what others left."""
+    """From seeded bytes to a target, in slots of one transfer each, so that copies do not find what others left."""
 
-    def __init__(self, parameters: TransferParameters) -> None:
+    def __init__(self, parameters: TransferParameters, seed: int) -> None:
         self.size_bytes = parameters.size_bytes
         self.sets = sets_to_rotate(self.size_bytes, Device("cpu"), MOST_SLOTS)[0]
-        self.total_bytes = self.size_bytes * self.sets
-        self.details = {"slots": self.sets, "buffer_bytes": self.total_bytes}
+        total_bytes = self.size_bytes * self.sets
+        self.details = {"slots": self.sets, "buffer_bytes": total_bytes}
+        self.source, self.target = page_aligned(total_bytes), self._target_of(total_bytes)
+        fill(self.source, seed)
+        self.poison()
 
     def cut(self, buffer: Any) -> list[Any]:
         return [buffer[self.slot(index)] for index in range(self.sets)]
 
     def slot(self, index: int | None) -> slice:
         return slice(None) if index is None else slice(index * self.size_bytes, (index + 1) * self.size_bytes)
-
-
-class HostCopies(Copies):
-    """From host memory to host memory."""
-
-    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
-        super().__init__(parameters)
-        self.source, self.target = page_aligned(self.total_bytes), page_aligned(self.total_bytes)
-        fill(self.source, place.seed)
-        self.poison()
 
     def poison(self, index: int | None = None) -> None:
         where = self.slot(index)
@@ -127,15 +120,18 @@ class HostCopies(Copies):
         where = self.slot(index)
         return self.target[where], self.source[where], f"slot {index}"
 
+    def _target_of(self, size_bytes: int) -> Any:
+        return page_aligned(size_bytes)
 
-class MemcpySteps(HostCopies):
+
+class MemcpySteps(Copies):
     """The C library's memmove on one core.
 
     It is called through ctypes, whose own cost is part of the latency: about a third of a microsecond.
     """
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
-        super().__init__(parameters, place)
+        super().__init__(parameters, place.seed)
         targets, sources = self.cut(self.target), self.cut(self.source)
         self._addresses = [(to.ctypes.data, of.ctypes.data) for to, of in zip(targets, sources, strict=True)]
         self.kernel = Kernel("memmove", "libc", self.details)
@@ -145,14 +141,13 @@ class MemcpySteps(HostCopies):
         ctypes.memmove(target, source, self.size_bytes)
 
 
-class TorchHostCopies(HostCopies):
+class TorchCopies(Copies):
     """`Tensor.copy_` between the same buffers as tensors, on as many cores as requested."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         where = TorchDevice(Device("cpu"), parameters.workers)
-        super().__init__(parameters, place)
-        self._targets = self.cut(where.torch.from_numpy(self.target))
-        self._sources = self.cut(where.torch.from_numpy(self.source))
+        super().__init__(parameters, place.seed)
+        self._targets, self._sources = (self.cut(where.torch.from_numpy(each)) for each in (self.target, self.source))
         self.kernel = Kernel("copy_", "torch", {**self.details, **where.details()})
 
     def launch(self, index: int) -> None:
@@ -166,16 +161,13 @@ class DeviceCopies(Copies):
     def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
         if place.device.kind != "cuda":
             raise Unsupported("There is no GPU to copy to or from.")
-        super().__init__(parameters)
         # A copy from pageable memory waits for the stream, which a held one would never let go on.
-        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
-        torch, self._where, self._pinned = where.torch, where, parameters.pinned
-        host = torch.empty(self.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
-        fill(host.numpy(), place.seed)
-        self._sent = host.numpy().copy()
-        on_device = host.to(where.device)
-        self._target, source = (on_device, host) if to_device else (host, on_device)
-        self._targets, self._sources = self.cut(self._target), self.cut(source)
+        self._where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
+        self._pinned, self._to_device, where = parameters.pinned, to_device, self._where
+        super().__init__(parameters, place.seed)
+        sent = self._on(not to_device, self.source.size)
+        sent.copy_(where.torch.from_numpy(self.source))
+        self._targets, self._sources = self.cut(self.target), self.cut(sent)
         way = f"{'host_to_device' if to_device else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
         self.kernel = Kernel("copy_", way, {**self.details, **where.details()})
 
@@ -190,28 +182,42 @@ class DeviceCopies(Copies):
     def poison(self, index: int | None = None) -> None:
         self._where.synchronize()
         where = self.slot(index)
-        self._target[where].copy_(self._where.torch.from_numpy(np.invert(self._sent[where])))
+        self.target[where].copy_(self._where.torch.from_numpy(np.invert(self.source[where])))
         self._where.synchronize()
 
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
         self._where.synchronize()
-        where = self.slot(index)
-        return self._target[where].cpu().numpy(), self._sent[where], f"slot {index}"
+        arrived, sent, where = super().compared(index)
+        return arrived.cpu().numpy(), sent, where  # type: ignore[attr-defined]
+
+    def _target_of(self, size_bytes: int) -> Any:
+        return self._on(self._to_device, size_bytes)
+
+    def _on(self, device: bool, size_bytes: int) -> Any:
+        """A buffer on the GPU, or the host's end of a copy."""
+        torch = self._where.torch
+        if device:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self._where.device)
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
 
 class FileReads(Compared):
-    """Reads of the next piece of a file, round and round, into one place; the kernel copies them out of its page cache.
+    """Reads of the next piece of a file, round and round, into one place.
 
-    The file is unlinked before its first byte is written, so that nothing of it outlives the process, however that
-    ends.
+    The kernel copies them out of its page cache; with `direct` the disk writes to this process's memory past it, though
+    the host of a virtual machine may cache still. The file is unlinked before its first byte is written, so that
+    nothing of it outlives the process, however that ends.
     """
 
     sees_more = True
 
-    def __init__(
-        self, parameters: TransferParameters, place: ExecutionContext, flag: int = 0, path: str = "page cache"
-    ) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext, direct: bool = False) -> None:
         folder = folder_of(parameters)
+        kind = file_system(folder)
+        if direct and not hasattr(os, "O_DIRECT"):
+            raise Unsupported("This system has no O_DIRECT.")
+        if direct and kind in IN_MEMORY:
+            raise Unsupported(f"{folder} is on {kind}, which is memory and no disk: give another folder.")
         self._size_bytes = parameters.size_bytes
         self._pieces = max(1, FILE_BYTES // self._size_bytes)
         self._written = page_aligned(self._pieces * self._size_bytes)
@@ -219,11 +225,10 @@ class FileReads(Compared):
         self._target = page_aligned(self._size_bytes)
         self._begin = 0  # of the piece that was read last
         self._room = self._target.data
-        self._file = _written_file(folder, self._written, flag)
+        self._file = _written_file(folder, self._written, os.O_DIRECT if direct else 0)
         # Not where it lies: results contain no path of a machine.
-        details = {"file_bytes": self._written.size, "file_system": file_system(folder)}
-        details["virtualised"] = cpu.detect().virtualised
-        self.kernel = Kernel("preadv", path, details)
+        details = {"file_bytes": self._written.size, "file_system": kind, "virtualised": cpu.detect().virtualised}
+        self.kernel = Kernel("preadv", "O_DIRECT" if direct else "page cache", details)
 
     def launch(self, index: int) -> None:
         begin = self._begin = (index % self._pieces) * self._size_bytes
@@ -257,19 +262,6 @@ class FileReads(Compared):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-class DirectReads(FileReads):
-    """Past the page cache: the disk writes to this process's memory. The host of a virtual machine may cache still."""
-
-    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
-        if not hasattr(os, "O_DIRECT"):
-            raise Unsupported("This system has no O_DIRECT.")
-        folder = folder_of(parameters)
-        kind = file_system(folder)
-        if kind in IN_MEMORY:
-            raise Unsupported(f"{folder} is on {kind}, which is memory and no disk: give another folder.")
-        super().__init__(parameters, place, os.O_DIRECT, "O_DIRECT")
 
 
 def folder_of(parameters: TransferParameters) -> Path:
@@ -323,15 +315,12 @@ def fill(buffer: Bytes, seed: int) -> None:
     buffer[:] = np.random.default_rng(seed).integers(0, 256, buffer.size, dtype=np.uint8)
 
 
-Maker = Callable[[TransferParameters, ExecutionContext], Prepared]
-
-
 @dataclass(frozen=True)
 class TransferImplementation(Implementation[TransferParameters]):
     """One way for bytes to go; of `workers` and `pinned` it takes what is named."""
 
     name: str  # type: ignore[misc]
-    make: Maker
+    make: Callable[[TransferParameters, ExecutionContext], Prepared]
     takes: tuple[str, ...] = ()
     device_kind: str = "any"  # type: ignore[misc]
     whole_blocks: bool = False
@@ -339,11 +328,12 @@ class TransferImplementation(Implementation[TransferParameters]):
     def validate(self, parameters: TransferParameters) -> None:
         usual = TransferParameters(parameters.size_bytes)
         for name in ("workers", "pinned"):
-            if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
+            value = getattr(parameters, name)
+            if value != getattr(usual, name) and name not in self.takes:
                 others = ", ".join(each.name for each in WAYS.values() if name in each.takes)
                 raise UserError(
-                    f"{name}={getattr(parameters, name)} was requested, which {self.name} does not take: leave it out, "
-                    f"or ask for one of {others}."
+                    f"{name}={value} was requested, which {self.name} does not take: leave it out, or ask for one of "
+                    f"{others}."
                 )
         require_cores(parameters.workers)
         if self.whole_blocks and parameters.size_bytes % BLOCK_BYTES:
@@ -358,12 +348,12 @@ class TransferImplementation(Implementation[TransferParameters]):
 
 WAYS: dict[str, TransferImplementation] = by_name(
     TransferImplementation("memcpy", MemcpySteps),
-    TransferImplementation("torch", TorchHostCopies, takes=("workers",)),
+    TransferImplementation("torch", TorchCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
     TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned",), "cuda"),
     TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned",), "cuda"),
     TransferImplementation("disk_cached", FileReads),
-    TransferImplementation("disk_direct", DirectReads, whole_blocks=True),
+    TransferImplementation("disk_direct", partial(FileReads, direct=True), whole_blocks=True),
 )
 
 

@@ -17,7 +17,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import RUN_SPREAD, Ratio
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import is_settled, mean_speedup, readings, speedup, wins
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from tests.records import a_record, metric
 
 
@@ -164,7 +164,7 @@ def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: 
 
 
 def counted(outcome="ok", batch=2):
-    case = Case("training_memory", TrainingMemoryParameters(batch=batch), "storages")
+    case = Case("training_memory", TrainingStepParameters(batch=batch), "storages")
     fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
     return a_record(case, None, **fields)
 
@@ -214,7 +214,7 @@ def test_a_row_tells_of_itself_and_of_what_it_is_given():
 
 def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:
     """A record of a product by one process, whose slices have one sample each."""
-    case = Case("training_memory", TrainingMemoryParameters(), "formula")
+    case = Case("training_memory", TrainingStepParameters(), "formula")
     sampling = {"quantile": share, "slices": [1] * len(seconds), "group": group}
     low = metric(float(np.quantile(seconds, share)), low=min(seconds), high=max(seconds), samples=seconds)
     work = {"flop": 1, "bytes": 1}

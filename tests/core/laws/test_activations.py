@@ -7,9 +7,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import ActivationPolicy, activation_bytes, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
-BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)
+BASE = TrainingStepParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)
 # Every pair of these, and each of the other sizes with both blocks: more than 40.
 CROSSED = [
     replace(BASE, gated=gated, attention=attention, dropout=dropout, checkpointing=Checkpointing.parse(text))

@@ -3,75 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
+from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.record import Record
-from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, work
-from tests.records import a_record, lines, verdicts
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
+from tests.records import lines, records, verdicts
 
 CPU = Device("cpu")
 # Passes take their FLOPs at 1e11 a second and their bytes at 1e10, one after the other.
 FLOP_PER_S, BYTES_PER_S = 1e11, 1e10
 
 
-def by_roofline(p: LayerPassParameters, process: int) -> float:
-    return work(p).flop / FLOP_PER_S + work(p).bytes / BYTES_PER_S
+def by_roofline(p: LayerPassParameters) -> float:
+    return p.work.flop / FLOP_PER_S + p.work.bytes / BYTES_PER_S
 
 
-@dataclass(frozen=True)
-class Machine:
-    seconds: Callable[[LayerPassParameters, int], float] = by_roofline
-    kept_tensors: float = 1.0
+Seconds = Callable[[LayerPassParameters], float]
 
-    def records(self, cases: list[Case], processes: int = 3) -> list[Record]:
-        return [self.record(case, process) for process in range(processes) for case in cases]
 
-    def record(self, case: Case, process: int) -> Record:
+def findings(seconds: Seconds = by_roofline, kept_tensors: float = 1.0, **how: Any) -> Findings:
+    def seen(case: Case) -> dict[str, float]:
         p = case.parameters
-        saved = {"saved": self.kept_tensors * p.tokens * p.hidden * p.element_bytes} if p.phase == "forward" else {}
-        return a_record(case, self.seconds(p, process), process=process, probe="backward", metrics=saved)
+        return {"saved": kept_tensors * p.tokens * p.hidden * p.element_bytes} if p.phase == "forward" else {}
+
+    cases = PROBE.sweep(replace(PROBE.axes("standard", CPU), layer=LAYERS))
+    return PROBE.findings(records(cases, lambda case: seconds(case.parameters), metrics=seen, **how))
 
 
-def axes(**changed: Any) -> BackwardAxes:
-    return replace(PROBE.axes("standard", CPU), layer=LAYERS, **changed)
-
-
-def findings(machine: Machine, **changed: Any) -> Findings:
-    return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed)))))
-
-
-def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[ClaimVerdict]:
-    found = verdicts(findings(machine or Machine(), **changed), claim)
+def judged(layer: str, claim: Claim, *machine: Any) -> list[ClaimVerdict]:
+    found = verdicts(findings(*machine), claim)
     return [each for each in found if str(each.message.values["name"]).startswith(layer)]
 
 
-def remarks(machine: Machine | None = None) -> list[Remark]:
-    return [each for each in findings(machine or Machine()).remarks if isinstance(each, Remark)]
+def remarks(seconds: Seconds = by_roofline, **how: Any) -> list[Remark]:
+    return [each for each in findings(seconds, **how).remarks if isinstance(each, Remark)]
 
 
-def table_of(found: Findings) -> dict[str, dict[str, Any]]:
-    return {str(line["layer"]).split()[0]: line for line in lines(found, "Passes")}
-
-
-def slower(factor: float, **only: Any) -> Machine:
+def slower(factor: float, **only: Any) -> Seconds:
     """Passes that match are so many times slower than the roofline says."""
-
-    def seconds(p: LayerPassParameters, process: int) -> float:
-        matches = all(getattr(p, name) == value for name, value in only.items())
-        return by_roofline(p, process) * (factor if matches else 1)
-
-    return Machine(seconds)
+    return lambda p: by_roofline(p) * (factor if only.items() <= vars(p).items() else 1)
 
 
 def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
-    cases = PROBE.sweep(axes(hidden=(64,), ffn=(256,), channels=(16,)))
+    axes = replace(PROBE.axes("standard", CPU), layer=LAYERS, hidden=(64,), ffn=(256,), channels=(16,))
+    cases = PROBE.sweep(axes)
     widths = {case.parameters.layer: (case.parameters.hidden, case.parameters.features) for case in cases}
     assert widths["linear"] == (64, 256)
     assert widths["conv"] == (16, 16)
@@ -80,12 +61,14 @@ def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
 
 
 def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
-    machine = Machine(lambda p, process: {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3)
-    (verdict,) = judged("linear 256 -> 1024", TWICE_THE_TIME, machine)
+    def seconds(p: LayerPassParameters) -> float:
+        return {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3
+
+    (verdict,) = judged("linear 256 -> 1024", TWICE_THE_TIME, seconds)
     assert verdict.outcome == "holds"
     assert verdict.measured.value == pytest.approx(2.0)
     assert verdict.message.values["where"] == "4 x 256 tokens, float32"
-    row = table_of(findings(machine))["linear"]
+    row = next(line for line in lines(findings(seconds), "Passes") if str(line["layer"]).startswith("linear"))
     assert [row[f"{phase} / forward"].value for phase in ("backward", "dgrad", "wgrad")] == pytest.approx([2, 1.1, 1.1])
 
 
@@ -93,8 +76,8 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
     (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
     assert (counted.values["longer"], counted.values["all"]) == (1, 2)
     # What lies above and below in turn is not beyond its interval.
-    unsure = Machine(lambda p, process: by_roofline(p, process) * (1 + (p.phase == "backward") * 0.1 * process))
-    (counted,) = (each for each in remarks(unsure) if "longer" in each.values)
+    unsure = remarks(slower(1.1, phase="backward"), noise=0.2)
+    (counted,) = (each for each in unsure if "longer" in each.values)
     assert counted.values["longer"] == 0
 
 
@@ -111,7 +94,7 @@ def test_an_activation_is_bound_by_bandwidth_where_it_runs_at_the_rate_of_a_copy
 
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
 def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
-    (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
+    (verdict,) = judged("silu", READS_MORE, by_roofline, tensors)
     assert verdict.message.values["tensor"].value == 1 << 22
     assert (verdict.measured.value, verdict.outcome) == (times, outcome)
 

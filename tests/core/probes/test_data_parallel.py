@@ -20,10 +20,10 @@ from pyperf_suite.probes.data_parallel import (
     DP_BEATS_UNLINKED,
     LINKS_MATTER,
     NO_SYNC,
-    OVERLAP,
     PROBE,
     DataParallelAxes,
 )
+from pyperf_suite.probes.overlap import OVERLAPS
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from tests.records import a_record, remarks
@@ -136,7 +136,7 @@ def test_ranks_wait_for_the_last_so_its_time_is_what_the_law_begins_with():
 def test_each_claim_of_the_guides_gets_its_verdict():
     findings = PROBE.findings(records_of(swept(AXES)))
     judged = verdicts(findings)
-    assert {claim.text: "holds" for claim in (OVERLAP, BUCKETS, NO_SYNC)} == {
+    assert {claim.text: "holds" for claim in (OVERLAPS, BUCKETS, NO_SYNC)} == {
         text: each.outcome for text, each in judged.items()
     }
     assert judged[NO_SYNC.text].message.values["accumulate"] == 2

@@ -15,18 +15,19 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
+from pyperf_suite.workloads.training.step_memory import TrainingMemory
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 from tests.records import a_record, cells, verdicts
 
 torch = pytest.importorskip("torch")
 
 CPU = Device("cpu")
-SMALL = TrainingMemoryParameters(hidden=32, heads=4, layers=2, seq=16, batch=2, vocab=64)
+SMALL = TrainingStepParameters(hidden=32, heads=4, layers=2, seq=16, batch=2, vocab=64)
 
 
 def read(**change):
-    p = TrainingMemoryParameters(**{**vars(SMALL), **change})
+    p = TrainingStepParameters(**{**vars(SMALL), **change})
     return {
         name: metric["value"]
         for name, metric in TrainingMemory().prepare(p, "storages", ExecutionContext(CPU)).exact.items()

@@ -10,9 +10,8 @@ from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.optimizer import TensorSet
-from tests import records as made_up
+from tests.records import records, verdicts
 
 CPU = resolve("cpu")
 SMALL, LARGE = TensorSet(400, 64, 64), TensorSet(4, 640, 640)
@@ -28,7 +27,7 @@ def seconds(case: Case) -> float:
     return 1e-3 + each * p.tensors.tensors
 
 
-def records(cases: list[Case], wobble: float = 0.001) -> list[Record]:
+def found() -> Findings:
     def held(case: Case) -> dict[str, float]:
         p = case.parameters
         each = {"state": STATE[p.optimizer], "passing": PASSING.get(case.implementation, 0.0)}
@@ -37,13 +36,7 @@ def records(cases: list[Case], wobble: float = 0.001) -> list[Record]:
     def outcome(case: Case) -> str:
         return "ok" if case.implementation in PASSING else "unsupported"
 
-    return [
-        record
-        for case in cases
-        for record in made_up.records(
-            [case], seconds, wobble=wobble * len(case.implementation), outcome=outcome, metrics=held
-        )
-    ]
+    return PROBE.findings(records(PROBE.sweep(AXES), seconds, wobble=0.001, outcome=outcome, metrics=held))
 
 
 def test_every_way_there_is_takes_the_same_tensors():
@@ -55,15 +48,10 @@ def test_every_way_there_is_takes_the_same_tensors():
         case.validate()
 
 
-def found(wobble: float = 0.001, **axes: object) -> Findings:
-    return PROBE.findings(records(list(PROBE.sweep(replace(AXES, **axes))), wobble))
-
-
 def test_many_small_tensors_are_what_the_claim_is_about():
     tried = {
         (each.message.values["implementation"], each.message.values["optimizer"]): each
-        for each in found().verdicts
-        if each.claim == MANY_SMALL
+        for each in verdicts(found(), MANY_SMALL)
     }
     fused = tried["fused", "AdamW"]
     assert fused.outcome == "holds"
@@ -72,5 +60,5 @@ def test_many_small_tensors_are_what_the_claim_is_about():
 
 
 def test_states_stand_beside_the_claim():
-    states = [each for each in found().verdicts if each.claim == ADAMW_STATE]
-    assert {(each.measured.value, each.measured.base, each.outcome) for each in states} == {(8.0, "B", "holds")}
+    states = {(each.measured.value, each.measured.base, each.outcome) for each in verdicts(found(), ADAMW_STATE)}
+    assert states == {(8.0, "B", "holds")}

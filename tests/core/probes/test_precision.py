@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,71 +18,55 @@ from pyperf_suite.probes.precision import (
     NOT_HALF,
     PROBE,
     TWICE_AS_FAST,
-    PrecisionAxes,
 )
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.record import Record
-from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
-from tests.records import a_record, cells
+from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
+from tests.records import cells, records, verdicts
 
 CPU = Device("cpu")
 MB = 1_000_000
 WEIGHTS = 10 * MB
 
 
-def three_times_as_fast(p: PrecisionStepParameters, process: int) -> float:
+def three_times_as_fast(p: TrainingStepParameters) -> float:
     """A sequence takes 9 ms in float32; casts of all weights take 1 ms."""
     fast = {"float32": 1, "autocast_bfloat16": 3, "bfloat16": 4}[p.precision]
     return p.micro_batches * p.batch * 9e-3 / fast + casts(p) * 1e-3
 
 
-def casts(p: PrecisionStepParameters) -> int:
+def casts(p: TrainingStepParameters) -> int:
     if not p.precision.startswith("autocast_"):
         return 0
     return 1 if p.cast_cache == "nested" else p.micro_batches
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A sequence keeps 2 MB in float32, `share` of it in autocast and half of it in bfloat16."""
+def findings(
+    seconds: Callable[[TrainingStepParameters], float] = three_times_as_fast,
+    share: float = 0.6,
+    casts: Callable[[TrainingStepParameters], int] = casts,
+) -> Findings:
+    """Of a machine where a sequence keeps 2 MB in float32, `share` of it in autocast and half of it in bfloat16."""
 
-    seconds: Callable[[PrecisionStepParameters, int], float] = three_times_as_fast
-    share: float = 0.6
-    casts: Callable[[PrecisionStepParameters], int] = casts
-    peak: bool = False
-
-    def records(self, cases: list[Case], processes: int = 3) -> list[Record]:
-        return [self.record(case, process) for process in range(processes) for case in cases]
-
-    def record(self, case: Case, process: int) -> Record:
+    def seen(case: Case) -> dict[str, float]:
         p = case.parameters
         cast = p.precision.startswith("autocast_")
         weights = WEIGHTS // 2 if p.precision == "bfloat16" else WEIGHTS
-        seen = {
-            "activations": 2 * MB * p.batch * (self.share if cast else weights / WEIGHTS),
+        return {
+            "activations": 2 * MB * p.batch * (share if cast else weights / WEIGHTS),
             "weight_copies": WEIGHTS // 2 if cast else 0,
             "weights": weights,
             "gradients": weights,
-            "casts": self.casts(p),
-            "cast": self.casts(p) * WEIGHTS // 2,
-        } | ({"peak": 99 * MB} if self.peak else {})
-        return a_record(case, self.seconds(p, process), process=process, metrics=seen)
+            "casts": casts(p),
+            "cast": casts(p) * WEIGHTS // 2,
+        }
+
+    cases = PROBE.sweep(replace(PROBE.axes("standard", CPU), process=()))
+    unique = {case.case_id: case for case in cases}.values()
+    return PROBE.findings(records(unique, lambda case: seconds(case.parameters), metrics=seen))
 
 
-def axes(**changed: Any) -> PrecisionAxes:
-    return replace(PROBE.axes("standard", CPU), **{"process": ()} | changed)
-
-
-def cases(**changed: Any) -> list[Case]:
-    return list({case.case_id: case for case in PROBE.sweep(axes(**changed))}.values())
-
-
-def findings(machine: Machine | None = None, **changed: Any) -> Findings:
-    return PROBE.findings((machine or Machine()).records(cases(**changed)))
-
-
-def judged(claim: Claim, machine: Machine | None = None, **changed: Any) -> ClaimVerdict:
-    return next(each for each in findings(machine, **changed).verdicts if each.claim == claim)
+def judged(claim: Claim, **machine: Any) -> ClaimVerdict:
+    return next(iter(verdicts(findings(**machine), claim)))
 
 
 def remarks(**values: str) -> list[Remark]:
@@ -110,7 +94,7 @@ def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
 
 
 def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
-    found = judged(TWICE_AS_FAST, Machine(lambda p, process: 1e-3))
+    found = judged(TWICE_AS_FAST, seconds=lambda p: 1e-3)
     assert (found.measured.value, found.outcome) == (pytest.approx(1), "does not hold here")
 
 
@@ -137,22 +121,22 @@ def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
 
 
 def test_activations_that_do_not_shrink_save_nothing() -> None:
-    machine = Machine(share=1.0)
-    assert (judged(NOT_HALF, machine).measured.value, judged(NOT_HALF, machine).outcome) == (1.0, "does not hold here")
-    assert (judged(GROWS, machine).measured.value, judged(GROWS, machine).outcome) == (0.0, "does not hold here")
-    assert not [each for each in findings(machine).remarks if isinstance(each, Remark) and each.kind == "predicted"]
+    for claim, measured in ((NOT_HALF, 1.0), (GROWS, 0.0)):
+        verdict = judged(claim, share=1.0)
+        assert (verdict.measured.value, verdict.outcome) == (measured, "does not hold here")
+    assert not [each for each in findings(share=1.0).remarks if isinstance(each, Remark) and each.kind == "predicted"]
 
 
 def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> None:
-    def odd_is_slow(p: PrecisionStepParameters, process: int) -> float:
+    def odd_is_slow(p: TrainingStepParameters) -> float:
         rate = 1e12 if p.precision != "float32" and p.hidden % 8 == 0 else 5e11
         return PrecisionStep().work(p).flop / rate
 
-    found = judged(MULTIPLES_OF_8, Machine(odd_is_slow))
+    found = judged(MULTIPLES_OF_8, seconds=odd_is_slow)
     assert (found.measured.value, found.outcome) == (pytest.approx(2), "holds")
     assert found.message.values["even"].startswith("1 x 256 in 4 heads")
     assert found.message.values["model"].startswith("1 x 255 in 5 heads")
-    steps = cells(findings(Machine(odd_is_slow)).tables[0])
+    steps = cells(findings(odd_is_slow).tables[0])
     faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
     assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))
 
@@ -172,5 +156,5 @@ def test_casts_are_counted_in_each_form_of_the_cache() -> None:
 
 
 def test_a_cache_that_is_dropped_too_early_contradicts_the_guide() -> None:
-    dropped = Machine(casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
-    assert judged(CACHE_LASTS, dropped).outcome == "does not hold here"
+    dropped = judged(CACHE_LASTS, casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
+    assert dropped.outcome == "does not hold here"

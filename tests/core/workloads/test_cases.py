@@ -22,13 +22,11 @@ from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import CompiledKernelParameters, TopologyParameters
 from pyperf_suite.workloads.matmul import GroupedMatmulParameters, MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, requested_flop
-from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
+from pyperf_suite.workloads.training.data_parallel import DataParallelParameters, OverlapParameters
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.overlap import OverlapParameters
-from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
-from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -36,8 +34,8 @@ CPU = Device("cpu")
 SMALL = {"hidden": 64, "heads": 4, "layers": 3, "seq": 16, "batch": 2}
 RIGHT: dict[str, Any] = {
     "training_step": TrainingStepParameters(**SMALL),
-    "checkpointed_step": CheckpointedStepParameters(**SMALL, part="train"),
-    "precision_step": PrecisionStepParameters(**SMALL, precision="autocast_bfloat16", cast_cache="nested"),
+    "checkpointed_step": TrainingStepParameters(**SMALL, part="train"),
+    "precision_step": TrainingStepParameters(**SMALL, precision="autocast_bfloat16", cast_cache="nested"),
     "block_part": BlockPartParameters(**SMALL, part="up"),
     "layer_pass": LayerPassParameters(layer="attention", phase="backward", batch=2, seq=36, hidden=24, heads=3),
     "optimizer_update": OptimizerUpdateParameters(TensorSet(5, 24, 16), optimizer="SGD"),
@@ -66,12 +64,12 @@ REFUSED = [
     ("training_step", "torch", {"ffn": -1}, "ffn=-1"),
     ("training_step", "torch", {"workers": 4096}, "4096 workers"),
     ("checkpointed_step", "torch", {"budget_bytes": -1}, "budget_bytes=-1"),
-    ("checkpointed_step", "torch", {"compiled": True}, "leave compiled off"),
+    ("checkpointed_step", "torch", {"compiled": True}, "takes no compiled"),
     ("checkpointed_step", "torch", {"heads": 3}, "cannot be divided"),
     ("precision_step", "torch", {"micro_batches": 0}, "micro_batches=0"),
     ("precision_step", "torch", {"cast_cache": "always"}, "choose from iteration, nested, off"),
     ("precision_step", "torch", {"precision": "float32"}, "float32 casts no weights"),
-    ("precision_step", "torch", {"part": "train"}, "its part is step"),
+    ("precision_step", "torch", {"part": "train"}, "leave part=train out"),
     ("block_part", "torch", {"part": "soul"}, "choose from norm"),
     ("block_part", "torch", {"dtype": "int8"}, "choose from float32"),
     ("layer_pass", "torch", {"layer": "lstm"}, "layer=lstm .* choose from linear"),

@@ -18,7 +18,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import LAYOUTS, GroupedMatmulParameters, MatmulParameters
-from pyperf_suite.workloads.training import PRECISIONS, Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.layers import (
     BLOCK_PARTS,
     LAYERS,
@@ -28,11 +28,7 @@ from pyperf_suite.workloads.training.layers import (
     passes_of,
 )
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.training_step import (
-    CAST_CACHES,
-    PrecisionStepParameters,
-    TrainingStepParameters,
-)
+from pyperf_suite.workloads.training.training_step import CAST_CACHES, PRECISIONS, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = Device("cpu")
@@ -50,7 +46,7 @@ ATTENTIONS = [
 NATIVE_ATTENTION = AttentionParameters(2, 4, 40, 67, 91, kv_heads=2, dtype="float32", blocks=Blocks(16, 64))
 GROUPED = GroupedMatmulParameters(experts=4, rows=70, n=24, k=16, dtype="float32")
 STEP = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
-PRECISE = PrecisionStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
+PRECISE = TrainingStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
 LAYER = LayerPassParameters(batch=2, seq=36, hidden=24, heads=3)
 PART = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
 LEAST_COMPARED = {"training_step": 11, "precision_step": 41, "layer_pass": LAYER.hidden}
@@ -58,6 +54,8 @@ ON_CPU = [each for each in PRECISIONS if each != "tfloat32"]
 STEPS: list[dict[str, Any]] = [
     {},
     {"vocab": 96},
+    {"batch": 6},  # whose reference is computed by parts
+    {"batch": 6, "vocab": 96},
     {"vocab": 96, "gated": True, "kv_heads": 2, "tied": False},
     {"attention": "explicit", "kv_heads": 2},
     {"dropout": 0.2},

@@ -22,7 +22,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ def test_stages_have_their_layers_and_the_ends_what_is_theirs(by_two, name):
 def test_the_peak_has_room_for_states_and_activations_and_little_more(by_two, name):
     p, found = OF_TWO[name], figures(by_two, name)
     fields = ("hidden", "heads", "layers", "seq", "batch", "kv_heads", "vocab", "gated", "tied", "attention")
-    alone = TrainingMemoryParameters(
+    alone = TrainingStepParameters(
         **{field: getattr(p, field) for field in fields}, checkpointing=p.checkpointing
     ).keeping("cpu")
     least = kept_bytes(p.dimensions, p.batch, p.seq, alone).total

@@ -46,18 +46,6 @@ def batched(files, order):
         yield torch.tensor(pair), torch.from_numpy(np.stack(samples))
 
 
-def test_every_sample_decodes_to_what_was_written_and_to_no_other(tmp_path):
-    files = TextFiles(tmp_path, 4, seed=3)
-    assert len(list(tmp_path.iterdir())) == len(files) == 4
-    for index in range(4):
-        number, sample = files[index]
-        assert number == index
-        assert [np.array_equal(files.expected(other), sample) for other in range(4)] == [
-            other == index for other in range(4)
-        ]
-    assert files.bytes_a_file > 1000
-
-
 @pytest.mark.parametrize(
     ("order", "sentence"),
     [

@@ -11,9 +11,8 @@ from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.workloads import training
-from pyperf_suite.workloads.training import TrainedShape, TransformerShape, requested_flop
+from pyperf_suite.workloads.training import TransformerShape, requested_flop
 from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes
-from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -77,24 +76,24 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
 
 
 def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:
-    large = TrainedShape(**vars(SHAPES["bert-large"]))
+    large = TrainingStepParameters(**vars(SHAPES["bert-large"]))
     assert published_step(large).samples_per_s == 8.86
     assert published_step(replace(large, batch=1, precision="autocast_bfloat16")).samples_per_s == 18.64
     dropped = replace(large, batch=1, checkpointing=training.Checkpointing("every"))
     assert (published_step(dropped).memory, published_step(dropped).hardware) == (6775e6, "V100 SXM2 16GB")
-    assert published_step(TrainedShape()) is None
+    assert published_step(TrainingStepParameters()) is None
     assert {each.shape for each in PUBLISHED} == set(SHAPES)
 
 
 def test_a_process_that_does_not_answer_is_ended_with_a_reason() -> None:
     process = workloads.find_workload("training_memory").implementation("process")
     with pytest.raises(Failed, match=r"No answer within .*smaller batch"):
-        process.prepare(TrainingMemoryParameters(vocab=64), ExecutionContext(CPU, deadline_s=0.01))
+        process.prepare(TrainingStepParameters(vocab=64), ExecutionContext(CPU, deadline_s=0.01))
 
 
 @pytest.mark.slow
 def test_a_process_shows_more_than_its_tensors_and_its_libraries_are_there_before_the_model() -> None:
-    shape = TrainingMemoryParameters(hidden=256, heads=4, layers=4, seq=64, batch=2, vocab=512)
+    shape = TrainingStepParameters(hidden=256, heads=4, layers=4, seq=64, batch=2, vocab=512)
     found = {}
     for each in (shape, replace(shape, hidden=1024)):
         workload = workloads.find_workload("training_memory")

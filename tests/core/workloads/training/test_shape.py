@@ -17,12 +17,9 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
-from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
+from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.step_memory import (
-    TrainingMemory,
-    TrainingMemoryParameters,
-)
+from pyperf_suite.workloads.training.step_memory import TrainingMemory
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -113,22 +110,16 @@ def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
 def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
-    p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
+    p = TrainingStepParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
     metrics = TrainingMemory().prepare(p, "storages", ExecutionContext(CPU)).exact
     counted = sum(metrics[name]["value"] for name in ("weights", "gradients", "optimizer", "activations"))
-    assert p.step_bytes(updated=True) == pytest.approx(counted, rel=0.02)
+    assert replace(p, part="train").step_bytes == pytest.approx(counted, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("operator", "parameters"),
-    [
-        ("training_step", TrainingStepParameters(hidden=32, heads=2, layers=1, seq=16)),
-        ("block_part", BlockPartParameters(hidden=32, heads=2, layers=1, seq=16, part="scores")),
-    ],
-)
-def test_without_room_for_the_reference_a_case_is_unsupported(monkeypatch, operator, parameters):
+def test_without_room_for_the_reference_a_case_is_unsupported(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    answer = measure_case(Case(operator, parameters, "torch"), PROFILES["quick"].effort, CPU)
+    case = Case("training_step", TrainingStepParameters(hidden=32, heads=2, layers=1, seq=16), "torch")
+    answer = measure_case(case, PROFILES["quick"].effort, CPU)
     assert answer["outcome"] == "unsupported"
     assert "in float64, takes" in answer["reason"]
 

@@ -12,7 +12,8 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.workloads.training import Checkpointing, step_memory
-from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
+from pyperf_suite.workloads.training.step_memory import CheckpointedStep
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.slow
@@ -20,16 +21,16 @@ pytestmark = pytest.mark.slow
 torch = pytest.importorskip("torch")
 
 CPU = Device("cpu")
-SMALL = CheckpointedStepParameters(hidden=32, heads=2, layers=4, seq=16, batch=3, part="train")
+SMALL = TrainingStepParameters(hidden=32, heads=2, layers=4, seq=16, batch=3, part="train")
 EVERY = replace(SMALL, checkpointing=Checkpointing("every", 1))
 TENSOR = 16 * 32 * 4  # bytes of a sequence's hidden states
 
 
-def prepared(parameters: CheckpointedStepParameters):
+def prepared(parameters: TrainingStepParameters):
     return CheckpointedStep().implementation("torch").prepare(parameters, ExecutionContext(CPU))
 
 
-def seen(parameters: CheckpointedStepParameters) -> dict[str, float]:
+def seen(parameters: TrainingStepParameters) -> dict[str, float]:
     return {name: each.samples[0] for name, each in prepared(parameters).observed().items()}
 
 

@@ -81,15 +81,7 @@ def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
     answer = measure_case(Case("transfer", TransferParameters(size_bytes=100_000), "memcpy"), effort, Device("cpu"))
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed")
-
-
-def test_a_copy_that_loses_its_last_byte_is_found(monkeypatch):
-    whole = ctypes.memmove
-    steps = prepared("memcpy", 1000)
-    monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, source, count - 1))
-    checked = steps.check()
-    assert checked.wrong == steps.sets
-    assert "byte 999 of slot 0 arrived as" in checked.first
+    assert "byte 99999 of slot" in answer["reason"]
 
 
 def test_a_copy_from_another_slot_is_found(monkeypatch):

@@ -1,0 +1,284 @@
+"""How far honest rounding carries what torch computes, and whether results lie within that.
+
+What honest rounding does comes from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward
+every gradient, is off by a random share of the unit roundoff, as in the type that is judged. `judged` compares a step's
+errors with how far its results then move. Imported where a case is prepared and nowhere else, for its classes are
+torch's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pyperf_suite.measure.tolerance import TABLE
+from pyperf_suite.workloads.workload import Checked, together
+
+# Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
+_WINDOW = 33
+
+# Random roundings of a step, from which follows how far honest rounding moves each element.
+DRAWS = 5
+
+# How many factors an operation takes in a row at most.
+_POOL = 1 << 20
+
+# A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).
+_SUMMED = 4.0
+# With TF32 tensor cores read float32 operands with 11 bits.
+_TF32_OPERAND = 2.0**-11
+
+# What honest errors stay below: see `judged`.
+_LEAST, _RMS, _WORST, _FAR, _SHARE, _FEW = 0.5, 3.0, 20.0, 10.0, 2e-5, 4
+_ALONG, _STRAY, _ENOUGH = 0.5, 5.0, 256
+_CHANCE = 1e-8
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What one operation of `dtype` over up to `inner` terms may do to its result."""
+
+    unit: float
+    stored: float
+    smallest: float
+
+    @classmethod
+    def of(cls, dtype: str, inner: int = 1) -> Rounding:
+        """Up to `unit` of the result, `stored` of it by storing it alone; the rest is by sums and operands."""
+        stored, summed = TABLE[dtype].rounding, _SUMMED * inner**0.5 * TABLE["float32"].rounding
+        operands = _TF32_OPERAND if dtype == "tfloat32" else 0.0
+        return cls(stored + summed + operands, stored, TABLE[dtype].smallest)
+
+    def applied(self, values: Tensor, factors: Factors) -> Tensor:
+        result = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+        given, rounded = values.reshape(-1), result.view(-1)
+        for begin in range(0, given.numel(), _POOL):
+            part, out = given[begin : begin + _POOL], rounded[begin : begin + _POOL]
+            factor = factors.some(part)
+            torch.mul(part, factor, out=out)
+            if self.smallest > 2.0**-100:  # else too small to matter
+                out.add_(factor - 1, alpha=self.smallest / self.unit)
+        return result
+
+    def of_sums(self, right: Tensor, terms: float) -> Tensor:
+        """The mean square of what so many additions do to each element, whose sums are as large as its neighbours."""
+        wide = right.double().square()
+        return (wide + smoothed(wide)) * (self.stored**2 * terms / 3) + self.smallest**2
+
+
+class Factors:
+    """Random factors of 1 ± `unit`, for an operation so many in a row of those that were drawn once.
+
+    Drawing new ones takes several times as long as the operations of a transformer do.
+    """
+
+    def __init__(self, unit: float, seed: int, device: torch.device | str) -> None:
+        drawn = torch.empty(2 * _POOL, device=device)
+        self._pool = drawn.uniform_(1 - unit, 1 + unit, generator=torch.Generator(device).manual_seed(seed))
+        self._start = random.Random(seed)
+
+    def some(self, values: Tensor) -> Tensor:
+        """As many as those values, at most `_POOL`, in their type."""
+        begin = self._start.randrange(_POOL)
+        return self._pool[begin : begin + values.numel()].to(values.dtype)
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds a result in forward, and the gradient that comes back to it in backward."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, rounding: Rounding, factors: Factors) -> Tensor:
+        context.rounding, context.factors = rounding, factors
+        return rounding.applied(values, factors)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return context.rounding.applied(gradient, context.factors), None, None
+
+
+class RoundedOperations(TorchFunctionMode):
+    """While entered, what torch computes is rounded at random; views and what is given back unchanged are not.
+
+    With `weights` so are parameters where they are used, as by a cast to the type that products are computed in.
+    """
+
+    def __init__(self, rounding: Rounding, seed: int, device: torch.device | str, weights: bool = False) -> None:
+        super().__init__()
+        self._rounding, self._weights = rounding, weights
+        self._factors = Factors(rounding.unit, seed, device)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "__get__":
+            return function(*args, **(kwargs or {}))
+        if self._weights:
+            args = tuple(self._round(each) if isinstance(each, torch.nn.Parameter) else each for each in args)
+        if function is Tensor.softmax:
+            # Fused attention subtracts in backward, from all keys of a query, one sum that was rounded.
+            weights = self._round((args[0] - args[0].detach().amax(-1, True)).exp())
+            return self._round(weights / self._round(weights.sum(-1, True)))
+        result = function(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        storage = result.untyped_storage().data_ptr()
+        if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == storage for each in args):
+            return result
+        return self._round(result)
+
+    def _round(self, values: Tensor) -> Tensor:
+        rounded: Tensor = _Rounded.apply(values, self._rounding, self._factors)
+        return rounded
+
+
+def smoothed(squares: Tensor) -> Tensor:
+    """The mean square of each element, from a few draws of it, by those of its neighbours.
+
+    A few draws say little of their element. Those of a matrix go with its row and its column, of which a gradient's
+    element is a sum of products; so mean squares of rows and columns together estimate it, in each square block by
+    itself where a matrix consists of such, as that of queries, keys and values does. A quarter of the block's mean is
+    added: where few tokens make up a gradient, elements of a row move together, all too little in some draws. In a
+    vector it is the mean of neighbours and whole: the gradient of keys' biases is zero but for errors.
+    """
+    if squares.ndim == 0:
+        return squares
+    if squares.ndim == 1:
+        row = squares.reshape(1, 1, -1)
+        mean = functional.avg_pool1d(row, _WINDOW, 1, _WINDOW // 2, count_include_pad=False)
+        return (mean.reshape(squares.shape) + squares.mean()) / 2
+    width, count = squares.shape[-1], squares.numel() // squares.shape[-1]
+    blocks = squares.reshape(-1, count if count % width else width, width)
+    # All zero where nothing moved at all.
+    whole = blocks.mean((1, 2), True).clamp(min=torch.finfo(torch.float64).tiny)
+    return (blocks.mean(2, True) * (blocks.mean(1, True) / whole) + whole / 4).reshape(squares.shape)
+
+
+def exact_and_scales(
+    run: Callable[[torch.dtype, AbstractContextManager[Any]], Mapping[str, Tensor]],
+    rounding: Rounding,
+    seed: int,
+    device: torch.device | str,
+    *,
+    weights: bool = False,
+    sums: int = 0,
+    additions: int = 1,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a step gives, by name in float64, and how far honest rounding moves each element, in root mean square.
+
+    `run(dtype, context)` computes it in that type and context: once in float64, then with operations that round at
+    random, and parameters where they are used with `weights`, in float32, which is exact enough for a movement. `sums`
+    is over how many terms vectors were summed by a kernel that keeps sums in the type itself, as torch's on a CPU do
+    for the gradients of norms and biases; 0 where sums are kept in float32. `additions` is how many results of that
+    kind the judged step adds up.
+    """
+    exact = {name: value.double() for name, value in run(torch.float64, nullcontext()).items()}
+    operations = RoundedOperations(rounding, seed, device, weights)
+    squares = {name: torch.zeros_like(value) for name, value in exact.items()}
+    for _ in range(DRAWS):
+        for name, moved in run(torch.float32, operations).items():
+            squares[name] += (moved - exact[name]).square_() / DRAWS
+    for name, right in exact.items():
+        terms = additions + (sums if right.ndim == 1 else 0)
+        squares[name] = (smoothed(squares[name]) + rounding.of_sums(right, terms)).sqrt_()
+    return exact, squares
+
+
+def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Checked:
+    """A step's results and gradients against how far honest rounding moves them; the first that is wrong in words.
+
+    An error to first order is a sum of thousands of independent roundings, nearly normal of the element's scale; its
+    tail is heavier, as scales are estimated. With s an element's scale and r the root mean square of |error|/s over its
+    tensor, a tensor is wrong with r over _RMS, with an element over _WORST·r·s, or with more than a few elements,
+    _SHARE of them, over _FAR·r·s; r counts as _LEAST at least. Of few elements r may be larger: a scale from D draws of
+    n elements is x times too small with a chance of about x^-Dn, of which half are taken as independent. And an error
+    may lie along the gradient by _ALONG of its norm, apart from a share that all tensors have in common: a scaled
+    gradient shows there first. docs/measured_code.md has how often honest steps came near these limits.
+    """
+    checks, along = [], {}
+    for name, right in exact.items():
+        values = found.get(name)
+        if values is None:
+            checks.append(Checked(right.numel(), right.numel(), f"{name} is missing"))
+            continue
+        off = values.detach().to(right.device, torch.float64) - right
+        bad, limit = _beyond_rounding(off, scales[name])
+        wrong, size = int(bad.sum()), float(right.norm())
+        words = f"{name} is {float(off.norm()) / size if size else math.inf:.2g} off in norm"
+        if 0 < wrong < bad.numel() or bad.ndim == 0:
+            at = tuple(int(each) for each in bad.nonzero()[0]) if wrong else ()
+            due = f"{float(right[at]):.6g} ± {limit * float(scales[name][at]):.1g}"
+            words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
+        checks.append(Checked(wrong, bad.numel(), words))
+        if not wrong and bad.numel() >= _ENOUGH and size:
+            along[name] = _along(off, right / size, size)
+    usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
+    for name, (gain, most) in along.items():
+        if min(abs(gain), abs(gain - usual)) > most:
+            words = f"{name} is {1 + gain:.5g} times the right one, the others {1 + usual:.5g}"
+            checks.append(Checked(exact[name].numel(), 0, words))
+    return together(checks)
+
+
+def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """Which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
+    share, count = off.abs() / scale, off.numel()
+    most = min(_WORST, _RMS * _CHANCE ** (-2 / (DRAWS * count)))
+    error = float(share.norm()) / max(1, int(share.count_nonzero())) ** 0.5
+    usual = max(_LEAST, error) if error <= most else most  # NaN is not
+    for limit, few in ((_WORST * usual, 0), (_FAR * usual, _FEW + _SHARE * count)):
+        bad = ~(share <= limit)
+        if int(bad.sum()) > few:
+            return bad, limit
+    return torch.full_like(bad, not error <= most), most
+
+
+def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
+    """The share of the gradient that the error has of it, and how large that may be.
+
+    By chance it is larger where few elements make up the gradient.
+    """
+    many = 1 / float(direction.square().square().sum())
+    return float((off * direction).sum()) / size, float(off.norm()) / size * (_ALONG + _STRAY / many**0.5)
+
+
+def compared(
+    found: Mapping[str, Tensor | None],
+    exact: Mapping[str, Tensor],
+    allowed: Mapping[str, Tensor],
+    in_norm: float,
+    first_number: int = 0,
+) -> Checked:
+    """Every element against its limit, and each tensor in norm; the first that is wrong in words.
+
+    `in_norm` is a share of the exact tensor's norm. The first row has number `first_number`.
+    """
+    wrong, count, first = 0, 0, ""
+    for name, right in exact.items():
+        values, limit = found.get(name), allowed[name]
+        count += right.numel()
+        if values is None:
+            wrong, first = wrong + right.numel(), first or f"{name} is missing"
+            continue
+        values = values.detach()
+        off = (values.to(right.device, torch.float64) - right).abs()
+        bad = ~(off <= limit)  # NaN is bad
+        here = int(bad.sum())
+        if here:
+            at = tuple(int(each) for each in bad.nonzero()[0])
+            due = f"{float(right[at]):.6g} ± {float(limit[at]):.1g}"
+            reported = (first_number + at[0], *at[1:]) if first_number else at
+            said = f"{name} at {reported} is {float(values[at]):.6g} where {due} is right"
+        elif off.norm() > in_norm * right.norm():
+            here = right.numel()
+            said = f"{name} is {float(off.norm() / right.norm()):.2g} off in norm"
+        if here:
+            wrong, first = wrong + here, first or said
+    return Checked(wrong, count, first)
