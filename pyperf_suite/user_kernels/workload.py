@@ -131,14 +131,13 @@ def describe(target: str) -> tuple[Described, ...]:
     Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
     """
     target = canonical(target)
-    with memory_folder() as folder:
-        try:
-            process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
-            with contextlib.closing(process):
-                _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
-                reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
-        except (Failed, Unsupported) as reason:
-            raise UserError(str(reason)) from None
+    try:
+        process = UserProcess(interpreter(), _split(target)[0], 60.0, limit_bytes())
+        with contextlib.closing(process):
+            _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
+            reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
+    except (Failed, Unsupported) as reason:
+        raise UserError(str(reason)) from None
     source = _split(target)[0]
     for each in reported:
         if "error" in each:
@@ -211,7 +210,7 @@ class UserLaunches(Prepared):
         left_s, limit = self._end_s - time.monotonic(), limit_bytes()
         # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
         preload = self._reference.preload if place.inputs is None else ()
-        self._process = UserProcess(interpreter(), self._folder, implementation, left_s, limit, preload=preload)
+        self._process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import (
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.measure.tolerance import TABLE
-from pyperf_suite.processes import begin_deadline_anew
+from pyperf_suite.process.system import begin_deadline_anew
 from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.workload import Checked, together
 
