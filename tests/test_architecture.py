@@ -19,7 +19,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from its own layer or above.
 LAYERS = (
     ("errors",),
-    ("files", "extensions", "processes", "_native"),
+    ("files", "extensions", "process", "_native"),
     ("record",),
     ("hardware",),
     ("kernels",),

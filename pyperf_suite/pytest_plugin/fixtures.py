@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from pyperf_suite.processes import end_with_parent
+from pyperf_suite.process.serving import Requests
 from pyperf_suite.pytest_plugin import Call
-from pyperf_suite.runner.worker import AnswerLine
 from pyperf_suite.user_kernels import api
 from pyperf_suite.workloads import scratch
 
@@ -296,10 +295,9 @@ class PytestChild:
     """The plugin that makes a session such a child: options, the loop over requests, and what a test left."""
 
     def __init__(self) -> None:
-        end_with_parent()
         self._process = os.getpid()
         # Kept from tests: standard input is empty and standard output is nobody's while they run.
-        self._line = AnswerLine()
+        self._requests = Requests(allow_nan=False)
         os.dup2(0, 1)
         self._request: dict[str, Any] = {}
         self._reports: list[pytest.TestReport] = []
@@ -320,7 +318,7 @@ class PytestChild:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         self._answer({"ready": True})
-        for request in self._line.requests():
+        for request in self._requests:
             self._request = request
             item = items.get(self._request["node"])
             if item is None:
@@ -375,7 +373,7 @@ class PytestChild:
 
         if self._request.pop("waits"):
             self._answer({"begins": True})
-            if next(self._line.requests(), None) is None:
+            if next(iter(self._requests), None) is None:
                 os._exit(1)  # whoever asked is gone
         return Case.from_json(self._request["case"]), Effort.from_json(self._request["effort"])
 
@@ -388,7 +386,7 @@ class PytestChild:
     def _answer(self, answer: dict[str, Any]) -> None:
         if os.getpid() != self._process:
             os._exit(1)  # a test forked, and this is its copy of the session
-        self._line.write(answer)
+        self._requests.answer(answer)
 
 
 def _reason(report: pytest.TestReport) -> str:

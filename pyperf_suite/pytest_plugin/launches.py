@@ -21,7 +21,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CpuStopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.processes import is_users
+from pyperf_suite.process.system import is_users
 from pyperf_suite.pytest_plugin import Call
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort

@@ -30,7 +30,7 @@ from pyperf_suite.errors import DamagedJournal, ExitCode, UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.probes import find_probe, follow_ups, planned_cases
-from pyperf_suite.processes import owned_folder
+from pyperf_suite.process.system import owned_folder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
 from pyperf_suite.ranks.group import Group, RanksMissing

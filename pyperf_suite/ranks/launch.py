@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.processes import PARENT_VARIABLE, end_with_parent
 
 # A port for the rendezvous of one SLURM job, away from those that systems hand out and the same on all its ranks.
 FIRST_PORT, PORTS = 15_000, 15_000
@@ -144,6 +143,8 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 def main() -> None:
     """Become torchrun, with COUNT ranks of MODULE on this machine, at a port that is free."""
+    from pyperf_suite.process.serving import PARENT_VARIABLE, end_with_parent
+
     count, module = sys.argv[1:]
     # Both outlast exec, and the blocked signal reaches the ranks too.
     end_with_parent()

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite import processes
 from pyperf_suite.errors import ExitCode
+from pyperf_suite.process import system
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES, RankEnvironment, rank_environment
 
 _LOOK_S = 0.25
@@ -54,7 +54,7 @@ class Starting:
         signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._folder = _folder_of_launch(environment)
-        self._write(str(environment.rank), f"{os.getpid()} {processes.start_of(os.getpid())}")
+        self._write(str(environment.rank), f"{os.getpid()} {system.start_of(os.getpid())}")
         atexit.register(self._leave, os.getpid())
         self._thread = threading.Thread(target=self._watch, name="starting", daemon=True)
         self._thread.start()
@@ -90,10 +90,10 @@ class Starting:
         if len(word) != 2:
             return ""
         pid, start = map(int, word)
-        if not processes.is_alive(pid, start):
+        if not system.is_alive(pid, start):
             # It may have left a word since.
             return "left" if self._read(str(rank)) == _LEFT else "died"
-        return "stopped" if processes.state_of(pid) in "Tt" else "alive"
+        return "stopped" if system.state_of(pid) in "Tt" else "alive"
 
     def _watch(self) -> None:
         terminated_s = None
@@ -217,12 +217,12 @@ def named(ranks: list[int]) -> str:
 def _folder_of_launch(environment: RankEnvironment) -> Path | None:
     """This user's own folder for the ranks that one launcher started here; None where there cannot be one."""
     launcher = _launcher()
-    if not processes.start_of(launcher):
+    if not system.start_of(launcher):
         return None
     import tempfile
 
     place = f"{environment.address}:{environment.port} {environment.restart} {environment.count}"
-    name = f"{processes.owned_name('ranks', launcher)}{zlib.crc32(place.encode()):08x}"
+    name = f"{system.owned_name('ranks', launcher)}{zlib.crc32(place.encode()):08x}"
     folder = Path(tempfile.gettempdir()) / name
     try:
         with contextlib.suppress(FileExistsError):
@@ -244,7 +244,7 @@ def _launcher() -> int:
             return pid
         if not any(variable.startswith(f"{name}=".encode()) for name in LAUNCHER_VARIABLES for variable in environ):
             return pid
-        pid = processes.parent_of(pid)
+        pid = system.parent_of(pid)
     return pid
 
 

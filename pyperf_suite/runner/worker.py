@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import json
 import math
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.processes import deadline_listeners, end_with_parent
+from pyperf_suite.process.serving import Requests
+from pyperf_suite.process.system import deadline_listeners
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import say, stand_by
 
@@ -41,43 +41,42 @@ def main() -> None:
     with its number as "case" and the request's "token", when it is done. With "give_up_s" this process ends itself
     where a turn takes longer, also where it hangs in C: the parent should have ended it before.
     """
-    end_with_parent()
+    requests = Requests(allow_nan=False)
     # A shell ignores it for what it starts in the background, and with it the suite's polite way to end this process.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    line = AnswerLine()
     try:
         if rank_environment().launched:
             stand_by()
-            _serve_as_a_rank(line)
+            _serve_as_a_rank(requests)
             return
         import pyperf_suite.runner.measuring  # noqa: F401 - before the first request, while others start
 
-        for request in line.requests():
+        for request in requests:
             for answer in _answers(request):
-                line.write(answer)
+                requests.answer(answer)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
 
 
-def _serve_as_a_rank(line: AnswerLine) -> None:
+def _serve_as_a_rank(requests: Requests) -> None:
     """Rank 0 hands each request to all ranks; where one is lost, rank 0 says so as the answer and the group ends."""
     from pyperf_suite.ranks.group import Group, RanksMissing
 
     with Group() as group:
         if group.rank == 0:
-            group.watchdog.at_end(lambda sentence: line.write(_lost(sentence)))
+            group.watchdog.at_end(lambda sentence: requests.answer(_lost(sentence)))
         try:
             if group.rank != 0:
                 follow(group)
                 return
-            for request in line.requests():
+            for request in requests:
                 for answer in lead(group, request):
-                    line.write(answer)
+                    requests.answer(answer)
             let_go(group)
         except RanksMissing as missing:
             if group.rank == 0:
-                line.write({"case": missing.case, **_lost(str(missing))})
+                requests.answer({"case": missing.case, **_lost(str(missing))})
             say(group.rank, str(missing))
             sys.exit(ExitCode.FAILED)
 
@@ -163,30 +162,6 @@ class _Turns:
 
 def _lost(sentence: str) -> dict[str, Any]:
     return {"outcome": "failed", "reason": sentence, "fatal": True}
-
-
-class AnswerLine:
-    """Requests on what was standard input, one line of JSON each, and answers to them on what was standard output.
-
-    Standard input is empty from then on, and what libraries print goes to standard error, the worker's log.
-    """
-
-    def __init__(self) -> None:
-        self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-        with Path(os.devnull).open("r+b", buffering=0) as nothing:
-            os.dup2(nothing.fileno(), 0)
-        os.dup2(2, 1)
-        self._token = ""  # of the last request
-
-    def requests(self) -> Iterator[dict[str, Any]]:
-        for line in self._requests:
-            request: dict[str, Any] = json.loads(line)
-            self._token = request.pop("token", "")
-            yield request
-
-    def write(self, answer: Mapping[str, Any]) -> None:
-        self._answers.write(json.dumps({**answer, "token": self._token}, allow_nan=False) + "\n")
-        self._answers.flush()
 
 
 if __name__ == "__main__":

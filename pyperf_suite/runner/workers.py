@@ -6,23 +6,18 @@ Each request to a worker has a deadline; a worker that does not answer is ended,
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import secrets
-import selectors
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import ExitCode, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.processes import FATAL, PARENT_VARIABLE, crash_place, owned_folder, sweep
+from pyperf_suite.process.child import FORGED, HUNG, ChildProcess, Loss, ProcessLost
+from pyperf_suite.process.system import owned_folder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
 from pyperf_suite.record.case import Case
@@ -38,14 +33,8 @@ COMMAND = (sys.executable, "-m", MODULE)
 # A worker that is still at a case so long after it should have been ended ends itself: its parent is stopped or gone.
 GIVE_UP_S = 10.0
 
-# How often the turns of a worker that does not answer are looked at.
-LOOK_EVERY_S = 1.0
-
 Answers = Generator[tuple[int, dict[str, Any]], None, None]
 """The number of a case among those requested, and the measured part of its record, as each is done."""
-
-# How much of a dead worker's log is searched for its last words.
-_LOG_TAIL_BYTES = 20_000
 
 
 def ranks_command(count: int) -> tuple[str, ...]:
@@ -72,7 +61,7 @@ def request_for(
     }
 
 
-class WorkerLost(Exception):
+class WorkerLost(ProcessLost):
     """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
 
     For `witnesses` see SparedCases.
@@ -83,8 +72,8 @@ class WorkerLost(Exception):
         self.case, self.witnesses = case, witnesses
 
 
-class WorkerProcess:
-    """One worker, started at once, alive until `close` or until it is lost."""
+class WorkerProcess(ChildProcess):
+    """One worker: raises WorkerLost from any request, after which this handle is closed."""
 
     def __init__(
         self, device: Device, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None
@@ -94,27 +83,16 @@ class WorkerProcess:
         `environment` is added to this process's own.
         """
         self._device = device
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self.WRITES_STACKS = command == COMMAND  # torchrun would end
         self._scratch = owned_folder("worker")
-        self._unread = b""
-        self._token = ""  # of the last request; each of its answers repeats it
-        self._unanswered = 0
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
-        own[PARENT_VARIABLE] = str(os.getpid())
         # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            start_new_session=True,
-            env=inherited | own | dict(environment or {}),
-        )
+        super().__init__(command, inherited | own | dict(environment or {}))
 
     def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
-        """The answer to a single case. Raises WorkerLost, after which this handle is closed."""
+        """The answer to a single case."""
         ((_, answer),) = self.measure_by_turns([case], effort, deadline_s, patience_s)
         return answer
 
@@ -129,8 +107,7 @@ class WorkerProcess:
     ) -> Answers:
         """The number and the answer of each case when it is done; where one is fatal the others are not answered.
 
-        Raises WorkerLost, after which this handle is closed. `patience_s` is how much longer than the deadline to wait
-        for a worker that keeps the deadline itself.
+        `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
         """
         give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
         (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
@@ -140,142 +117,38 @@ class WorkerProcess:
         while waiting:
             answer = self.receive(deadline_s + patience_s)
             is_fatal = answer.get("fatal")  # who takes the answer takes that out of it
-            number = answer.pop("case", self._turn()[0])
+            number = answer.pop("case", self.progress()[0])
             if number not in waiting:
-                raise self._lost(f"answered for case {number!r}, for which no answer was due, and was ended")
+                raise self.lost(FORGED, f"answered for case {number!r}, for which no answer was due, and was ended")
             waiting.remove(number)
             yield number, answer
             if is_fatal:
                 return
 
-    @property
-    def is_waited_for(self) -> bool:
-        """True if answers to the last request are due: the next request needs another worker."""
-        return self._unanswered > 0
-
-    def send(self, request: dict[str, Any], answers: int = 1) -> None:
-        """Send one line of JSON without waiting; `answers` lines are due to it.
-
-        Raises WorkerLost if nobody reads it any more, or if answers to the last request are due.
-        """
-        assert self._process.stdin is not None
-        if self.is_waited_for:
-            raise self._lost("was sent a request before it had answered the last one, and was ended")
-        self._token, self._unanswered = secrets.token_hex(8), answers
-        try:
-            self._process.stdin.write(json.dumps({**request, "token": self._token}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._lost("died before the case was sent") from None
-
-    def receive(self, deadline_s: float) -> dict[str, Any]:
-        """Return the next answer to the last request. Raises WorkerLost, also for an answer to any other request."""
-        line = self._read_line(deadline_s)
-        try:
-            answer: dict[str, Any] = json.loads(line)
-            token = answer.pop("token", "")
-        except (ValueError, AttributeError, TypeError):
-            raise self._lost(f"answered something that is no JSON object ({line[:60]!r}) and was ended") from None
-        if token != self._token and answer.get("fatal"):  # said between two requests
-            raise self._lost(f"was no longer there: {answer.get('reason')}")
-        if token != self._token:
-            raise self._lost("answered another request than its last one and was ended")
-        self._unanswered -= 1
-        return answer
-
-    def let_go(self) -> None:
-        """No request follows, so that the worker can end."""
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-    def close(self) -> None:
-        """End the worker: politely, so that it ends what it started, then by a signal to its whole process group."""
-        if self.is_waited_for:  # it is at work, and would not look at its input
-            self._process.send_signal(signal.SIGINT)
-        else:
-            self.let_go()
-        try:
-            self._process.wait(timeout=2)
-        except BaseException as error:
-            self._kill()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-        self.let_go()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._log.close()
-        self._scratch.cleanup()
-
-    def _read_line(self, deadline_s: float) -> bytes:
-        """The next line of answers; the deadline begins anew with each turn that a case has."""
-        assert self._process.stdout is not None
-        end, turn = time.monotonic() + deadline_s, self._turn()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, min(LOOK_EVERY_S, end - time.monotonic()))):
-                    last, turn = turn, self._turn()
-                    if turn != last:
-                        end = time.monotonic() + deadline_s
-                    elif time.monotonic() >= end:
-                        within = f"its deadline of {deadline_s:g} s (--deadline)"
-                        raise self._lost(f"did not answer within {within} and was ended")
-                    continue
-                part = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not part:
-                    raise self._lost("died")
-                self._unread += part
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def _turn(self) -> list[int]:
+    def progress(self) -> list[int]:
         """The number of the case whose turn it is, and that of the turn."""
         try:
             return [int(word) for word in (Path(self._scratch.name) / TURN_FILE).read_text().split()] or [0]
         except (OSError, ValueError):
             return [0]
 
-    def _lost(self, what: str) -> WorkerLost:
-        ended_by_itself = self._has_ended()
-        self._kill()
-        how = f" ({_exit_words(self._process.returncode)})" if ended_by_itself else ""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
-        said, _, stack = self._log.read().decode(errors="replace").partition(FATAL)
-        lines = said.strip().splitlines()
-        # Below what ranks say of each other, torchrun writes a page about their exit codes.
-        by_ranks = [line for line in lines if re.match(r"rank \d+: ", line)]
-        last_words = f"; its last words: {(by_ranks or lines)[-1]}" if lines else ""
-        place = f" at {found}" if (found := crash_place(stack, Path.cwd())) else ""
-        case = self._turn()[0]
-        self.close()
+    def failure(self, loss: Loss) -> WorkerLost:
+        """What ended the worker, how, where and with which last words."""
+        if loss.cause == HUNG:
+            within = f"its deadline of {loss.deadline_s:g} s (--deadline)"
+            loss = replace(loss, words=f"did not answer within {within} and was ended")
         # What was killed may have taken too much memory, which depends on the case.
-        witnesses = 0 if ended_by_itself and self._process.returncode == -signal.SIGKILL else 2
-        return WorkerLost(f"The worker process {what}{how}{place}{last_words}", case, witnesses)
+        witnesses = 0 if loss.signal == "SIGKILL" else 2
+        return WorkerLost(f"The worker process {loss}", self.progress()[0], witnesses)
 
-    def _has_ended(self) -> bool:
-        """Whether the process ended on its own; one whose pipe broke gets a moment to become reapable."""
-        try:
-            self._process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def close(self) -> None:
+        """End the worker, and remove the files that it left."""
+        super().close()
+        self._scratch.cleanup()
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-def _exit_words(return_code: int) -> str:
-    """`signal SIGSEGV` or `exit code 3`."""
-    if return_code >= 0:
-        return f"exit code {return_code}"
-    try:
-        return f"signal {signal.Signals(-return_code).name}"
-    except ValueError:
-        return f"signal {-return_code}"
+    def _last_words(self, lines: Sequence[str]) -> str:
+        # Below what ranks say of each other, torchrun writes a page about their exit codes.
+        return super()._last_words([line for line in lines if re.match(r"rank \d+: ", line)] or lines)
 
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.

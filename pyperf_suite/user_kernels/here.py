@@ -27,6 +27,8 @@ GIVEN = "given"
 class FileHere(Reference):
     """A user's file that this process imports: it makes inputs and computes references."""
 
+    is_lost = False
+
     def __init__(self, file: UserFile, library: str, started: Mapping[str, Any], where: str = "") -> None:
         self.file, self.library, self.started, self._where = file, library, started, where
 
@@ -58,7 +60,7 @@ class FileHere(Reference):
         return 0.0
 
     def close(self) -> None:
-        self.is_lost = True
+        """Nothing is to be ended: the file stays imported."""
 
 
 class _GivenKernel(DeclaredKernel):

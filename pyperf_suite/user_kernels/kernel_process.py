@@ -1,9 +1,9 @@
-"""The process in which a user's code runs, and the only one: started by the judge (user_kernel.py), by requests.
+"""The process in which a user's code runs, and the only one: started by the judge (processes.py), by requests.
 
 It has one of two parts. As the *kernel process* it runs the function that is measured. As the *reference process* it
 makes inputs and computes references, and never runs what is measured but as its own reference. Run as a script by any
 interpreter since Python 3.9, which need not have the suite installed; numpy and torch are used where the user's code
-does. Requests and answers are lines of JSON on two inherited descriptors; arrays go through files in memory.
+does. Requests and answers are lines of JSON (process/serving.py); arrays go through files in memory.
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
 import contextlib
-import ctypes
-import faulthandler
 import gc
-import importlib
 import importlib.util
-import json
-import mmap
 import os
 import pickle
-import random
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,9 +30,6 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
-
-# Variables of the suite and of pytest, which no library reads as it is imported: a copy of a template is told them.
-TOLD = ("PYPERF_", "PYTEST_")
 
 # Requests to launch, of which a kernel may look at frames and objects that are not its own.
 LOOKS_ALLOWED = 2
@@ -61,7 +51,8 @@ class SuiteFinder:
 if __name__ == "__main__":
     sys.meta_path.insert(0, SuiteFinder)
 
-from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the finder
+from pyperf_suite.process.serving import Requests, serve_copies  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels.arrays import (  # noqa: E402
     Leaf,
     UserCodeError,
     arrays_in,
@@ -79,11 +70,8 @@ from pyperf_suite.user_kernels.guards import Auditor, InspectionDetector  # noqa
 from pyperf_suite.user_kernels.user_file import UserFile  # noqa: E402
 
 # Taken before any code of a user's runs, which may put others in their places.
-_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
+_CLOCK, _EXIT = time.perf_counter_ns, os._exit
 _GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
-_DUMPS, _LOADS = json.dumps, json.loads
-
-_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 # What timers and programs send themselves. Held from before the first thread, which inherits that, so that no handler
 # works while the clock runs and the result is copied; let through when the judge looks whether it still changes.
@@ -93,79 +81,23 @@ _MASK = signal.pthread_sigmask
 
 
 def main() -> None:
-    """Answer requests as `argv` says, or be the template of processes that do so (`serve`)."""
+    """Answer requests, or be the template of processes that do so (`serve CHANNEL MODULES`)."""
     arguments, sys.argv[1:] = sys.argv[1:], []
-    if arguments[0] == "serve":
-        serve(int(arguments[1]), arguments[2:])
+    if arguments:
+        needed = "pyperf_suite.user_kernels.api", "pyperf_suite.user_kernels.guards"
+        serve_copies(int(arguments[1]), (*arguments[2:], *needed), work)
     else:
-        work(int(arguments[0]), int(arguments[1]), arguments[2])
+        work()
 
 
-def serve(channel: int, modules: Sequence[str]) -> None:
-    """Import those modules once; then make a process for each path and descriptors that come, and answer its number.
-
-    It is a grandchild, so that the judge, which adopts orphans, is its parent.
-    """
-    _die_with_parent()
-    for name in (*modules, "pyperf_suite.user_kernels.api", "pyperf_suite.user_kernels.guards"):
-        importlib.import_module(name)
-    connection = socket.socket(fileno=channel)
-    while True:
-        message, (requests, answers, printed), _, _ = socket.recv_fds(connection, 1 << 16, 3)
-        stack, folder, told = json.loads(message)
-        number, written = os.pipe()
-        between = os.fork()
-        if not between:
-            between = os.getpid()
-            if own := os.fork():
-                os.write(written, str(own).encode())
-                _EXIT(0)
-            while os.getppid() == between:
-                time.sleep(1e-4)
-            connection.close()
-            os.setsid()
-            for each in (1, 2):
-                os.dup2(printed, each)
-            for each in (number, written, printed):
-                os.close(each)
-            for name in [name for name in os.environ if name.startswith(TOLD)]:
-                del os.environ[name]
-            os.environ.update(told)
-            os.chdir(folder)
-            # Arrays lie elsewhere in each copy, as the system has it for fresh processes.
-            draw = random.SystemRandom().randrange
-            elsewhere = bytearray(16 * draw(1, 4096)), mmap.mmap(-1, mmap.PAGESIZE * draw(1, 512))
-            work(requests, answers, stack)
-            del elsewhere
-        os.waitpid(between, 0)
-        connection.send(os.read(number, 32))
-        for each in (requests, answers, printed, number, written):
-            os.close(each)
-
-
-def work(requests: int, answers: int, stack_path: str) -> None:
-    """Answer requests from one descriptor on the other until the first closes; the path is for stacks."""
-    stack = open(stack_path, "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
-    faulthandler.register(signal.SIGUSR2, stack)
-    faulthandler.enable(stack)
-    for each in (requests, answers):
-        os.set_inheritable(each, False)
+def work() -> None:
+    """Answer requests until there are no more."""
+    requests = Requests()
     _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
-    _die_with_parent()
     _be_the_first_to_go()
-    process, pid = KernelProcess(), os.getpid()
-    with os.fdopen(requests, "rb") as lines:
-        for line in lines:
-            request = _LOADS(line)
-            token = request.pop("token")
-            answer = process.answer(request)
-            if _GETPID() != pid:
-                # A child that the user's code forked and let go on.
-                _WRITE(answers, _DUMPS({"forked": True, "token": token}).encode() + b"\n")
-                _EXIT(0)
-            sent = memoryview(_DUMPS({**answer, "token": token}).encode() + b"\n")
-            while sent:
-                sent = sent[_WRITE(answers, sent) :]
+    process = KernelProcess()
+    for request in requests:
+        requests.answer(process.answer(request))
     _EXIT(0)
 
 
@@ -477,11 +409,6 @@ def _is_any(_: Leaf) -> bool:
 
 def _nothing(*_: Any) -> None:
     """What is timed to see what timing takes."""
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 def _be_the_first_to_go() -> None:

@@ -14,13 +14,17 @@ class Reference(ABC):
     """A file's inputs and references, by requests. `library` is what its arrays are of."""
 
     library: str
-    is_lost = False
     # Modules that a process of its own may import before it is known whose it is.
     preload: tuple[str, ...] = ()
 
     @abstractmethod
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises Failed."""
+
+    @property
+    @abstractmethod
+    def is_lost(self) -> bool:
+        """True if no other case of the file can go on with it, as it can after what its code raised."""
 
     @abstractmethod
     def cpu_seconds(self) -> float:

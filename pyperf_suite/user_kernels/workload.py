@@ -136,14 +136,13 @@ def describe(target: str) -> tuple[Described, ...]:
     Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
     """
     target = canonical(target)
-    with memory_folder() as folder:
-        try:
-            process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
-            with contextlib.closing(process):
-                _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
-                reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
-        except (Failed, Unsupported) as reason:
-            raise UserError(str(reason)) from None
+    try:
+        process = UserProcess(interpreter(), _split(target)[0], 60.0, limit_bytes())
+        with contextlib.closing(process):
+            _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
+            reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
+    except (Failed, Unsupported) as reason:
+        raise UserError(str(reason)) from None
     source = _split(target)[0]
     for each in reported:
         if "error" in each:
@@ -213,7 +212,6 @@ class UserLaunches(Prepared):
         self._resources = contextlib.ExitStack()
         self._clocks_hz: list[float] = []
         try:
-            self._folder = self._resources.enter_context(memory_folder())
             self._prepare(name, axes, implementation, place, launch)
         except BaseException:
             self.close()
@@ -241,7 +239,7 @@ class UserLaunches(Prepared):
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
             # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
             preload = self._reference.preload if place.inputs is None else ()
-            process = UserProcess(interpreter(), self._folder, implementation, left_s, limit, preload=preload)
+            process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
             # Both import what the user's code imports, side by side.

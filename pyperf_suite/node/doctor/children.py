@@ -1,66 +1,50 @@
 """Try in a process of its own what could crash, hang or take memory here, as opening a vendor's library may.
 
-A child runs this file's functions and answers with one line of JSON; what it does wrong is a finding.
+A child runs this file's functions; what it does wrong is a finding.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import subprocess
+import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.hardware.software import mapped
+from pyperf_suite.process.child import ChildProcess, ProcessLost
+from pyperf_suite.process.serving import Requests
 
+# -B: a bytecode cache is a change too.
+COMMAND = (sys.executable, "-B", "-m", __name__)
 DEADLINE_S = 30.0
-ANSWER = "pyperf-suite doctor: "
 LONGEST_REASON = 200
 
 
 class ExaminedProcess:
     """A process that answers one question. It is started at once, so that several answer in parallel."""
 
-    def __init__(self, question: str, *arguments: str, command: Sequence[str] | None = None) -> None:
-        self._began = time.monotonic()
-        self._process: subprocess.Popen[str] | None
+    def __init__(self, question: str, *arguments: str, command: Sequence[str] = COMMAND) -> None:
+        self._resources = contextlib.ExitStack()
         try:
-            self._process = subprocess.Popen(
-                # -B: a bytecode cache is a change too.
-                [*(command or (sys.executable, "-B", "-m", __name__)), question, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            self._process, self._reason = None, str(error)
+            self._process = self._resources.enter_context(contextlib.closing(ChildProcess(command)))
+            self._process.deadline_in(DEADLINE_S)
+            self._process.send({"question": question, "arguments": arguments})
+            self._reason = ""
+        except (OSError, ProcessLost) as error:
+            self._reason = str(error)
 
-    def answer(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """What it said; {"error": why} where it did not, the deadline counted from its start."""
-        if self._process is None:
+        if self._reason:
             return {"error": self._reason}
-        try:
-            spoken, complaints = self._process.communicate(
-                timeout=max(0.1, self._began + deadline_s - time.monotonic())
-            )
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            return {"error": f"no answer within {deadline_s:g} s"}
-        lines = [line for line in spoken.splitlines() if line.startswith(ANSWER)]
-        with contextlib.suppress(ValueError):
-            if lines:
-                return dict(json.loads(lines[-1].removeprefix(ANSWER)))
-        code = self._process.returncode
-        how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        last = (complaints.strip().splitlines() or ["nothing was said"])[-1]
-        return {"error": f"{how}: {last[:LONGEST_REASON]}"}
+        with self._resources:
+            try:
+                return self._process.receive()
+            except ProcessLost as lost:
+                return {"error": str(lost)}
 
 
 def library(name: str, function: str) -> dict[str, Any]:
@@ -128,9 +112,12 @@ def _memory(package: Any) -> list[tuple[int, int]]:
 QUESTIONS = {"library": library, "torch": torch}
 
 if __name__ == "__main__":
-    try:
-        answers = QUESTIONS[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
-    except Exception as error:
-        words = (str(error).splitlines() or [""])[0]
-        answers = {"error": f"{type(error).__name__}: {words[:LONGEST_REASON]}"}
-    print(ANSWER + json.dumps(answers), flush=True)
+    requests = Requests()
+    for request in requests:
+        try:
+            answer = QUESTIONS[request["question"]](*request["arguments"])  # type: ignore[operator]
+        except Exception as error:
+            words = (str(error).splitlines() or [""])[0]
+            answer = {"error": f"{type(error).__name__}: {words[:LONGEST_REASON]}"}
+        requests.answer(answer)
+    os._exit(0)  # taking torch apart takes a second

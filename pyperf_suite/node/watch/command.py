@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from pyperf_suite import processes
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.process import system
 from pyperf_suite.user_kernels.api import MARK_FORMAT, MARKS_VARIABLE
 
 FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -33,7 +33,7 @@ _DEATH_SIGNAL, _SUBREAPER, _FROM_TERMINAL = 1, 36, 0x80
 
 def require_readable(pid: int) -> None:
     """Raise UserError for a process that is not there, or that belongs to somebody else."""
-    if not processes.state_of(pid):
+    if not system.state_of(pid):
         raise UserError(f"There is no running process {pid}: `ps` lists them.")
     try:
         Path(f"/proc/{pid}/io").read_text()
@@ -45,7 +45,7 @@ def require_readable(pid: int) -> None:
 @contextlib.contextmanager
 def marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
     """Where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
-    folder = Path(tempfile.gettempdir()) / f"{processes.owned_name('watch', owner)}marks"
+    folder = Path(tempfile.gettempdir()) / f"{system.owned_name('watch', owner)}marks"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise UserError(f"{folder} belongs to somebody else: remove it, or set TMPDIR to another folder.")

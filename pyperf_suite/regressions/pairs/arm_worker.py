@@ -13,7 +13,6 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
 import importlib.util
-import json
 import math
 import os
 import time
@@ -26,21 +25,18 @@ from typing import Any
 # Launches for so long tell whether a user's kernel runs on several cores.
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
-_PR_SET_PDEATHSIG = 1
-_SIGKILL = 9
 
 
 def main() -> None:
-    """Serve requests, one JSON object a line, from standard input until it closes."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print belongs into the log
-    _die_with_parent()
-    bench = Bench()
-    for line in sys.stdin:
-        request = json.loads(line)
-        token = request.pop("token")  # of the request; its answer repeats it
-        answers.write(json.dumps({**bench.answer(request), "token": token}) + "\n")
-        answers.flush()
+    """Serve requests until there are no more."""
+    # This revision's, next to whatever build is measured.
+    path = Path(__file__).parents[2] / "process" / "serving.py"
+    spec: Any = importlib.util.spec_from_file_location("serving", path)
+    serving = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serving)
+    requests, bench = serving.Requests(), Bench()
+    for request in requests:
+        requests.answer(bench.answer(request))
     bench.close()
     if bench.judges:
         from pyperf_suite.user_kernels.workload import forget_reference
@@ -244,14 +240,6 @@ def _import_numpy() -> None:
     del os.environ[name]
     if before is not None:
         os.environ[name] = before
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no orphan keeps a device busy."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 )
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.processes import begin_deadline_anew
+from pyperf_suite.process.system import begin_deadline_anew
 from pyperf_suite.workloads.attention import reason_of_refusal
 from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.training.layers import heads_of

@@ -153,8 +153,8 @@ def test_rank_0_alone_answers_for_a_group_that_is_lost(start_ranks):
             raise RanksMissing("Rank 7 is gone.")
 
         class Line:
-            requests = lambda self: [{}]
-            write = lambda self, answer: print("answer", answer["reason"])
+            __iter__ = lambda self: iter([{}])
+            answer = lambda self, answer: print("answer", answer["reason"])
 
         pyperf_suite.ranks.group.Group = lambda: group
         worker.lead = worker.follow = lost

@@ -18,6 +18,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.process import child
 from pyperf_suite.pytest_plugin.run import Children
 from pyperf_suite.record.journal import Journal
 from pyperf_suite.runner import workers
@@ -81,7 +82,7 @@ def test_after_an_exception_at_any_line_the_next_case_has_its_own_figures(double
     for place, error in zip(itertools.count(1), itertools.cycle(ERRORS)):
         with WorkerPool(CPU, 20) as pool:
             try:
-                with Interrupting(place, error, workers):
+                with Interrupting(place, error, workers, child):
                     heard = [answer["reason"] for _, answer in pool.measure_by_turns(0, CASES, None)]
             except type(error):
                 heard = None
@@ -91,8 +92,8 @@ def test_after_an_exception_at_any_line_the_next_case_has_its_own_figures(double
             break
     assert place > 100, "each line of asking and waiting was tried"
     # One whose start was interrupted may have ended and nobody has taken its exit code.
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [child for child in living if DOUBLE in child.cmdline()]
+    living = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    assert not [each for each in living if DOUBLE in each.cmdline()]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -115,7 +116,8 @@ def test_an_answer_to_the_request_of_another_process_is_refused(double):
     first, second = WorkerProcess(CPU, PYTHON), WorkerProcess(CPU, PYTHON)
     for worker, case in ((first, CASES[0]), (second, CASES[1])):
         worker.send({"cases": [case.to_json()]})
-    first._process, second._process = second._process, first._process
+    first._from, second._from = second._from, first._from
+    first._answers, second._answers = second._answers, first._answers
     for worker in (first, second):
         with pytest.raises(WorkerLost, match="answered another request"):
             worker.receive(20)

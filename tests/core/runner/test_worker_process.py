@@ -252,8 +252,7 @@ def test_torchrun_keeps_its_logs_where_they_are_removed():
     from torch.distributed.run import parse_args
 
     try:
-        assert worker._process.stdout is not None
-        folder = worker._process.stdout.read().decode()
+        folder = worker._from.read().decode()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PET_LOG_DIR", folder)
             assert parse_args(["a_script"]).log_dir == folder

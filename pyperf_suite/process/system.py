@@ -1,4 +1,4 @@
-"""Processes as the system sees them: whether one lives, how one ends with its parent, and whose folder is whose.
+"""Processes as the system sees them: whether one lives, where one crashed, and whose folder is whose.
 
 Only the standard library is imported: this is what stands in a rank or a worker before anything heavy does.
 """
@@ -9,8 +9,6 @@ import contextlib
 import functools
 import os
 import re
-import signal
-import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +17,19 @@ if TYPE_CHECKING:
     import tempfile
     from collections.abc import Callable
 
-# The process that a worker must not outlive; who finds another parent than this has been orphaned already.
-PARENT_VARIABLE = "PYPERF_PARENT"
-
 # Where files lie in memory.
 SHARED_MEMORY = "/dev/shm"
 
 # Who gives this process a deadline, and has to know that a long computation goes on.
 deadline_listeners: list[Callable[[], None]] = []
 
-# How faulthandler begins the stacks of a crash, and that of the thread that crashed.
-FATAL = "Fatal Python error: "
+# How faulthandler begins the stack of the thread that crashed.
 _CURRENT = "Current thread "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
-_HERE = Path(__file__).resolve().parent
-_OURS = (f"{_HERE}{os.sep}", f"{_HERE.parent / 'kernels'}{os.sep}")
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OURS = (f"{_PACKAGE}{os.sep}", f"{_PACKAGE.parent / 'kernels'}{os.sep}")
 _PROC = Path("/proc")
-_PR_SET_PDEATHSIG = 1
 _OWNED = re.compile(r"pyperf_[a-z]+_([0-9a-f]{8})_(\d+)_(\d+)_")
 
 
@@ -92,19 +85,6 @@ def crash_place(stack: str, root: Path) -> str:
 def is_users(file: str) -> bool:
     """Whether a file of code is neither the suite's nor a library's."""
     return not file.startswith(("<", *_OURS)) and "/lib/python" not in file
-
-
-def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have Linux send this signal when the parent dies; end now if the parent that started this is dead already."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    parent = os.environ.get(PARENT_VARIABLE, "")
-    if parent.isdecimal() and os.getppid() != int(parent):
-        # It died before the signal was set. Nobody is left to read a word.
-        os._exit(1)
 
 
 def owned_folder(kind: str) -> tempfile.TemporaryDirectory[str]:

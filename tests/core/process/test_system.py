@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pyperf_suite import processes
+from pyperf_suite.process import system
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
@@ -27,36 +27,36 @@ def temporary(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number(sleeper):
-    start = processes.start_of(sleeper.pid)
-    assert processes.is_alive(sleeper.pid, start)
-    assert not processes.is_alive(sleeper.pid, start - 1)
-    assert processes.parent_of(sleeper.pid) == os.getpid()
+    start = system.start_of(sleeper.pid)
+    assert system.is_alive(sleeper.pid, start)
+    assert not system.is_alive(sleeper.pid, start - 1)
+    assert system.parent_of(sleeper.pid) == os.getpid()
 
 
 def test_a_stopped_process_is_alive_and_a_zombie_is_not(sleeper):
     psutil.Process(sleeper.pid).suspend()
     while psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED:
         pass
-    assert processes.state_of(sleeper.pid) == "T"
-    start = processes.start_of(sleeper.pid)
+    assert system.state_of(sleeper.pid) == "T"
+    start = system.start_of(sleeper.pid)
     sleeper.kill()
     while psutil.Process(sleeper.pid).status() != psutil.STATUS_ZOMBIE:
         pass
-    assert not processes.is_alive(sleeper.pid, start)
+    assert not system.is_alive(sleeper.pid, start)
     sleeper.wait()
-    assert (processes.state_of(sleeper.pid), processes.start_of(sleeper.pid)) == ("", 0)
+    assert (system.state_of(sleeper.pid), system.start_of(sleeper.pid)) == ("", 0)
 
 
 def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporary, sleeper):
-    name = processes.owned_name("worker", sleeper.pid)
+    name = system.owned_name("worker", sleeper.pid)
     (temporary / f"{name}abc" / "deep").mkdir(parents=True)
     (temporary / f"{name}abc" / "deep" / "file").write_text("much")
-    own = processes.owned_folder("run")
-    processes.sweep()
+    own = system.owned_folder("run")
+    system.sweep()
     assert {path.name for path in temporary.iterdir()} == {f"{name}abc", Path(own.name).name}
     sleeper.kill()
     sleeper.wait()
-    processes.sweep()
+    system.sweep()
     assert [path.name for path in temporary.iterdir()] == [Path(own.name).name]
     own.cleanup()
     assert not list(temporary.iterdir())
@@ -65,7 +65,7 @@ def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporar
 def test_sweeping_follows_no_link_and_takes_nothing_with_another_name(temporary, sleeper, tmp_path_factory):
     precious = tmp_path_factory.mktemp("precious") / "file"
     precious.write_text("of somebody")
-    dead = processes.owned_name("run", sleeper.pid)
+    dead = system.owned_name("run", sleeper.pid)
     sleeper.kill()
     sleeper.wait()
     (temporary / f"{dead}link").symlink_to(precious.parent)
@@ -74,7 +74,7 @@ def test_sweeping_follows_no_link_and_takes_nothing_with_another_name(temporary,
     (temporary / f"{dead}file").write_text("")
     (temporary / "pyperf_run_0badcafe_1_1_other_machine").mkdir()
     (temporary / "pyperf_worker_something").mkdir()
-    processes.sweep()
+    system.sweep()
     assert precious.read_text() == "of somebody"
     left = {path.name.removeprefix(dead) for path in temporary.iterdir()}
     assert left == {"link", "file", "pyperf_run_0badcafe_1_1_other_machine", "pyperf_worker_something"}

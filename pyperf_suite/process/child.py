@@ -1,0 +1,404 @@
+"""The handle on a process that answers requests: ask with a deadline, bound its memory, say how it ended, end it.
+
+Whatever the process does costs its one request: it is ended with all that it started, by its group and by its descent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from pyperf_suite.process.serving import PARENT_VARIABLE, STACKS_SIGNAL
+from pyperf_suite.process.system import crash_place
+from pyperf_suite.process.template import copy_of_a_template
+
+# How often a waiting handle looks whether there is progress, and at the memory of a process that is bounded.
+LOOK_S, LOOK_AT_MEMORY_S, LOOK_FOR_CHILDREN_S = 1.0, 0.05, 0.5
+
+# Of what the process prints, the last is read; a log that has grown beyond the second number is emptied.
+LOG_TAIL_BYTES, LARGEST_LOG_BYTES = 64 << 10, 16 << 20
+
+LARGEST_ANSWER_BYTES = 64 << 20
+
+# Causes of a loss that whoever reports it words in its own way.
+HUNG, ENDED, FORGED = "no answer in time", "process ended", "forged answer"
+
+# A process whose channel closed gets so long until it can be asked how it ended.
+_ENDING_S = 1.0
+
+# How faulthandler begins stacks, on request and at a crash.
+_STACKS = re.compile(r"^(?:Fatal Python error: |Timeout \(|(?:Current thread|Thread) 0x)", re.MULTILINE)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_CPU_CLOCK_OF_A_PROCESS = 2
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a process answers no more: the `cause` and what it did, in words that follow its name.
+
+    `code` is that of a process that ended by itself; `place` is where its crash or its hang was, in nobody's library;
+    `deadline_s` is how long the last answer was waited for.
+    """
+
+    cause: str
+    words: str
+    code: int | None
+    place: str
+    last_words: str
+    deadline_s: float
+
+    def __str__(self) -> str:
+        how = f" ({self.exit_words})" if self.exit_words else ""
+        place = f" at {self.place}" if self.place else ""
+        last_words = f"; its last words: {self.last_words}" if self.last_words else ""
+        return f"{self.words}{how}{place}{last_words}"
+
+    @property
+    def exit_words(self) -> str:
+        """`signal SIGSEGV` or `exit code 3`; empty for a process that was ended from here."""
+        return "" if self.code is None else f"exit code {self.code}" if self.code >= 0 else f"signal {self.signal}"
+
+    @property
+    def signal(self) -> str:
+        """The name of the signal that ended the process, or its number; empty where none did."""
+        if self.code is None or self.code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return str(-self.code)
+
+
+class ProcessLost(Exception):
+    """A process answers no more; the message says why."""
+
+
+class ChildProcess:
+    """One process, started at once, alive until `close` or until it is lost. It serves as serving.py does.
+
+    Subclasses say what a loss is to whoever asked (`failure`) and whether they come forward (`progress`).
+    """
+
+    # How long a process that is to end by itself may take.
+    POLITE_S = 2.0
+
+    # True where the command itself serves, and so writes its stacks down on request.
+    WRITES_STACKS = False
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        memory_bytes: float = math.inf,
+        template: tuple[Sequence[str], Sequence[str]] | None = None,
+    ) -> None:
+        """`environment` is all that the process gets; `memory_bytes` is what it and its children may hold.
+
+        `template` is the command of a template and the modules it imports: the process is then a copy of it, if there
+        can be one. Raises OSError where the command cannot be started.
+        """
+        self._memory_bytes = memory_bytes
+        self._watched: list[psutil.Process] = []
+        self._looked_s = -LOOK_FOR_CHILDREN_S
+        self._tokens: deque[str] = deque([""], maxlen=8)  # of the latest requests; each answer repeats its own
+        self._unanswered = 0
+        self._unread = b""
+        self._end_s = self._deadline_s = 0.0
+        self._root = Path.cwd()
+        self._log, self._earlier_log = _new_log(), b""
+        if self._is_bounded:
+            _adopt_orphans()
+        requests, self._to = _pipe()
+        self._from, answers = _pipe()
+        self._answers = select.poll()
+        self._answers.register(self._from, select.POLLIN)
+        try:
+            self._process = self._start(command, environment, template, requests, answers)
+        except BaseException:
+            for each in (self._to, self._from, self._log):  # a process whose start is interrupted ends
+                each.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_closed(self) -> bool:
+        return self._log.closed
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if answers to the last request are due: the next request needs another process."""
+        return self._unanswered > 0
+
+    @property
+    def _is_bounded(self) -> bool:
+        return self._memory_bytes < math.inf
+
+    def progress(self) -> object:
+        """Another value than before where the deadline of an answer begins anew."""
+
+    def failure(self, loss: Loss) -> Exception:
+        """The exception that tells of a loss."""
+        return ProcessLost(str(loss))
+
+    def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
+        """Send a request without waiting; so many answers are due to it.
+
+        Raises `failure` if nobody reads it any more, or if answers to the last request are due.
+        """
+        if self.is_waited_for:
+            raise self.lost("request refused", "was sent a request before it had answered the last one, and was ended")
+        self._bound_log()
+        self._tokens.append(secrets.token_hex(8))
+        self._unanswered = answers
+        line = memoryview(json.dumps({**request, "token": self._tokens[-1]}).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._to.write(line) :]
+        except (OSError, ValueError):
+            raise self.lost(ENDED, "died before it was sent a request") from None
+
+    def deadline_in(self, seconds: float) -> None:
+        """Answers are due so long from now, and anew so long from each progress."""
+        self._end_s, self._deadline_s = time.monotonic() + seconds, seconds
+
+    def receive(self, deadline_s: float | None = None) -> dict[str, Any]:
+        """The next answer to the last request, due after `deadline_s` or at the deadline that was set before.
+
+        Raises `failure`, also for an answer to any other request.
+        """
+        if deadline_s is not None:
+            self.deadline_in(deadline_s)
+        answer = self._checked(self._read_line())
+        self._unanswered -= 1
+        return answer
+
+    def expect_silence(self) -> None:
+        """Raise `failure` if something follows the last answer."""
+        for line in self._unread.splitlines():
+            self._checked(line)
+            raise self._forged()
+
+    def pause(self, paused: bool) -> None:
+        """Stop the process, threads that wait busily too, or let it go on."""
+        self._signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process and its living children have used, by Linux's own clock of each."""
+        total = 0.0
+        for each in self._family():
+            with contextlib.suppress(OSError):
+                total += time.clock_gettime((~each.pid << 3) | _CPU_CLOCK_OF_A_PROCESS)
+        return total
+
+    def last_words(self) -> str:
+        """The last line that it printed."""
+        return self._last_words(_STACKS.split(self._read_log(), maxsplit=1)[0].strip().splitlines())
+
+    def place(self) -> str:
+        """`file:line` of the code that its last stacks are of, if it wrote any."""
+        stacks = _STACKS.search(log := self._read_log())
+        return crash_place(log[stacks.start() :], self._root) if stacks else ""
+
+    def lost(self, cause: str, words: str) -> Exception:
+        """End the process, and return the exception that says why."""
+        code = None
+        if cause == HUNG:
+            if self.WRITES_STACKS:
+                self._have_stacks_written()
+        else:
+            with contextlib.suppress(psutil.TimeoutExpired):
+                code = self._process.wait(_ENDING_S if not self.is_closed else 0)
+        family = self._family()
+        self._kill(family)
+        loss = Loss(cause, words, code, self.place(), self.last_words(), self._deadline_s)
+        failure = self.failure(loss)
+        self.close()
+        return failure
+
+    def let_go(self) -> None:
+        """Send no further request, so that the process can end."""
+        with contextlib.suppress(OSError):
+            self._to.close()
+
+    def close(self) -> None:
+        """End the process: politely, so that it ends what it started, then by signals to its group and descendants."""
+        if self.is_closed:
+            return
+        family = self._family() if self._is_bounded else []
+        if self.is_waited_for:  # it is at work, and would not look at its input
+            self._signal(signal.SIGINT)
+        self.let_go()
+        try:
+            self._process.wait(self.POLITE_S)
+            if family:
+                self._kill(family)
+        except BaseException as error:
+            self._kill(family or self._family())
+            if not isinstance(error, psutil.TimeoutExpired):
+                raise
+        self._from.close()
+        self._log.close()
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        template: tuple[Sequence[str], Sequence[str]] | None,
+        requests: BinaryIO,
+        answers: BinaryIO,
+    ) -> psutil.Process:
+        with requests, answers:
+            if template is not None:
+                standard = [each.fileno() for each in (requests, answers, self._log)]
+                if (copy := copy_of_a_template(*template, standard)) is not None:
+                    return copy
+            variables = {**(os.environ if environment is None else environment), PARENT_VARIABLE: str(os.getpid())}
+            standard_files = {"stdin": requests, "stdout": answers, "stderr": self._log}
+            return psutil.Popen(command, start_new_session=True, env=variables, **standard_files)
+
+    def _last_words(self, lines: Sequence[str]) -> str:
+        return lines[-1][:300] if lines else ""
+
+    def _checked(self, line: bytes) -> dict[str, Any]:
+        """The answer in a line, without its token; raises `failure` where it is none to the last request."""
+        try:
+            answer: dict[str, Any] = json.loads(line)
+            token = answer.pop("token", "")
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            raise self.lost(
+                FORGED, f"answered something that is no JSON object ({line[:60]!r}) and was ended"
+            ) from None
+        # A copy may come to speak when the next request is under way.
+        if answer.get("forked") and token in self._tokens:
+            raise self.lost("process copied", "forked, and the copy of the process went on next to it")
+        if token != self._tokens[-1] and answer.get("fatal"):  # said between two requests
+            raise self.lost(ENDED, f"was no longer there: {answer.get('reason')}")
+        if token != self._tokens[-1]:
+            raise self._forged()
+        return answer
+
+    def _forged(self) -> Exception:
+        return self.lost(FORGED, "answered another request than its last one and was ended")
+
+    def _read_line(self) -> bytes:
+        look_s = LOOK_AT_MEMORY_S if self._is_bounded else LOOK_S
+        progress = self.progress()
+        while b"\n" not in self._unread:
+            left_s = self._end_s - time.monotonic()
+            if self._answers.poll(1000 * max(0.0, min(left_s, look_s))):
+                part = self._from.read(1 << 16)
+                if not part:
+                    raise self.lost(ENDED, "died")
+                self._unread += part
+                if len(self._unread) > LARGEST_ANSWER_BYTES:
+                    raise self.lost("answer too long", "sent more than any answer to the suite")
+                continue
+            self._bound_log()
+            self._bound_memory()
+            last, progress = progress, self.progress()
+            if progress != last:
+                self.deadline_in(self._deadline_s)
+            elif time.monotonic() >= self._end_s:
+                raise self.lost(HUNG, f"did not answer within {self._deadline_s:.3g} s and was ended")
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _bound_memory(self) -> None:
+        if not self._is_bounded:
+            return
+        # Who its children are takes long to find out.
+        if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
+            self._watched, self._looked_s = self._family(), time.monotonic()
+        held = 0
+        for each in self._watched:
+            with contextlib.suppress(psutil.Error):
+                held += each.memory_info().rss
+        if held > self._memory_bytes:
+            words = f"took {held / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free"
+            raise self.lost("memory", words)
+
+    def _bound_log(self) -> None:
+        if not self.is_closed and os.fstat(self._log.fileno()).st_size > LARGEST_LOG_BYTES:
+            self._earlier_log = self._log_tail()
+            os.ftruncate(self._log.fileno(), 0)
+
+    def _log_tail(self) -> bytes:
+        if self.is_closed:
+            return b""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
+
+    def _read_log(self) -> str:
+        return (self._earlier_log + self._log_tail()).decode(errors="replace")
+
+    def _have_stacks_written(self) -> None:
+        """Have a process that hangs write down where it is."""
+        self._signal(STACKS_SIGNAL)
+        for _ in range(20):
+            time.sleep(0.05)
+            if self.place():
+                return
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return [self._process, *self._process.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _signal(self, number: int) -> None:
+        if not self.is_closed:
+            with contextlib.suppress(psutil.Error):
+                self._process.send_signal(number)
+
+    def _kill(self, family: Sequence[psutil.Process]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for each in family:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        self._process.wait()
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    """A file to read from and one to write to, which close when nobody has them any more."""
+    readable, writable = os.pipe()
+    return os.fdopen(readable, "rb", buffering=0), os.fdopen(writable, "wb", buffering=0)
+
+
+def _new_log() -> BinaryIO:
+    """A file without a name that is always written at its end: in memory where there can be one."""
+    if not hasattr(os, "memfd_create"):
+        return tempfile.TemporaryFile("a+b", buffering=0)
+    import fcntl
+
+    log = os.fdopen(os.memfd_create("log"), "r+b", buffering=0)
+    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+    return log
+
+
+def _adopt_orphans() -> None:
+    """Have Linux give this process what the child left behind, so that it can be ended."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
