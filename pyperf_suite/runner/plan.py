@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -85,12 +85,14 @@ class Plan:
     def probes(self) -> tuple[str, ...]:
         return tuple(sorted({planned.probe for planned in self.cases}))
 
-    def validate(self) -> None:
-        """Raise UserError for a case that can never be measured, or not in this machine's memory."""
+    def validate(self, refused: Container[str] = ()) -> None:
+        """Raise UserError for a case that can never be measured, or not in this machine's memory.
+
+        Cases `refused`, by their ids, are not looked at.
+        """
         on_gpu = self.device.kind == "cuda"
         available = gpus()[self.device.index].memory_bytes if on_gpu else memory.available_bytes()
-        for planned in self.cases:
-            case = planned.case
+        for case in (planned.case for planned in self.cases if planned.case.case_id not in refused):
             case.validate()
             implementation = find_workload(case.operator).implementation(case.implementation)
             if implementation.device_kind not in ("any", self.device.kind):
@@ -208,7 +210,7 @@ BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 AROUND_A_WORKLOAD_S = 0.4
 
 # Of computing, by which it is seen how busy the cores are, and how often.
-LOOKED_FOR_S, LOOKS = 0.02, 7
+LOOKED_FOR_S, LOOKS = 0.01, 5
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6

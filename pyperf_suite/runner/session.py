@@ -45,7 +45,7 @@ SENTINELS = {
     ),
 }
 SENTINEL_EFFORT = Effort(
-    SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3, quantile=UNDISTURBED)
+    SteadyRule(time_cap_s=0.1), StopRule(relative_half_width=0.01, time_cap_s=0.15, quantile=UNDISTURBED)
 )
 
 # What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
@@ -121,6 +121,9 @@ class Session:
         Raises UserError where the journal cannot be read or written.
         """
         self._began_s = self.clock()
+        self._workers = self._resources.enter_context(
+            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
+        )
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
         # Visits by two versions of the code, or of anything else that a run's state names, are no single measurement.
@@ -130,9 +133,6 @@ class Session:
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
-        self._workers = self._resources.enter_context(
-            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
-        )
         self._workers.best_loop_s = remembered(str(self._identity["slug"]))
         self._last_workers = self._workers
         if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
