@@ -5,11 +5,14 @@ Equal requests write equal records, but for what was measured and when.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +27,7 @@ from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.summary import exit_code
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.probes import FindProbe, find_probe, follow_ups, planned_cases
+from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, planned_cases
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.record.record import Record
@@ -214,7 +217,8 @@ def open_run(
     workers = workers or (WorkerPool(device, request.deadline_s),)
     try:
         find = _judging(request, find, device)
-        plan = request.plan()
+        with _pictures_prepared(any(map(is_users, request.probes))):
+            plan = request.plan()
         plan.validate(refused)
         first, last = around(workers[0]), workers[1] if len(workers) > 1 else None
         budget_s = math.inf if request.budget_s is None else request.budget_s
@@ -244,6 +248,22 @@ def begin_audit(requested: bool | None) -> None:
         os.environ[AUDIT_VARIABLE] = "1"
     elif requested is False:
         os.environ[AUDIT_VARIABLE] = "0"
+
+
+@contextmanager
+def _pictures_prepared(is_waiting: bool) -> Iterator[None]:
+    """Import what draws the pictures meanwhile, where this process only waits for others that read a user's file."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("matplotlib.pyplot")
+
+    loading = threading.Thread(target=load)
+    if is_waiting:
+        loading.start()
+    yield
+    if is_waiting:
+        loading.join()
 
 
 def _follow(group: Group) -> None:
