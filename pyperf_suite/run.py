@@ -30,7 +30,6 @@ from pyperf_suite.hardware.machine import identity
 from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, planned_cases
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.thresholds import load_setting
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.runner.plan import (
@@ -46,13 +45,10 @@ from pyperf_suite.runner.plan import (
 )
 from pyperf_suite.runner.profiles import Profile, find_profile
 from pyperf_suite.runner.results import RunFolder, create_run, find_run
-from pyperf_suite.runner.session import SENTINELS, Session
+from pyperf_suite.runner.session import SENTINELS, Session, in_brief
 from pyperf_suite.runner.worker import follow
 from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers, WorkerPool, Workers
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
-
-Describe = Callable[[PlannedCase, Record], str]
-"""Returns what a progress line says of a record."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +137,7 @@ class Run:
         finally:
             session.close()
 
-    def measure(
-        self,
-        what: str,
-        trials: Sequence[Trial] | None = None,
-        describe: Describe = lambda planned, record: f"{planned.case.label}: {record.outcome}",
-        outlook: Outlook | None = None,
-    ) -> None:
+    def measure(self, what: str, trials: Sequence[Trial] | None = None, outlook: Outlook | None = None) -> None:
         """Measure these trials, by default all, and what follows them; progress and the rest go to standard error.
 
         The line on what is ahead is that of `outlook`, by default the whole plan's.
@@ -163,22 +153,22 @@ class Run:
             say(session.kept)
             trials = session.trials() if trials is None else trials
             with progress_on(console, len(trials)) as show:
-                session.measure_trials(trials, show, describe)
-                self.follow_up(show, describe, len(trials))
+                session.measure_trials(trials, show)
+                self.follow_up(show, len(trials))
         say(session.cut_short)
 
-    def follow_up(self, show: Progress, describe: Describe, done: int = 0) -> None:
+    def follow_up(self, show: Progress, done: int = 0) -> None:
         """Measure what the probes ask for after the plan, then repeat the plan's cases for as long as is requested."""
-        session, end_s = self.session, 0.0
+        session = self.session
         asked = follow_ups(self.plan, session.records)
         trials = session.within_budget((planned, number) for planned in asked for number in session.processes(planned))
         for count, trial in enumerate(trials, done + 1):
-            show(count, count, f"following up: {describe(trial[0], session.measure_trial(*trial))}", lambda: 0.0)
+            show(count, count, f"following up: {in_brief(session.measure_trial(*trial))}", lambda: 0.0)
         end_s = time.monotonic() + 60 * self.request.soak_min
         for count, planned in enumerate(itertools.cycle(self.plan.cases), done + 1):
             if time.monotonic() >= end_s:
                 break
-            show(count, count, f"soaking: {describe(planned, session.measure_again(planned))}", lambda: 0.0)
+            show(count, count, f"soaking: {in_brief(session.measure_again(planned))}", lambda: 0.0)
 
     @property
     def exit_code(self) -> ExitCode:

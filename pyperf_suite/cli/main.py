@@ -189,19 +189,12 @@ def _run(probes: tuple[str, ...], axes: tuple[str, ...], as_json: bool, everythi
     run = open_run(RunRequest(probes, axes=axes, **options), find=Parts().find_probe)
     if run is None:
         return
-    run.measure(", ".join(run.plan.probes), describe=lambda _, record: _speed(record))
+    run.measure(", ".join(run.plan.probes))
     if as_json:
         click.echo(run.as_json(), nl=False)
     else:
         run.report(console_for(everything), everything)
     raise SystemExit(run.exit_code)
-
-
-def _speed(record: Any) -> str:
-    if record.outcome != "ok":
-        return printable(f"{record.outcome}: {record.reason}"[:60])
-    flop = record.work.get("flop")
-    return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:

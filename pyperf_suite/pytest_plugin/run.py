@@ -426,10 +426,10 @@ class SuiteRun:
                 return True
             session, last = self._opened(), self.request.how.processes - 1
             if last == 0:
-                session.visit_first(session.trials(), show, _describe)
+                session.visit_first(session.trials(), show)
             else:
                 ahead = [(planned, process) for planned, process in session.trials() if process < last]
-                session.measure_trials(ahead, show, _describe)
+                session.measure_trials(ahead, show)
         return True
 
     def measure(self, planned: PlannedCase) -> list[Record]:
@@ -460,7 +460,7 @@ class SuiteRun:
             if (self.tests is None or self.tests.complete) and all(map(session.is_finished, self.planned)):
                 if self.planned:
                     # What probes ask for after the items is known too late to be an item, but part of the run.
-                    self._run.follow_up(lambda *_: None, _describe)
+                    self._run.follow_up(lambda *_: None)
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
             if session.cut_short:
@@ -504,7 +504,3 @@ class SuiteRun:
             said = {"warning_message": warning, "when": "runtest", "nodeid": "", "location": None}
             self._config.hook.pytest_warning_recorded.call_historic(kwargs=said)
         return self._run.session
-
-
-def _describe(planned: PlannedCase, record: Record) -> str:
-    return f"{planned.case.label}: {record.outcome}"

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyperf_suite.errors import printable
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
@@ -191,21 +192,17 @@ class Session:
         )
         return sum(trials_s, self.outlook.closing_s)
 
-    def measure_trials(
-        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
-    ) -> None:
+    def measure_trials(self, trials: Sequence[Trial], show: Progress) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""
         show(0, len(trials), "", functools.partial(self.seconds_left, trials))
-        visited = self.visit_first(trials, show, describe)
+        visited = self.visit_first(trials, show)
         for done, trial in enumerate(trials, 1):
             for planned, process in self.within_budget([trial]):
                 record = self.measure_trial(planned, process)
                 left_s = functools.partial(self.seconds_left, trials[done:])
-                show((visited + done) // (2 if visited else 1), len(trials), describe(planned, record), left_s)
+                show((visited + done) // (2 if visited else 1), len(trials), in_brief(record), left_s)
 
-    def visit_first(
-        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
-    ) -> int:
+    def visit_first(self, trials: Sequence[Trial], show: Progress) -> int:
         """Visit the cases of a profile of one process for the first of two times, and return how many trials that are.
 
         Cases that have not converged, or whose cores were slow, are due for their second visit when all have had their
@@ -219,7 +216,7 @@ class Session:
                     self._measure_group(self._group_of(planned, process), process, visit=1)
                 if (place := self._finished.get(_key(planned, process))) is not None:
                     left_s = functools.partial(self.seconds_left, trials)
-                    show(done // 2, len(trials), describe(planned, self.records[place]), left_s)
+                    show(done // 2, len(trials), in_brief(self.records[place]), left_s)
         return len(trials)
 
     @property
@@ -414,6 +411,14 @@ class Session:
         self._finished[record.trial] = self.records.add(self._journal.append(record))
         self.left_out.discard((planned, process))
         return record
+
+
+def in_brief(record: Record) -> str:
+    """A record on a line of progress: its case, and its time or why there is none."""
+    said = f"{record.outcome}: {record.reason}"
+    if record.outcome == "ok":
+        said = f"{1e6 * record.seconds:.4g} us" if "time" in record.metrics else "read"
+    return printable(f"{record.label}: {said}"[:120])
 
 
 def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:

@@ -248,7 +248,7 @@ def _measure_all(run: Run, wanted: Sequence[PlannedCase], launched: bool) -> Non
     if launched:
         trials = [(each, _next_experiment(run.session, each, experiments)) for each in wanted]
         plan = replace(plan, profile=replace(plan.profile, processes=1))
-    run.measure("study", trials, _outcome, Outlook(replace(plan, cases=tuple(wanted))))
+    run.measure("study", trials, Outlook(replace(plan, cases=tuple(wanted))))
 
 
 class StudyWorkers(Workers):

@@ -170,14 +170,14 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_pat
 def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
-    session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
+    session.measure_trials(session.trials(), lambda *_: None)
     assert workers.now_s <= 25
     assert len(workers.trials) == 5, "four cases once and one twice"
     assert session.left_out == {(planned, 1) for planned in plan.cases[1:]}
     assert session.cut_short
     session.close()
     again = Session(plan, session.folder, workers=workers).open()
-    again.measure_trials(again.trials(), lambda *_: None, lambda *_: "")
+    again.measure_trials(again.trials(), lambda *_: None)
     assert len(workers.trials) == 8
     assert len(set(workers.trials)) == 8
     assert not again.cut_short
@@ -192,7 +192,7 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     first.measure_trial(plan.cases[1], 0)
     first.close()
     late.open()
-    late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
+    late.measure_trials(late.trials(), lambda *_: None)
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
 
