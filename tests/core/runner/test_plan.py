@@ -97,14 +97,16 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
 
 
 def test_kernels_of_a_file_share_its_processes_and_processes_share_the_checks_of_a_case(monkeypatch):
-    """Twenty cases of numpy took 11 s on two idle cores, and four of torch some 10 s."""
-    taken = {"numpy": (20, 11.0), "torch": (4, 10.0)}
-    for library, (count, seconds) in taken.items():
-        name = f"{library}.py:f"
-        monkeypatch.setitem(workload._libraries, f"{library}.py", library)
-        cases = [PlannedCase(name, Case(name, workload.parameters_of(("n",))(n), "f")) for n in range(count)]
-        assert run_s(*cases, profile=QUICK) == pytest.approx(seconds, rel=0.3)
+    cases = [PlannedCase("a.py:f", Case("a.py:f", workload.parameters_of(("n",))(n), "f")) for n in range(20)]
+    taken_s = []
+    for library in ("numpy", "torch"):
+        monkeypatch.setitem(workload._libraries, "a.py", library)
+        find_workload.cache_clear()
+        taken_s.append(run_s(*cases, profile=QUICK))
         assert run_s(*cases) < 3 * run_s(*cases, profile=replace(STANDARD, processes=1))
+    assert taken_s[0] == pytest.approx(11, rel=0.25), "as long as 20 cases of numpy took on two idle cores"
+    assert taken_s[1] > taken_s[0] + 5
+    find_workload.cache_clear()
 
 
 def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measured_again(monkeypatch):
