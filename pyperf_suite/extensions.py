@@ -1,14 +1,12 @@
 """What the planner, the node package and other packages add to the core, found by their entry points.
 
-The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.probes`, `pyperf_suite.workloads`,
-`pyperf_suite.services` (one function a name, as `flop_per_token`) and `pyperf_suite.records` (a `RecordKind` each). An
-own part whose folder was deleted adds nothing, whatever was installed.
+The groups are `pyperf_suite.commands` (click commands) and `pyperf_suite.probes`, whose probes bring the workloads that
+they need. An own part whose folder was deleted adds nothing, whatever was installed.
 """
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -29,12 +27,14 @@ class ExpectedTime(NamedTuple):
 
 
 Expect = Callable[[Any], ExpectedTime | None]
-"""The service `expected_times(identity)` returns one: of a Case its time, None where nothing is known."""
+"""Returns the time of a Case, None where nothing is known."""
 
 
 class OtherRecord(Protocol):
-    """What another part recorded in `<results>/<machine>/<name>/`, as a report shows it."""
+    """What another part recorded in `<results>/<machine>/<name>/`, as a report shows it; `kind` is its short name."""
 
+    kind: str
+    topic: str
     path: Path
     manifest: Mapping[str, Any]
 
@@ -49,14 +49,6 @@ class OtherRecord(Protocol):
     @property
     def command(self) -> str: ...
     def findings(self) -> Any: ...
-
-
-class RecordKind(NamedTuple):
-    """Other records than runs: the file that tells such a folder, the topic, and the reader of a folder."""
-
-    manifest: str
-    topic: str
-    read: Callable[[Path], Any]
 
 
 @functools.cache
@@ -76,20 +68,3 @@ def load(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         what = f"The {group.removesuffix('s')} {name} of {point.value}"
         raise UserError(f"{what} cannot be imported: {error!r:.200}") from error
-
-
-@functools.cache
-def loaded(group: str) -> dict[str, Any]:
-    """All of a group by name; what cannot be imported is named in a warning and passed over."""
-    found = {}
-    for name in sorted(extensions(group)):
-        try:
-            found[name] = load(group, name)
-        except UserError as error:
-            warnings.warn(str(error), stacklevel=2)
-    return found
-
-
-def service(name: str) -> Any:
-    """The function of that name which a part offers, or None if no installed part does."""
-    return load("services", name) if name in extensions("services") else None

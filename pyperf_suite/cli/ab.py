@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
-from pyperf_suite.cli.measuring import progress_on
 from pyperf_suite.cli.options import (
     Finite,
     OutcomeOptions,
@@ -92,6 +91,7 @@ def ab(
     max_pairs: int,
     results: Path,
     seed: int,
+    audit: bool | None,
     outcome: OutcomeOptions,
 ) -> None:
     """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
@@ -112,7 +112,9 @@ def ab(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
+    from pyperf_suite.run import begin_audit, progress_on
 
+    begin_audit(audit)
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
     planned = functools.partial(_planned, profile=profile, where=where, axes=axes)

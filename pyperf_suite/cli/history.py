@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
+from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError, printable
-from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
 
 if TYPE_CHECKING:
@@ -104,19 +104,20 @@ def findings(run: str, results: Path, bmf: bool) -> None:
     from pyperf_suite.render.text import answer, as_text
     from pyperf_suite.runner.results import RunFolder
 
-    read = read_results(_run_folder(run, results))
+    parts = Parts()
+    read = read_results(_run_folder(run, results), readers=parts.readers)
     if bmf:
         click.echo(as_text(bencher_metrics([each for found in read.runs for each in found.records()])), nl=False)
         return
     if read.runs:
         [found] = read.runs
         records, path = found.records(), found.path.parent
-        text = as_text(as_document(findings_of(records), records, RunFolder(path, found.manifest)))
+        text = as_text(as_document(findings_of(records, parts.find_probe), records, RunFolder(path, found.manifest)))
     else:
-        [(kind, record)] = read.others
+        [record] = read.others
         path = record.path
         details = {"run_id": path.name, "machine": record.machine, "run": record.manifest}
-        text = answer({kind: record.findings()}, details)
+        text = answer({record.kind: record.findings()}, details)
     try:
         write_whole(path / FILE, text)
     except OSError as error:
@@ -152,10 +153,11 @@ def report(results: Path, output: Path | None, runs: str, machine: str | None) -
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
-    read = read_results(results, machine)
+    parts = Parts()
+    read = read_results(results, machine, parts.readers)
     words = [word.strip() for word in runs.split(",") if word.strip()]
     here = {identity(device).slug for device in (resolve("auto"), Device("cpu"))}
-    page = draw_page(read, choose(read, words), choose_others(read, words), here)
+    page = draw_page(read, choose(read, words), choose_others(read, words), here, parts.find_probe)
     path = results / REPORT_NAME if output is None else output
     (write_in_results if output is None else write_for_user)(path, page)
     click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
@@ -166,7 +168,7 @@ def _run_folder(run: str, results: Path) -> Path:
     from pyperf_suite.regressions.stored.series import RECORDS
     from pyperf_suite.regressions.stored.store import find_run_folder
 
-    held = (RECORDS, *(kind.manifest for kind in loaded("records").values()))
+    held = (RECORDS, *Parts().readers)
     is_path = any((Path(run) / name).is_file() for name in held)
     return Path(run) if is_path else find_run_folder(run, results, held)
 

@@ -5,31 +5,25 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
-from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
 from pyperf_suite.cli.options import Finite, audit_option, measuring_options
+from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import Interrupted, UserError, ending_of, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
-    from pyperf_suite.runner.plan import Plan, Progress
-    from pyperf_suite.runner.session import Session
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -89,8 +83,10 @@ def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 @click.group(cls=CommandLine, context_settings=HELP)
 @click.version_option(__version__, prog_name="pyperf-suite")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
+    context.obj = Parts()
 
 
 @main.command()
@@ -136,7 +132,7 @@ def run(
         return
     if shape is not None:
         probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
-    _run(probes, axes=axes, device=device, **options)
+    _run(probes, axes, device=device, **options)
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
@@ -182,113 +178,23 @@ def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tup
     """  # noqa: D301 - click keeps the lines below \b as they are
     if ranks is not None:
         axes = (*axes, f"ranks={ranks}")
-    if model is not None:
-        _judge_training_of(model, options["device"])
-    _run(("collectives",), axes=axes, soak_min=soak_min, **options)
+    _run(("collectives",), axes, soak_min=soak_min, model=model, **options)
 
 
-def _judge_training_of(model: str, device: str) -> None:
-    """Have the probe of this process, which measures once and ends, judge that model."""
-    from pyperf_suite.extensions import service
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import replace_probe
-    from pyperf_suite.probes.collectives import PROBE, analyse
-
-    judge_of = service("network_judge")
-    if judge_of is None:
-        raise UserError("--model is judged by the planner, which is not installed: leave it out.")
-    judge = judge_of(resolve(device).kind, model)
-    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, judge)))
-
-
-def _run(
-    probes: tuple[str, ...],
-    profile: str,
-    device: str,
-    axes: tuple[str, ...],
-    results: Path,
-    seed: int,
-    resume: str | None,
-    deadline_s: float,
-    as_json: bool,
-    everything: bool,
-    budget_s: float | None = None,
-    soak_min: float = 0.0,
-) -> None:
+def _run(probes: tuple[str, ...], axes: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
     """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
-    from pyperf_suite.findings.summary import exit_code
-    from pyperf_suite.ranks.launch import rank_environment
-    from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
-    from pyperf_suite.runner.plan import most_informative_first
-    from pyperf_suite.runner.session import Session
+    from pyperf_suite.run import RunRequest, open_run
 
-    workers = None
-    if rank_environment().launched:
-        workers = workers_of_the_launcher(device, deadline_s)
-        if workers is None:
-            return
-    try:
-        plan = _plan(probes, profile, device, axes, seed)
-        plan.validate()
-        if budget_s is not None:
-            plan = replace(plan, cases=most_informative_first(plan.cases, seed))
-        budget_s = budget_s or math.inf
-        session = Session(plan, folder_of(plan, results, resume), deadline_s, workers, budget_s)
-    except UserError:
-        # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
-        if workers is not None:
-            workers.close()
-        raise
-    measure_all(
-        session,
-        ", ".join(plan.probes),
-        describe=lambda _, record: _speed(record),
-        afterwards=functools.partial(_follow_up_and_soak, session, soak_min),
-    )
-    records = list(session.records)  # read once from the disk
+    run = open_run(RunRequest(probes, axes=axes, **options), find=Parts().find_probe)
+    if run is None:
+        return
+    run.measure(", ".join(run.plan.probes))
     if as_json:
-        click.echo(run_as_json(session.folder, records), nl=False)
+        click.echo(run.as_json(), nl=False)
     else:
-        report_run(console_for(everything), session.folder, records, everything)
-    raise SystemExit(exit_code(records))
-
-
-def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import planned_cases
-    from pyperf_suite.ranks.launch import rank_environment
-    from pyperf_suite.runner.plan import Plan, in_random_order
-    from pyperf_suite.runner.profiles import find_profile
-
-    chosen, where = find_profile(profile), resolve(device)
-    cases = planned_cases(probes, chosen.name, where, axes)
-    if rank_environment().launched:
-        # Fresh processes are the launcher's to start, so each case gets one trial.
-        chosen = replace(chosen, processes=1)
-    return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
-
-
-def _follow_up_and_soak(session: Session, soak_min: float, show: Progress, done: int) -> None:
-    """Measure what the probes request after the plan, then repeat the plan's cases for so long."""
-    from pyperf_suite.probes import follow_ups
-
-    followed = follow_ups(session.plan, session.records)
-    trials = session.within_budget((planned, n) for planned in followed for n in session.processes(planned))
-    for number, trial in enumerate(trials, done + 1):
-        show(number, number, f"following up: {_speed(session.measure_trial(*trial))}", lambda: 0.0)
-    end = time.monotonic() + 60 * soak_min
-    for number, planned in enumerate(itertools.cycle(session.plan.cases), done + 1):
-        if time.monotonic() >= end:
-            break
-        show(number, number, f"soaking: {_speed(session.measure_again(planned))}", lambda: 0.0)
-
-
-def _speed(record: Any) -> str:
-    if record.outcome != "ok":
-        return printable(f"{record.outcome}: {record.reason}"[:60])
-    flop = record.work.get("flop")
-    return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
+        run.report(console_for(everything), everything)
+    raise SystemExit(run.exit_code)
 
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -135,22 +134,9 @@ axes_option = click.option(
 )
 
 
-def _begin_audit(_context: click.Context, _option: click.Parameter, requested: bool | None) -> None:
-    """Have the processes of this command audit kernels where that is requested, or the pyproject.toml here says so."""
-    from pyperf_suite.regressions.thresholds import load_setting
-    from pyperf_suite.workloads.workload import AUDIT_VARIABLE
-
-    if load_setting("audit", False) if requested is None else requested:
-        os.environ[AUDIT_VARIABLE] = "1"
-    elif requested is False:
-        os.environ[AUDIT_VARIABLE] = "0"
-
-
 audit_option = click.option(
     "--audit/--no-audit",
     default=None,
-    expose_value=False,
-    callback=_begin_audit,
     help="Check kernels of FILE.py as code that may be written to deceive, which takes longer. Default: `audit` in "
     "[tool.pyperf_suite] of pyproject.toml, else no.",
 )

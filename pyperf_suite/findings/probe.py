@@ -59,8 +59,8 @@ class Probe:
     comes first. `computed` is what each row has besides its own, which columns and templates then name.
     `follow_up(records)` names cases worth measuring after these records, as a bisection does; it is called again
     with what they gave, until it names nothing new. `shaped(axes, name, device)` are the axes for a model that guides
-    train, requested as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
-    what is not timed; pytest, what has no items.
+    train, requested as `shape=NAME`, which then fixes the axes `fixed_by_shape`. `workload` is what its cases are of
+    where the suite has no such. A run that names no probe leaves out what is not timed; pytest, what has no items.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Probe:
     shaped: Callable[[Any, str, Device], Any] | None = None
     fixed_by_shape: Sequence[str] = ()
     group: Callable[[Case], str] = lambda case: f"{case.operator} {case.implementation}"
+    workload: Any = None
     is_timed: bool = True
     has_items: bool = True
 

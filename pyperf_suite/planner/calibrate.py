@@ -30,7 +30,7 @@ from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, law_dtype, pre
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.reading import Reading, readings
 from pyperf_suite.record.record import Record
-from pyperf_suite.runner.results import RunFolder, open_run
+from pyperf_suite.runner.results import RunFolder, read_run
 
 SEED = 0
 
@@ -129,7 +129,7 @@ def newest_run(results: Path, slug: str) -> RunFolder:
     """The newest calibrating run on a machine that can be read. Raises UserError that says how to make one."""
     for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
         try:
-            run = open_run(manifest.parent)
+            run = read_run(manifest.parent)
         except UserError:
             continue
         if "calibration" in run.manifest.get("probes", ()):

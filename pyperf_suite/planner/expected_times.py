@@ -1,7 +1,4 @@
-"""Seconds that the laws expect of a GPU's parts; they know no CPU.
-
-The node package asks for it through the entry point `expected_times`, for the two parts do not import each other.
-"""
+"""Seconds that the laws expect of a GPU's parts; they know no CPU."""
 
 from __future__ import annotations
 

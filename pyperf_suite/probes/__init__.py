@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import pkgutil
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +35,8 @@ TOPICS = ("products", "attention", "network", "training", "the whole step", "law
 PACKAGE = "pyperf_suite.probes"
 PROBES = Path(__file__).parent
 
-REPLACED: dict[str, Probe] = {}
+FindProbe = Callable[[str], "Probe"]
+"""`find_probe`, or what gives some probes more to judge by."""
 
 
 def _own_names() -> list[str]:
@@ -61,8 +62,6 @@ def _load(name: str) -> Probe:
 
 def find_probe(name: str) -> Probe:
     """The probe of that name. Raises UserError that names the nearest, or says why it cannot be had."""
-    if name in REPLACED:
-        return REPLACED[name]
     if is_users(name):
         from pyperf_suite.user_kernels.probe import user_probe
 
@@ -91,14 +90,14 @@ def expanded(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def all_probes(names: Container[str] | None = None) -> list[Probe]:
+def all_probes(names: Container[str] | None = None, find: FindProbe = find_probe) -> list[Probe]:
     """Every probe that can be imported, or those of these names, by topic; others are named in a warning."""
     found = []
-    for name in dict.fromkeys((*probe_names(), *REPLACED)):
+    for name in probe_names():
         if names is not None and name not in names:
             continue
         try:
-            found.append(find_probe(name))
+            found.append(find(name))
         except UserError as error:
             warnings.warn(str(error), stacklevel=2)
     places = {topic: place for place, topic in enumerate(TOPICS)}
@@ -137,11 +136,6 @@ def _read(name: str) -> Listed | None:
                 said = {each.arg: each.value.value for each in keywords if isinstance(each.value, ast.Constant)}
                 return Listed(str(said["topic"]), name, str(said["question"]))
     return None
-
-
-def replace_probe(probe: Probe) -> None:
-    """Let this process know another probe of that name, as one that judges by a model a user gave."""
-    REPLACED[probe.name] = probe
 
 
 def overrides_of(texts: Iterable[str]) -> dict[str, str]:

@@ -233,11 +233,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
     if not places:
         return  # a session of somebody else's tests pays for no import of ours
-    from pyperf_suite.runner.plan import in_random_order, most_informative_first
-
     by_planned = {items[place].stash[_PLANNED]: items[place] for place in places}
-    order = in_random_order if config.getoption("suite_budget") is None else most_informative_first
-    for place, planned in zip(places, order(list(by_planned), config.getoption("suite_seed")), strict=True):
+    for place, planned in zip(places, _run(config).request.in_order(list(by_planned)), strict=True):
         items[place] = by_planned[planned]
 
 
@@ -278,13 +275,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     run = session.config.stash.get(_RUN, None)
     if run is None:
         return None
-    if run.follow_the_first_rank():
-        return True
     is_xdist_worker = hasattr(session.config, "workerinput")
     option = session.config.option
     goes_on = not session.testsfailed or option.continue_on_collection_errors
     if goes_on and not is_xdist_worker and not (option.collectonly or option.setuponly or option.setupplan):
-        run.measure_ahead(session.config.pluginmanager.get_plugin("terminalreporter"))
+        is_first = run.measure_ahead(session.config.pluginmanager.get_plugin("terminalreporter"))
+        return None if is_first else True
     return None
 
 

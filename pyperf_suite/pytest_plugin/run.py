@@ -25,25 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from pyperf_suite.errors import DamagedJournal, ExitCode, UserError
+from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.machine import identity
-from pyperf_suite.probes import find_probe, follow_ups, planned_cases
+from pyperf_suite.probes import find_probe
 from pyperf_suite.process.system import owned_folder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
-from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, ProgressLines
-from pyperf_suite.runner.profiles import Effort, Profile, find_profile
-from pyperf_suite.runner.results import create_run, find_run
-from pyperf_suite.runner.session import SENTINELS, Session
-from pyperf_suite.runner.worker import follow
-from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers, WorkerLost, WorkerPool, WorkerProcess
+from pyperf_suite.run import Run, RunRequest, open_run, started
+from pyperf_suite.runner.plan import Outlook, PlannedCase, Progress, ProgressLines
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads import find_workload
 
@@ -201,13 +199,12 @@ class MeasuredTests:
     Fresh processes come one after the other, and each runs all the tests, so that its start is paid once.
     """
 
-    def __init__(self, config: pytest.Config, profile: Profile, items: Iterable[pytest.Item]) -> None:
-        self._nodes = nodes_of(items)
+    def __init__(self, config: pytest.Config, request: RunRequest, items: Iterable[pytest.Item]) -> None:
+        self._nodes, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
         self._processes = profile.processes
-        device, deadline_s = resolve(config.getoption("suite_device")), config.getoption("suite_deadline")
         if not deadline_s > 0:
             raise UserError(f"--suite-deadline {deadline_s:g} was requested: a test takes longer than no time.")
-        self._children = Children(config, device, profile.effort, deadline_s)
+        self._children = Children(config, resolve(request.device), profile.effort, deadline_s)
         self._trials: dict[str, list[PytestTrial]] = {nodeid: [] for nodeid in self._nodes}
         self._left_out: set[str] = set()
         self._opened: Callable[[], Session]
@@ -362,13 +359,22 @@ class SuiteRun:
     """The one run behind a pytest session: cases collected, measured in plan order, reported at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._option = config.getoption
-        self._config = config
+        self._config, option = config, config.getoption
+        self.request = RunRequest(
+            profile=option("suite_profile"),
+            device=option("suite_device"),
+            axes=tuple(option("suite_axis")),
+            seed=option("suite_seed"),
+            budget_s=option("suite_budget"),
+            results=Path(option("suite_results")),
+            resume=option("suite_resume"),
+            processes=option("suite_processes"),
+        )
         self._collected: dict[str, dict[str, PlannedCase]] = {}
-        self._session: Session | None = None
+        self._run: Run | None = None
         self._pool: WorkerPool | None = None
-        # Workers that start while the first test does: whose sentinel comes first, and on a CPU whose comes last.
-        self._started: list[WorkerPool] = []
+        # Workers that start while the first test does.
+        self._started: Sequence[WorkerPool] = ()
         self.tests: MeasuredTests | None = None
         self.planned: list[PlannedCase] = []
         # Probes that cannot do what was requested, and why: an axis may be meant for another one, which -k selects.
@@ -378,29 +384,17 @@ class SuiteRun:
     def collect(self, probe_name: str) -> dict[str, PlannedCase]:
         """The probe's cases by label; none, and a reason in `refused`, where what was requested cannot be."""
         if probe_name not in self._collected:
+            planned: list[PlannedCase] = []
             try:
-                profile = find_profile(self._option("suite_profile"))
-                planned = planned_cases([probe_name], profile.name, self._device, self._option("suite_axis"))
+                planned = self.request.planned([probe_name])
             except UserError as error:
                 self.refused[probe_name] = str(error)
-                planned = []
             self._collected[probe_name] = {each.case.label: each for each in planned}
         return self._collected[probe_name]
 
     def collect_tests(self, items: list[pytest.Item]) -> None:
         with spoken_errors():
-            self.tests = MeasuredTests(self._config, self._profile(), items)
-
-    def follow_the_first_rank(self) -> bool:
-        """Whether this is another rank of a run of ours, whose part is over when this returns."""
-        if not self.planned or self._is_disabled or rank_environment().rank == 0:
-            return False
-        with spoken_errors(), Group() as group:
-            try:
-                follow(group)
-            except RanksMissing as missing:
-                raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
-        return True
+            self.tests = MeasuredTests(self._config, self.request, items)
 
     def heading(self, planned: PlannedCase) -> str:
         return find_probe(planned.probe).group(planned.case)
@@ -408,34 +402,35 @@ class SuiteRun:
     def outlook(self) -> str | None:
         if not self._has_cases:
             return None
-        outlook = Outlook(self._plan())
+        outlook = Outlook(self._whole.plan())
         # How long tests take nobody knows before, and how busy the machine is takes a while to see.
         return f"pyperf_suite: {outlook.line if self.planned else outlook.size}"
 
-    def measure_ahead(self, terminal: pytest.TerminalReporter | None) -> None:
+    def measure_ahead(self, terminal: pytest.TerminalReporter | None) -> bool:
         """All trials but those of the last process, one process after the other; the last are the items' own.
 
         A run that is cut short then has every case once before it has any case twice. Of a profile with one process the
-        first of two visits.
+        first of two visits. False in ranks of a launcher other than the first, whose part is then over.
         """
         if not self._has_cases:
-            return
+            return True
         show = ProgressLines(terminal.write_line if terminal else lambda _: None)
         with spoken_errors():
+            if rank_environment().rank:
+                return open_run(self._whole) is not None
             if self.tests is not None:
-                self._start_ahead()
-                is_new = not self._option("suite_resume") and self._option("suite_budget") is None
+                self._started = () if rank_environment().launched else started(resolve(self.request.device))
+                is_new = self.request.resume is None and self.request.budget_s is None
                 self.tests.measure(self._opened, is_new, show)
-            processes = self._profile().processes
             if not self.planned:
-                return
-            describe = lambda planned, record: f"{planned.case.label}: {record.outcome}"  # noqa: E731
-            session = self._opened()
-            if processes == 1:
-                session.visit_first(session.trials(), show, describe)
-                return
-            ahead = [(planned, process) for planned, process in session.trials() if process < processes - 1]
-            session.measure_trials(ahead, show, describe)
+                return True
+            session, last = self._opened(), self.request.how.processes - 1
+            if last == 0:
+                session.visit_first(session.trials(), show)
+            else:
+                ahead = [(planned, process) for planned, process in session.trials() if process < last]
+                session.measure_trials(ahead, show)
+        return True
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case, none if the budget left it out; the run is opened by its first case."""
@@ -447,7 +442,7 @@ class SuiteRun:
     def verify(self, planned: PlannedCase) -> tuple[str, str]:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""
         with spoken_errors():
-            self._pool = self._pool or WorkerPool(self._device)
+            self._pool = self._pool or WorkerPool(resolve(self.request.device))
             answer = self._pool.measure(0, planned.case, None)
         return answer["outcome"], answer.get("reason", "")
 
@@ -457,90 +452,55 @@ class SuiteRun:
 
     def report(self, terminal: pytest.TerminalReporter) -> None:
         """Ends the run where it is complete, and writes its summary and where the results lie."""
-        session = self._session
-        if session is None or not session.records:
+        if self._run is None or not self._run.session.records:
             return
-        from rich.console import Console
-
-        from pyperf_suite.render.run_report import report_run
-
         terminal.section("pyperf_suite")
-        text = io.StringIO()
-        width = shutil.get_terminal_size((160, 24)).columns
+        session, text, width = self._run.session, io.StringIO(), shutil.get_terminal_size((160, 24)).columns
         try:
             if (self.tests is None or self.tests.complete) and all(map(session.is_finished, self.planned)):
-                # What probes ask for after the items is known too late to be an item, but part of the run.
-                for planned in follow_ups(session.plan, session.records) if self.planned else ():
-                    session.measure(planned)
+                if self.planned:
+                    # What probes ask for after the items is known too late to be an item, but part of the run.
+                    self._run.follow_up(lambda *_: None)
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
             if session.cut_short:
                 console.print(session.cut_short, highlight=False, soft_wrap=True)
             shown = {planned.probe for planned in self.planned} | {"sentinel"}
-            report_run(console, session.folder, list(session.records), self._option("verbose") > 0, shown, "-v")
+            self._run.report(console, self._config.getoption("verbose") > 0, probes=shown, more="-v")
         except UserError as error:
             text.write(f"{error}\n")
         terminal.write(text.getvalue())
 
     def close(self) -> None:
         """End the run's workers and close its journal; a second call does nothing."""
-        for each in (self._session, self._pool, *self._started, self.tests):
+        session = self._run.session if self._run is not None else None
+        for each in (session, self._pool, *self._started, self.tests):
             if each is not None:
                 each.close()
 
     @property
-    def _is_disabled(self) -> bool:
-        option = self._config.getoption
-        return bool(option("benchmark_disable", False) and not option("benchmark_enable", False))
-
-    @property
     def _has_cases(self) -> bool:
         """Whether there is something to measure; tests are collected only where they are to be."""
-        return self.tests is not None or bool(self.planned and not self._is_disabled)
+        option = self._config.getoption
+        is_disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
+        return self.tests is not None or bool(self.planned and not is_disabled)
 
     @property
-    def _device(self) -> Device:
-        return resolve(self._option("suite_device"))
-
-    def _start_ahead(self) -> None:
-        if not rank_environment().launched:
-            device = self._device
-            self._started = [WorkerPool(device) for _ in range(2 if device.kind == "cpu" else 1)]
-            for pool in self._started:
-                pool.start(SENTINELS[device.kind])
+    def _whole(self) -> RunRequest:
+        """The request with the cases that were collected."""
+        tests = self.tests.planned if self.tests is not None else []
+        return dataclasses.replace(self.request, cases=(*self.planned, *tests))
 
     def _opened(self) -> Session:
-        if self._session is not None:
-            return self._session
-        plan = self._plan()
-        plan.validate()
-        results, wanted = Path(self._option("suite_results")), self._option("suite_resume")
-        machine = identity(plan.device)
-        folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
-        # All ranks that torchrun or SLURM started, seen from the first.
-        ranks = GroupWorkers(Group(), plan.device, DEADLINE_S) if rank_environment().launched else None
-        first, last = (*self._started, None, None)[:2]
+        if self._run is not None:
+            return self._run.session
         with warnings.catch_warnings(record=True) as caught:
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
             warnings.simplefilter("always", DamagedJournal)
-            budget_s = self._option("suite_budget") or math.inf
-            session = Session(plan, folder, workers=ranks or first, last_workers=last, budget_s=budget_s)
-            self._session = session.open()
+            self._run = open_run(self._whole, self._started)
+            assert self._run is not None, "it is the first rank"
+            self._run.session.open()
         for warning in caught:  # for pytest's summary: what is warned of between tests is in none
             said = {"warning_message": warning, "when": "runtest", "nodeid": "", "location": None}
             self._config.hook.pytest_warning_recorded.call_historic(kwargs=said)
-        return self._session
-
-    def _profile(self) -> Profile:
-        profile = find_profile(self._option("suite_profile"))
-        processes = self._option("suite_processes")
-        if processes is None:
-            return profile
-        if processes < 1:
-            raise UserError(f"--suite-processes {processes} was requested: at least one process has to measure.")
-        return dataclasses.replace(profile, processes=processes)
-
-    def _plan(self) -> Plan:
-        tests: list[Any] = self.tests.planned if self.tests is not None else []
-        cases = (*self.planned, *tests)
-        return Plan(cases, self._profile(), self._device, self._option("suite_seed"), tuple(self._option("suite_axis")))
+        return self._run.session

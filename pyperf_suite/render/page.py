@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError, printable
-from pyperf_suite.extensions import OtherRecord, loaded
+from pyperf_suite.extensions import OtherRecord
 from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_the_machine, failures_of, summary_of
-from pyperf_suite.probes import TOPICS, find_probe, is_known, probe_names
+from pyperf_suite.probes import TOPICS, FindProbe, find_probe, is_known, probe_names
 from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.stored.series import label_of
 from pyperf_suite.render import text
@@ -65,18 +65,22 @@ class Section:
 def draw_page(
     results: Results,
     chosen: Mapping[str, Sequence[ChosenRun]],
-    others: Sequence[tuple[str, OtherRecord]] = (),
+    others: Sequence[OtherRecord] = (),
     here: Collection[str] = (),
+    find: FindProbe = find_probe,
 ) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made.
 
     Machines `here` come first; where there is one of them, the others are folded behind a link each.
     """
-    recorded = grouped(others, lambda each: each[1].machine)
+    recorded = grouped(others, lambda each: each.machine)
     names = sorted(dict.fromkeys([*chosen, *recorded]), key=lambda machine: machine not in here)
     machines = [
         _machine(
-            results.of_machine(name), *_sections(chosen.get(name, ())), _history(results, name), recorded.get(name, [])
+            results.of_machine(name),
+            *_sections(chosen.get(name, ()), find),
+            _history(results, name),
+            recorded.get(name, []),
         )
         for name in names
     ]
@@ -99,9 +103,9 @@ def _machine(
     cautions: Sequence[tuple[str, Remark]],
     failed: Sequence[SummaryPoint],
     history: Section | None,
-    others: Sequence[tuple[str, OtherRecord]],
+    others: Sequence[OtherRecord],
 ) -> dict[str, Any]:
-    held: list[ReadRun | OtherRecord] = [*runs, *(record for _, record in others)]
+    held: list[ReadRun | OtherRecord] = [*runs, *others]
     machine = held[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
@@ -112,7 +116,7 @@ def _machine(
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered([*sections, *(_other(*each) for each in others)]), lambda section: section.topic),
+        "topics": grouped(_numbered([*sections, *map(_other, others)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "days": sorted(each.started_at[:10] for each in held),
@@ -123,14 +127,14 @@ def _machine(
     }
 
 
-def _other(kind: str, record: OtherRecord) -> Section:
+def _other(record: OtherRecord) -> Section:
     found = record.findings()
     return Section(
         anchor(record.path.name, record.machine),
         record.title[:_LONGEST_TITLE],
         record.question,
         found,
-        loaded("records")[kind].topic,
+        record.topic,
         notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
         figures=tuple(map(page_figure, found.figures)),
         command=record.command,
@@ -145,8 +149,8 @@ OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
 """Sections, cautions about the machine with the run that has them, and what failed."""
 
 
-def _sections(choices: Sequence[ChosenRun]) -> OfRuns:
-    answers = [_of_run(of_run) for of_run in grouped(choices, lambda choice: choice.run.place).values()]
+def _sections(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
+    answers = [_of_run(of_run, find) for of_run in grouped(choices, lambda choice: choice.run.place).values()]
     sections = [each for held, _, _ in answers for each in held]
     cautions = [each for _, held, _ in answers for each in held]
     failed = [each for _, _, held in answers for each in held]
@@ -159,20 +163,20 @@ def _sections(choices: Sequence[ChosenRun]) -> OfRuns:
     return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0]), failed
 
 
-def _of_run(choices: Sequence[ChosenRun]) -> OfRuns:
+def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
     """Those of one run, whose records are held by nobody else."""
     run = choices[0].run
     records = run.records()
     by_probe = grouped(records, lambda record: record.probe)
     cautions = [(run.run_id, each) for each in about_the_machine(records)]
-    sections = [_section(choice, by_probe[choice.probe]) for choice in choices]
+    sections = [_section(choice, by_probe[choice.probe], find) for choice in choices]
     return sections, cautions, failures_of([each for choice in choices for each in by_probe[choice.probe]])
 
 
-def _section(choice: ChosenRun, records: Sequence[Record]) -> Section:
+def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> Section:
     run, name = choice.run, choice.probe
-    probe = find_probe(name) if is_known(name) else None
-    found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
+    probe = find(name) if is_known(name) else None
+    found = Findings(tuple(about_the_cases(records))) + findings_of(name, records, find)
     return Section(
         anchor("probe", name, run.run_id, run.machine),
         getattr(probe, "heading", "") or name.replace("_", " ").capitalize() or "Unnamed probe",
@@ -189,13 +193,13 @@ def _section(choice: ChosenRun, records: Sequence[Record]) -> Section:
     )
 
 
-def findings_of(name: str, records: Sequence[Record]) -> Findings:
+def findings_of(name: str, records: Sequence[Record], find: FindProbe = find_probe) -> Findings:
     """What the probe finds; if it is not of this version, or cannot read its records, the records' medians."""
     if not is_known(name):
         said = "This version has no probe {probe}: its records are shown as they are."
         return _as_measured(records, remark(said, probe=name))
     try:
-        return find_probe(name).findings(records)
+        return find(name).findings(records)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Records of a stranger, or of another version: one probe that stumbles must not cost the page.
         said = "{probe} could not make sense of these records ({error})."

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest
-from pyperf_suite.extensions import OtherRecord, loaded
+from pyperf_suite.extensions import OtherRecord
 from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.journal import record_of, sharing_machines, without_replaced
 from pyperf_suite.record.record import Record
@@ -111,7 +112,7 @@ class Results:
     runs: tuple[ReadRun, ...]
     notes: tuple[str, ...] = ()
     single: bool = False
-    others: tuple[tuple[str, OtherRecord], ...] = ()
+    others: tuple[OtherRecord, ...] = ()
 
     def of_machine(self, machine: str) -> list[ReadRun]:
         return [run for run in self.runs if run.machine == machine]
@@ -126,8 +127,12 @@ class ChosenRun:
     others: tuple[ReadRun, ...] = ()
 
 
-def read_results(requested: Path, machine: str | None = None) -> Results:
-    """Every run below the folder, whichever of the three it is.
+Readers = Mapping[str, Callable[[Path], OtherRecord]]
+"""Readers of folders that hold other records than a run's, by the name of the file that tells them."""
+
+
+def read_results(requested: Path, machine: str | None = None, readers: Readers = MappingProxyType({})) -> Results:
+    """Every run below the folder, whichever of the three it is, and the other records that `readers` know.
 
     Raises UserError if there is no such folder, nothing in it was measured, or the machine is not in it.
     """
@@ -140,8 +145,7 @@ def read_results(requested: Path, machine: str | None = None) -> Results:
             f"There is no results folder {requested}: measure one with `pyperf-suite run`, or name another."
         )
     requested = requested.resolve()
-    kinds = {kind.manifest: (name, kind) for name, kind in loaded("records").items()}
-    names = (RECORDS, *kinds)
+    names = (RECORDS, *readers)
     found = [path for name in names if (path := requested / name).is_file()]
     single = bool(found)
     found = found or sorted(path for name in names for path in requested.glob(f"*/{name}"))
@@ -157,10 +161,9 @@ def read_results(requested: Path, machine: str | None = None) -> Results:
     notes = [note for _, note in runs if note]
     others = []
     for path in found:
-        if path.name in kinds:
-            name, kind = kinds[path.name]
+        if path.name in readers:
             try:
-                others.append((name, kind.read(path.parent)))
+                others.append(readers[path.name](path.parent))
             except UserError as error:
                 notes.append(str(error))
     read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
@@ -181,7 +184,7 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     words = (STRONGEST, LATEST, ALL)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
-    ids = [*(each.run_id for each in results.runs), *(each.path.name for _, each in results.others)]
+    ids = [*(each.run_id for each in results.runs), *(each.path.name for each in results.others)]
     unknown = sorted(set(wanted) - {*words, *ids})
     if unknown:
         near = nearest(unknown[0], words)
@@ -197,13 +200,11 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     return chosen
 
 
-def choose_others(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[tuple[str, OtherRecord]]:
+def choose_others(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[OtherRecord]:
     """The other records that are shown: of each title the newest, all, or those named; newest first."""
-    newest = {
-        (each.machine, each.title): each.path.name for _, each in results.others if {STRONGEST, LATEST} & {*wanted}
-    }
+    newest = {(each.machine, each.title): each.path.name for each in results.others if {STRONGEST, LATEST} & {*wanted}}
     shown = {*newest.values(), *wanted}
-    return [each for each in reversed(results.others) if ALL in wanted or each[1].path.name in shown]
+    return [each for each in reversed(results.others) if ALL in wanted or each.path.name in shown]
 
 
 def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:

@@ -19,7 +19,7 @@ from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.rows import grouped
 from pyperf_suite.findings.summary import cautions_of, failures_of, summary_of
-from pyperf_suite.probes import all_probes, find_probe, is_users
+from pyperf_suite.probes import FindProbe, all_probes, find_probe, is_users
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
 from pyperf_suite.render import text
@@ -44,11 +44,11 @@ FILE = "findings.json"
 OWN_PROFILES = ("accept", "study")
 
 
-def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
+def findings_of(records: Sequence[Record], find: FindProbe = find_probe) -> dict[str, Findings]:
     """What each probe finds in its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
     theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
-    return {probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(by_probe), *theirs]}
+    return {probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(by_probe, find), *theirs]}
 
 
 def report_run(
@@ -58,13 +58,14 @@ def report_run(
     everything: bool = False,
     probes: Container[str] | None = None,
     more: str = ALL,
+    find: FindProbe = find_probe,
 ) -> None:
     """Write a run's pictures and files, and end with one screen: failures, what matters, cautions, where the rest lies.
 
     Before it come the tables of a few probes, or `everything` that was found; of `probes` alone if given. `more` says
     how all of it is printed.
     """
-    findings = findings_of(records)
+    findings = findings_of(records, find)
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
     if everything:
         print_findings(console, printed, records)
@@ -83,11 +84,11 @@ def report_run(
     print_places(console, folder.records_path, write_all(findings, records, folder), more)
 
 
-def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:
+def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe, **extra: Any) -> str:
     """The content of findings.json, and with it what is in `extra`; all files are written as well."""
-    findings = findings_of(records)
+    findings = findings_of(records, find)
     write_all(findings, records, folder)
-    return as_text({**as_document(findings, records, folder), **(extra or {})})
+    return as_text({**as_document(findings, records, folder), **extra})
 
 
 def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:

@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -85,12 +85,14 @@ class Plan:
     def probes(self) -> tuple[str, ...]:
         return tuple(sorted({planned.probe for planned in self.cases}))
 
-    def validate(self) -> None:
-        """Raise UserError for a case that can never be measured, or not in this machine's memory."""
+    def validate(self, refused: Container[str] = ()) -> None:
+        """Raise UserError for a case that can never be measured, or not in this machine's memory.
+
+        Cases `refused`, by their ids, are not looked at.
+        """
         on_gpu = self.device.kind == "cuda"
         available = gpus()[self.device.index].memory_bytes if on_gpu else memory.available_bytes()
-        for planned in self.cases:
-            case = planned.case
+        for case in (planned.case for planned in self.cases if planned.case.case_id not in refused):
             case.validate()
             implementation = find_workload(case.operator).implementation(case.implementation)
             if implementation.device_kind not in ("any", self.device.kind):
@@ -184,8 +186,8 @@ LINE_EVERY_S = 10.0
 START_S = {"cpu": 0.7, "cuda": 7.0}
 IMPORT_OF_TORCH_S = 2.0
 START_OF_A_GROUP_S = 4.0
-# The findings at the end: pictures and files.
-REPORT_S = 1.3
+# What follows the last trial: the sentinel, in a process that is there, then pictures and files.
+END_S = 1.2
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
 
@@ -194,12 +196,13 @@ AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
 # Importing a user's file, by what its arrays are of; then the processes of each case, and checks that processes share.
-START_OF_A_FILE_S = {"": 0.0, "numpy": 1.0, "torch": 5.0}
-AROUND_A_USERS_CASE_S = {"": 0.0, "numpy": 0.4, "torch": 2.0}
-CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.5, "torch": 1.0}
+START_OF_A_FILE_S = {"": 0.0, "numpy": 0.7, "torch": 4.0}
+AROUND_A_USERS_CASE_S = {"": AROUND_A_CASE_S, "numpy": 0.1, "torch": 0.25}
+CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.25, "torch": 0.4}
 
-# The share of their caps that warm-up and sampling take, slices included that are measured again.
-SHARE_OF_CAPS = 0.9
+# The share of their caps that warm-up and sampling take, slices included that are measured again; of a user's kernels,
+# which converge sooner.
+SHARE_OF_CAPS, USERS_SHARE_OF_CAPS = 0.9, 0.6
 # So many times as long as on an idle machine everything takes that computes: from here on every slice is disturbed, and
 # measured again within half of the time.
 BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
@@ -208,7 +211,7 @@ BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 AROUND_A_WORKLOAD_S = 0.4
 
 # Of computing, by which it is seen how busy the cores are, and how often.
-LOOKED_FOR_S, LOOKS = 0.02, 7
+LOOKED_FOR_S, LOOKS = 0.01, 5
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
@@ -280,9 +283,7 @@ class Outlook:
 
     @property
     def closing_s(self) -> float:
-        """Seconds of what follows the last trial: the sentinel, on a CPU in a process of its own, and the findings."""
-        has_process = self._plan.device.kind == "cpu" and not all(planned.is_exact for planned in self._plan.cases)
-        return (REPORT_S + has_process * START_S["cpu"]) * slowed()
+        return END_S * slowed()
 
     @property
     def _start_s(self) -> float:
@@ -301,7 +302,7 @@ class Outlook:
         effort = effort.sustained(settles=on_gpu) if case.mode == "sustained" else effort
         is_counted = math.isinf(effort.stop.relative_half_width)  # so many launches, however long they take
         visits = 2 if self._plan.has_two_visits and is_ready_fast(workload) and not is_counted else 1
-        seconds = visits * AROUND_A_CASE_S + AROUND_A_USERS_CASE_S[workload.library]
+        seconds = visits * AROUND_A_USERS_CASE_S[workload.library]
         seconds += CHECKS_OF_A_USERS_CASE_S[workload.library] / effort.processes
         rate = gpu_float64_flop_per_s(self._plan.device) if on_gpu else host_flop_per_s()
         float64_s = workload.work(case.parameters).flop / rate
@@ -314,7 +315,8 @@ class Outlook:
         if is_counted:
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
-        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else SHARE_OF_CAPS
+        share = USERS_SHARE_OF_CAPS if workload.library else SHARE_OF_CAPS
+        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else share
         seconds += on_gpu * effort.beside_s(case.mode)
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 

@@ -78,7 +78,7 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
     return RunFolder(path, manifest)
 
 
-def open_run(path: Path) -> RunFolder:
+def read_run(path: Path) -> RunFolder:
     """The run in that folder. Raises UserError where its manifest is absent or damaged."""
     manifest_path = path / "run.json"
     try:
@@ -101,7 +101,7 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
     """
     folder = results / identity.slug
     if wanted != "latest":
-        run = open_run(folder / wanted)
+        run = read_run(folder / wanted)
         if run.manifest["plan_id"] != plan.plan_id:
             axes = "".join(f" -a {axis}" for axis in run.manifest.get("asked", ()))
             raise UserError(
@@ -111,7 +111,7 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
         return run
     for manifest in sorted(folder.glob("*/run.json"), reverse=True):
         try:
-            run = open_run(manifest.parent)
+            run = read_run(manifest.parent)
         except UserError:
             continue  # a damaged neighbour is no reason not to find the right one
         if run.manifest["plan_id"] == plan.plan_id:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyperf_suite.errors import printable
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
@@ -45,7 +46,7 @@ SENTINELS = {
     ),
 }
 SENTINEL_EFFORT = Effort(
-    SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3, quantile=UNDISTURBED)
+    SteadyRule(time_cap_s=0.1), StopRule(relative_half_width=0.01, time_cap_s=0.15, quantile=UNDISTURBED)
 )
 
 # What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
@@ -121,6 +122,9 @@ class Session:
         Raises UserError where the journal cannot be read or written.
         """
         self._began_s = self.clock()
+        self._workers = self._resources.enter_context(
+            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
+        )
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
         # Visits by two versions of the code, or of anything else that a run's state names, are no single measurement.
@@ -130,9 +134,6 @@ class Session:
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
-        self._workers = self._resources.enter_context(
-            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
-        )
         self._workers.best_loop_s = remembered(str(self._identity["slug"]))
         self._last_workers = self._workers
         if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
@@ -191,21 +192,17 @@ class Session:
         )
         return sum(trials_s, self.outlook.closing_s)
 
-    def measure_trials(
-        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
-    ) -> None:
+    def measure_trials(self, trials: Sequence[Trial], show: Progress) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""
         show(0, len(trials), "", functools.partial(self.seconds_left, trials))
-        visited = self.visit_first(trials, show, describe)
+        visited = self.visit_first(trials, show)
         for done, trial in enumerate(trials, 1):
             for planned, process in self.within_budget([trial]):
                 record = self.measure_trial(planned, process)
                 left_s = functools.partial(self.seconds_left, trials[done:])
-                show((visited + done) // (2 if visited else 1), len(trials), describe(planned, record), left_s)
+                show((visited + done) // (2 if visited else 1), len(trials), in_brief(record), left_s)
 
-    def visit_first(
-        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
-    ) -> int:
+    def visit_first(self, trials: Sequence[Trial], show: Progress) -> int:
         """Visit the cases of a profile of one process for the first of two times, and return how many trials that are.
 
         Cases that have not converged, or whose cores were slow, are due for their second visit when all have had their
@@ -219,7 +216,7 @@ class Session:
                     self._measure_group(self._group_of(planned, process), process, visit=1)
                 if (place := self._finished.get(_key(planned, process))) is not None:
                     left_s = functools.partial(self.seconds_left, trials)
-                    show(done // 2, len(trials), describe(planned, self.records[place]), left_s)
+                    show(done // 2, len(trials), in_brief(self.records[place]), left_s)
         return len(trials)
 
     @property
@@ -414,6 +411,14 @@ class Session:
         self._finished[record.trial] = self.records.add(self._journal.append(record))
         self.left_out.discard((planned, process))
         return record
+
+
+def in_brief(record: Record) -> str:
+    """A record on a line of progress: its case, and its time or why there is none."""
+    said = f"{record.outcome}: {record.reason}"
+    if record.outcome == "ok":
+        said = f"{1e6 * record.seconds:.4g} us" if "time" in record.metrics else "read"
+    return printable(f"{record.label}: {said}"[:120])
 
 
 def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:

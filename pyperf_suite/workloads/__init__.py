@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -12,7 +13,7 @@ from pyperf_suite.extensions import extensions, load
 from pyperf_suite.workloads.workload import Workload
 
 # The module of each, and the workload or its class there, imported when it is requested. A module of the workload's own
-# name needs no line here: it has the workload as WORKLOAD. Other parts and packages bring theirs by an entry point.
+# name needs no line here: it has the workload as WORKLOAD. Other parts and packages bring theirs with their probes.
 WORKLOADS = {
     "matmul": "matmul.matmul:MATMUL",
     "grouped_matmul": "matmul:GROUPED_MATMUL",
@@ -49,8 +50,9 @@ def find_workload(name: str) -> Workload[Any]:
         own: Workload[Any] | None = getattr(importlib.import_module(f"{__name__}.{name}"), "WORKLOAD", None)
         if own is not None:
             return own
-    brought = extensions("workloads")
-    if name in brought:
-        theirs: Workload[Any] = load("workloads", name)
-        return theirs
-    raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted({*WORKLOADS, *brought}))}.")
+    for probe in extensions("probes"):
+        with contextlib.suppress(UserError):  # one that cannot be imported brings nothing
+            brought: Workload[Any] | None = getattr(load("probes", probe), "workload", None)
+            if brought is not None and brought.name == name:
+                return brought
+    raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(WORKLOADS))}.")

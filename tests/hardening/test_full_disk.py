@@ -16,7 +16,7 @@ from pyperf_suite.planner.laws.calibration import shipped_calibration
 from pyperf_suite.record.journal import Journal, read_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.render.run_report import write_all
-from pyperf_suite.runner.results import create_run, find_run, open_run
+from pyperf_suite.runner.results import create_run, find_run, read_run
 from tests.records import PLAN, SMALL, a_record, a_run
 
 DISK_KIB = 1000
@@ -95,7 +95,7 @@ def test_a_cache_that_has_no_space_is_reported_and_the_records_are_read(disk, mo
 
 
 def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk):
-    run = open_run(a_run(disk, timestamps=()))
+    run = read_run(a_run(disk, timestamps=()))
     panel = Panel("a", "m", "s", (Series("measured", (1, 2), (1, 2), "line"),))
     found = {"tile_wave": Findings((remark("word " * 5000),), figures=(Figure("drawn", "t", "c", ((panel,),)),))}
     fill(disk)

@@ -32,10 +32,10 @@ from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.internode import network_of
 from pyperf_suite.planner.laws.prices import check_form
 from pyperf_suite.planner.model_config import model_config, read_model_config
-from pyperf_suite.planner.network_verdict import TrainingSizes
 from pyperf_suite.planner.probes.calibration import AttentionSizes
 from pyperf_suite.probes import all_probes
 from pyperf_suite.probes.alignment import Base
+from pyperf_suite.probes.collectives.verdict import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
@@ -44,7 +44,7 @@ from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison
 from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
-from pyperf_suite.runner.results import open_run
+from pyperf_suite.runner.results import read_run
 from pyperf_suite.workloads import kernel_names
 from pyperf_suite.workloads.kernel_names import flash_kernel
 from pyperf_suite.workloads.training import Checkpointing
@@ -378,7 +378,7 @@ READERS = (
     Reader("calibration_array", use_array, lambda: list(shipped()[1].values())),
     Reader("calibration", use_calibration, lambda: [saved(*shipped()).getvalue()], file="own.npz"),
     Reader("journal", use_journal, journals, file="records.jsonl"),
-    Reader("manifest", lambda path: open_run(path.parent), [encoded(MANIFEST_OF_A_RUN)], file="run.json"),
+    Reader("manifest", lambda path: read_run(path.parent), [encoded(MANIFEST_OF_A_RUN)], file="run.json"),
     Reader(
         "selfcheck",
         use_selfcheck,

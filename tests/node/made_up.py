@@ -11,6 +11,7 @@ from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.topology import parse
 from pyperf_suite.node.probes.accept import AcceptAxes, sweep
 from pyperf_suite.node.probes.accept import _Node as Node
+from pyperf_suite.planner.expected_times import expected_times
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from tests.records import a_record
@@ -83,7 +84,7 @@ def gpu_node(
 ) -> list[Record]:
     """Eight H200 at `factor` times what the laws say; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
     random, made = np.random.default_rng(seed), []
-    law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), {})
+    law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), expected_times, {})
     details = h200(**links) | {"allowed_cpus": "0-255"}
     for gpu in details["gpus"]:
         gpu["settings"] = {"maximum_sm_clock_mhz": 1980, "power_limit_w": 700.0}

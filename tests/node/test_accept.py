@@ -1,6 +1,7 @@
 """Acceptance of made-up nodes: what is healthy passes, what is slow or wrong is named, with its causes in order."""
 
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,9 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
-from pyperf_suite.node.probes.accept import AcceptAxes, analyse, checks_of, sweep
+from pyperf_suite.node.probes import accept
+from pyperf_suite.node.probes.accept import AcceptAxes, sweep
+from pyperf_suite.planner.expected_times import expected_times
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
@@ -19,6 +22,9 @@ from pyperf_suite.render.text import sentence, written
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record
+
+checks_of = partial(accept.checks_of, laws=expected_times)
+analyse = partial(accept.analyse, laws=expected_times)
 
 
 def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], Check]:

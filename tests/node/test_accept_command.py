@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-from pyperf_suite import probes as discovery
 from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.accept import PROBE
@@ -57,7 +56,6 @@ def made_up_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WorkerPool", MadeUp)
     monkeypatch.setattr(session, "WorkerPool", MadeUp)
     monkeypatch.setattr(MadeUp, "made", [])
-    monkeypatch.setattr(discovery, "REPLACED", {})
 
 
 def accept(results: Path, *words: str) -> Result:

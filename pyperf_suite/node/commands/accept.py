@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +12,10 @@ from pyperf_suite.cli.options import Finite, path_option, run_options
 from pyperf_suite.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.plan import Plan
-    from pyperf_suite.runner.results import RunFolder
+    from pyperf_suite.cli.parts import Parts
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.probes import FindProbe
+    from pyperf_suite.run import Run, RunRequest
 
 # Every device is measured so often; of more devices each once, for the time.
 ROUNDS, MANY = 5, 2
@@ -42,7 +45,9 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
     "time is not accepted. Example: --budget 300.",
 )
 @run_options
+@click.pass_obj
 def accept(
+    parts: Parts,
     earlier: str | None,
     fleet: Path | None,
     budget_s: float | None,
@@ -70,16 +75,15 @@ def accept(
     from functools import partial
 
     from pyperf_suite.findings.rows import rows_of
-    from pyperf_suite.findings.summary import exit_code
     from pyperf_suite.hardware.devices import gpus, resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.node.check import as_json as check_as_json
     from pyperf_suite.node.fleet import baseline
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
-    from pyperf_suite.probes import replace_probe
-    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.probes import find_probe
     from pyperf_suite.render.terminal import console_for
-    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.run import RunRequest
+    from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import QUICK
 
     if fleet is not None:
@@ -91,40 +95,43 @@ def accept(
     devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
     known = identity(where)
     before = {} if earlier is None else baseline(earlier, results, known.slug)
+    laws = parts.expected_times
+    judged = replace(PROBE, analyse=partial(analyse, laws=laws, before=before))
     profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
-    plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
-    plan.validate()
-    folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
-    records = folder.records()
-    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), before)
-    judged = ExitCode.VERDICT if not is_whole or any(each.needs_attention for each in checks) else ExitCode.FINE
-    code = exit_code(records) or judged
-    replace_probe(replace(PROBE, analyse=partial(analyse, before=before)))
+    request = RunRequest(
+        profile=profile,
+        device=device,
+        budget_s=budget_s or MOST_S[where.kind],
+        results=results,
+        resume=resume,
+        deadline_s=deadline_s,
+        cases=tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)),
+    )
+    run = _measured(request, devices, lambda name: judged if name == PROBE.name else find_probe(name))
+    records = run.session.folder.records()
+    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), laws, before)
+    # What the budget left out of the first round; the others only make it surer.
+    lacking = any(process < len(devices) for _, process in run.session.left_out)
+    bad = lacking or any(each.needs_attention for each in checks)
+    code = run.exit_code or (ExitCode.VERDICT if bad else ExitCode.FINE)
     if as_json:
-        extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
-        click.echo(run_as_json(folder, records, extra), nl=False)
+        click.echo(run.as_json(checks=[check_as_json(each) for each in checks], exit_code=code), nl=False)
     else:
-        report_run(console_for(everything), folder, records, everything)
+        run.report(console_for(everything), everything)
     raise SystemExit(code)
 
 
-def _measure(
-    plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
-) -> tuple[RunFolder, bool]:
-    """Every case on every device in each round; once a round what ranks do together, and once what is read.
-
-    Also whether the budget left time for all of the first round; the others only make it surer.
-    """
-    from pyperf_suite.cli.measuring import folder_of, measure_all
+def _measured(request: RunRequest, devices: Sequence[Device], find: FindProbe) -> Run:
+    """Every case on every device in each round; once a round what ranks do together, and once what is read."""
+    from pyperf_suite.run import open_run
     from pyperf_suite.runner.plan import ranks_of
-    from pyperf_suite.runner.session import Session
     from pyperf_suite.runner.workers import EachDevice
 
-    folder = folder_of(plan, results, resume)
-    session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
-    trials = [each for each in session.trials() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
-    measure_all(session, "accept", trials)
-    return folder, not any(process < len(devices) for _, process in session.left_out)
+    run = open_run(request, [EachDevice(devices, request.deadline_s)], find=find)
+    assert run is not None, "it has no ranks of a launcher"
+    trials = [each for each in run.session.trials() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
+    run.measure("accept", trials)
+    return run
 
 
 def _compare(folder: Path, as_json: bool, everything: bool) -> None:

@@ -22,6 +22,7 @@ from pyperf_suite.cli.options import Finite, path_option, results_option
 from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
+    from pyperf_suite.cli.parts import Parts
     from pyperf_suite.node.watch.command import Command, EndedSteps
     from pyperf_suite.node.watch.samples import Job, Sample
 
@@ -86,7 +87,9 @@ KEPT_EVERY = 0.003
     help="Dtype of the peak that MFU is a share of. Example: --dtype fp8.",
 )
 @results_option("Folder that the record is written to. Example: --results /tmp/results.")
+@click.pass_obj
 def watch(
+    parts: Parts,
     command: tuple[str, ...],
     pid: int | None,
     for_s: float | None,
@@ -111,7 +114,6 @@ def watch(
       pyperf-suite watch --step-pattern 'step (?P<step>\\d+)' -- python train.py
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.extensions import service
     from pyperf_suite.hardware.catalogue import DTYPES
     from pyperf_suite.node.watch.command import TAKEN, Command, LogReader, marks_folder, require_readable, signals_taken
     from pyperf_suite.ranks.launch import ALONE, rank_environment
@@ -132,9 +134,9 @@ def watch(
         with contextlib.suppress(UserError):  # a job may have variables of its own that are no launcher's
             ranked = rank_environment()
     if config is not None:
-        if (offered := service("flop_per_token")) is None:
+        if parts.flop_per_token is None:
             raise UserError("--config needs the planner, which is not installed: leave it out.")
-        flop_per_token = float(offered(config, seq))
+        flop_per_token = parts.flop_per_token(config, seq)
     if pid is not None:
         require_readable(pid)
     # One watcher a node samples the ranks of all.

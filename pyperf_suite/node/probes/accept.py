@@ -1,17 +1,18 @@
 """Is this node as fast as its parts should be? Every device in turn, one check a line: `pyperf-suite accept`.
 
-Expected is what the planner's laws predict for a GPU, without them the peak of a CPU or of a slot, in a wide interval.
+Expected is what `laws` predict for a GPU, without them the peak of a CPU or of a slot, in a wide interval.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from pyperf_suite.extensions import Expect, ExpectedTime, service
+from pyperf_suite.extensions import Expect, ExpectedTime
 from pyperf_suite.findings.axes import AxisTable, Sizes, by, every_size, multiprocessors, one_and_all_cores, sizes
 from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe
@@ -106,9 +107,13 @@ def sweep(axes: AcceptAxes) -> Iterator[Case]:
 RateKey = tuple[str, str]
 
 
-def checks_of(rows: Rows, before: Mapping[RateKey, Quantity] | None = None) -> list[Check]:
+Laws = Callable[[Mapping[str, Any]], Expect]
+"""Returns what the laws expect on the machine of that identity."""
+
+
+def checks_of(rows: Rows, laws: Laws | None = None, before: Mapping[RateKey, Quantity] | None = None) -> list[Check]:
     """Every check of a run. `before`, earlier rates by part and check, goes before laws."""
-    node = _Node(rows, before or {})
+    node = _Node(rows, laws, before or {})
     states = [*node.states(), *node.links()]
     return [*node.rates(states), *states, *node.missing()] if rows.records else []
 
@@ -116,14 +121,13 @@ def checks_of(rows: Rows, before: Mapping[RateKey, Quantity] | None = None) -> l
 class _Node:
     """The records of one run."""
 
-    def __init__(self, rows: Rows, before: Mapping[RateKey, Quantity]) -> None:
+    def __init__(self, rows: Rows, laws: Laws | None, before: Mapping[RateKey, Quantity]) -> None:
         self.rows, self.before = rows, before
         self.timed = [each for each in rows.records if each.kind == "timing"]
         self.measured = [each for each in self.timed if each.outcome == "ok"]
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
-        offered = service("expected_times") if self.on_gpu else None
-        self.law: Expect | None = offered(self.identity) if offered else None
+        self.law = laws(self.identity) if laws and self.on_gpu else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
         self.details = {
             row.reading.kernel.get("path"): row.reading.details for row in rows if row.case.operator == "topology"
@@ -329,9 +333,9 @@ def _name(case: Case) -> str:
     return names.get(case.operator, lambda: case.operator)()
 
 
-def analyse(rows: Rows, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
+def analyse(rows: Rows, laws: Laws | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
     """How many checks are ok, a sentence for each that is not, and a line for each."""
-    checks = checks_of(rows, before)
+    checks = checks_of(rows, laws, before)
     good, unsure = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNKNOWN))
     bad, message = len(checks) - good - unsure, "{ok} of {checks} checks are ok, {bad} not, {unknown} unknown"
     counts = remark(message, kind="caution" if bad else "", ok=good, checks=len(checks), bad=bad, unknown=unsure)

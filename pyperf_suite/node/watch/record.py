@@ -11,7 +11,6 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, printable
-from pyperf_suite.extensions import RecordKind
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, Series, Table, figure, findings, remark
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.node.watch.patterns import LEAST_SAMPLES, Pattern, after_start, figures, judge
@@ -74,6 +73,8 @@ class WatchRecord:
         words = self.manifest.get("command") or ["--pid", self.manifest.get("pid")]
         return printable(" ".join(shlex.join(map(str, words)).split()))
 
+    kind = "watch"
+    topic = "watched jobs"
     title = job
     question = "What does this job wait for?"
 
@@ -183,6 +184,3 @@ def _over_time(samples: Sequence[Sample]) -> Figure | None:
         "waits for a core, or for the disk."
     )
     return figure("watch", "The job over time", caption, panels, across=2)
-
-
-KIND = RecordKind(MANIFEST, "watched jobs", read_watch)

@@ -46,14 +46,14 @@ def calibrate(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, newest_run
-    from pyperf_suite.runner.results import open_run
+    from pyperf_suite.runner.results import read_run
 
     if runs is not None:
         if run is not None:
             raise UserError("--runs is a table of training runs: leave RUN out, or --runs.")
         _of_runs(runs, gpu, output)
         return
-    folder = newest_run(results, identity(resolve(device)).slug) if run is None else open_run(run)
+    folder = newest_run(results, identity(resolve(device)).slug) if run is None else read_run(run)
     spec = _gpu_of(folder, gpu)
     origin = f"own run {folder.run_id} on {folder.manifest['identity']['model']}"
     found = corrections(spec, folder.records(), origin)

@@ -164,7 +164,7 @@ def answer(command: str, found: Findings, as_json: bool, everything: bool) -> No
 
 
 def flop_per_token(config: Path, seq: int | None) -> float:
-    """FLOP of a training step for each token of the model in that file; a service that `watch` asks for."""
+    """FLOP of a training step for each token of the model in that file."""
     from pyperf_suite.laws.transformer import model_flop
 
     model, length, _ = requested_model(config, seq, {})

@@ -13,13 +13,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.findings.axes import read_axes
 from pyperf_suite.findings.summary import exit_code
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, gpus, resolve
-from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import (
@@ -37,11 +35,11 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
+from pyperf_suite.run import Run, RunRequest, open_run
+from pyperf_suite.runner.plan import Outlook, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Effort, Profile
-from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import Answers, WorkerPool, Workers
+from pyperf_suite.runner.workers import Answers, Workers
 from pyperf_suite.workloads.on_ranks import DTYPES
 
 # Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
@@ -135,24 +133,36 @@ def run_study(
     where = resolve(device)
     cases = requested.cases_here(where)
     wanted = cases if only is None else chosen(cases, only)
-    run = requested.run
+    steps = requested.run
     if requested.search:
-        rule_of(run.experiments)
+        rule_of(steps.experiments)
     profile = Profile(
         # A search is a run of another kind: it is not resumed by who asks for the whole grid. Experiments can be added.
-        f"{'search, ' if requested.search else ''}{run.steps} steps after {run.warm_up}",
-        processes=run.experiments,
-        effort=Effort(SteadyRule(launches=run.warm_up), StopRule.exactly(run.steps, BLOCK_SHARE * deadline_s)),
+        f"{'search, ' if requested.search else ''}{steps.steps} steps after {steps.warm_up}",
+        processes=steps.experiments,
+        effort=Effort(SteadyRule(launches=steps.warm_up), StopRule.exactly(steps.steps, BLOCK_SHARE * deadline_s)),
         purpose="throughput over a given number of steps",
     )
-    planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
-    plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
+    request = RunRequest(
+        profile=profile,
+        device=device,
+        axes=tuple(requested.arguments),
+        seed=steps.seed,
+        budget_s=requested.budget_s,
+        results=results,
+        resume=resume or ("latest" if tell else None),
+        # Of several launches of a job none knows whether it is the first: a run of a name may be new.
+        may_begin=only is not None and not tell,
+        deadline_s=deadline_s,
+        cases=in_random_order([PlannedCase(PROBE.name, case) for case in cases], steps.seed),
+    )
     if tell:
-        folder: RunFolder | None = folder_of(plan, results, resume or "latest")
+        folder = request.folder(request.plan())
     else:
-        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s)
-    if folder is None:
-        return
+        run = _measured(requested, request, wanted, where)
+        if run is None:
+            return
+        folder = run.session.folder
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
@@ -163,52 +173,30 @@ def run_study(
     raise SystemExit(exit_code(records))
 
 
-def _measure(
-    requested: StudyRequest,
-    plan: Plan,
-    wanted: Sequence[Case],
-    results: Path,
-    resume: str | None,
-    may_begin: bool,
-    deadline_s: float,
-) -> RunFolder | None:
+def _measured(requested: StudyRequest, request: RunRequest, wanted: Sequence[Case], device: Device) -> Run | None:
     """Measure what is wanted in every experiment; None in ranks of a launcher other than the first."""
-    workers: Any = None
     launched = rank_environment().launched
-    if launched:
-        workers = workers_of_the_launcher(str(plan.device), deadline_s)
-        if workers is None:
-            return None
-    try:
-        here = of_this_world(wanted) if launched else wanted
-        refused = refusals([each.case for each in plan.cases], plan.device)
-        runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
-        if not runnable:
+    refused = refusals([each.case for each in request.cases], device)
+
+    def noting(workers: Workers) -> StudyWorkers:
+        nonlocal wanted
+        wanted = of_this_world(wanted) if launched else wanted
+        if all(each.case.case_id in refused for each in request.cases):
             raise UserError(next(iter(refused.values())))
-        replace(plan, cases=runnable).validate()
         for reason in () if requested.search else dict.fromkeys(refused.values()):
             click.echo(f"not run: {reason}", err=True)
-        machine = identity(plan.device)
-        # Of several launches of a job none knows whether it is the first: a run of a name may be new.
-        begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
-        folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
-        workers = workers or WorkerPool(plan.device, deadline_s)
-        noting = StudyWorkers(workers, refused, requested.limit_bytes)
-        session = Session(plan, folder, deadline_s, noting, requested.budget_s)
-    except UserError:
-        # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
-        if workers is not None:
-            workers.close()
-        raise
-    names = {case.case_id for case in here}
-    chosen_here = [each for each in plan.cases if each.case.case_id in names]
+        return StudyWorkers(workers, refused, requested.limit_bytes)
+
+    run = open_run(request, around=noting, refused=refused)
+    if run is None:
+        return None
+    names = {case.case_id for case in wanted}
+    chosen_here = [each for each in run.plan.cases if each.case.case_id in names]
     if requested.search:
-        _search(session, chosen_here, noting)
+        _search(run, chosen_here)
     else:
-        _measure_all(session, chosen_here, launched)
-    if session.cut_short:
-        click.echo(session.cut_short, err=True)
-    return folder
+        _measure_all(run, chosen_here, launched)
+    return run
 
 
 def of_this_world(wanted: Sequence[Case]) -> list[Case]:
@@ -252,22 +240,15 @@ def _why_refused(case: Case, device: Device) -> str:
     return ""
 
 
-def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
+def _measure_all(run: Run, wanted: Sequence[PlannedCase], launched: bool) -> None:
     """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
-    plan, console = session.plan, Console(stderr=True, emoji=False)
-    experiments = range(plan.profile.processes)
+    plan, experiments = run.plan, range(run.plan.profile.processes)
     order = [(number, random.Random(plan.seed + number).sample(wanted, len(wanted))) for number in experiments]
     trials = [(each, number) for number, shuffled in order for each in shuffled]
     if launched:
-        trials = [(each, _next_experiment(session, each, experiments)) for each in wanted]
+        trials = [(each, _next_experiment(run.session, each, experiments)) for each in wanted]
         plan = replace(plan, profile=replace(plan.profile, processes=1))
-    ahead = Outlook(replace(plan, cases=tuple(wanted))).line
-    console.print(f"study: {ahead}", highlight=False, soft_wrap=True)
-    with kept_when_interrupted(session):
-        session.open()
-        with progress_on(console, len(trials)) as show:
-            session.measure_trials(trials, show, _outcome)
-        session.finish()
+    run.measure("study", trials, Outlook(replace(plan, cases=tuple(wanted))))
 
 
 class StudyWorkers(Workers):
@@ -294,8 +275,10 @@ class StudyWorkers(Workers):
         self._workers.close()
 
 
-def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorkers) -> None:
+def _search(run: Run, wanted: Sequence[PlannedCase]) -> None:
     """The grid searched: a line for each experiment on standard error, the path in the records."""
+    session, workers = run.session, run.session.workers
+    assert isinstance(workers, StudyWorkers)
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
 
     def measure(case: Case, experiment: int, note: Mapping[str, Any]) -> Record | None:
@@ -311,10 +294,10 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: StudyWorke
 
     pairs = session.plan.profile.processes
     search = StudySearch([each.case for each in wanted], measure, pairs)
-    with kept_when_interrupted(session):
-        session.open()
+    with run.begun():
         search.run()
-        session.finish()
+    if session.cut_short:
+        click.echo(session.cut_short, err=True)
 
 
 def _next_experiment(session: Session, planned: PlannedCase, experiments: range) -> int:

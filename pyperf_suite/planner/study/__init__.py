@@ -16,6 +16,7 @@ from pyperf_suite.planner.study.grid import axes, cases_of
 from pyperf_suite.planner.study.results import PARTS, StudyResult, results_of
 from pyperf_suite.planner.study.search import SearchStep, search_steps
 from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_step import WORKLOAD
 from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
@@ -271,6 +272,7 @@ PROBE = Probe(
     sweep=cases_of,
     analyse=analyse,
     group=lambda _: "study",
+    workload=WORKLOAD,
     # Each trial starts a launcher anew, minutes in all: a run that names no probe, and pytest's table, leave it out.
     is_timed=False,
     has_items=False,

@@ -1,8 +1,8 @@
 """Raw collective bandwidth: every collective over sizes, by each path that the machine has, among all its ranks.
 
 Under a launcher the ranks are those that it started; else they are started on this machine, as many as the axis says.
-The planner judges by the laws of the measured curves whether the network is enough to train in parallel. The records
-are also written as the table of nccl-tests (2.13 and later, src/common.cu: its heading and writeBenchmarkLineBody).
+The laws of the measured curves say whether the network is enough to train in parallel (verdict.py). The records are
+also written as the table of nccl-tests (2.13 and later, src/common.cu: its heading and writeBenchmarkLineBody).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, UserError
-from pyperf_suite.extensions import service
 from pyperf_suite.findings.axes import NO, YES, AxisTable, Flag, Sizes, a_rank_a_gpu, by, every_size, ranks_of, sizes
 from pyperf_suite.findings.data import Document, Findings, Remark, Table, findings
 from pyperf_suite.findings.probe import Probe
@@ -25,6 +24,7 @@ from pyperf_suite.laws.traffic import GIGA
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of
+from pyperf_suite.probes.collectives.verdict import network_judge
 from pyperf_suite.ranks.launch import require_launched
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
@@ -205,7 +205,7 @@ Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
     """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
 
-    `judge` says whether that is enough to train over; by default the planner does, where it is there.
+    `judge` says whether that is enough to train over, by default for a usual model.
     """
     curves = curves_of(rows)
     if not curves:
@@ -214,14 +214,12 @@ def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Fin
     sweeps = [c for c in curves if not c.p.pairs or len(c.points) >= FEWEST_SIZES]
     maps = of_ranks.pair_maps([curve for curve in curves if curve not in sweeps])
     soaked = of_ranks.soaked_of(curves)
-    judge_of = service("network_judge")
-    if judge is None and judge_of is not None:
-        judge = judge_of(str(rows.records[0].identity.get("kind", "cpu")))
+    judge = judge or network_judge(str(rows.records[0].identity.get("kind", "cpu")))
     return findings(
         curve_findings.wrong(curves),
         curve_findings.highest_rates(sweeps),
         curve_findings.between_nodes(sweeps),
-        judge(sweeps) if judge else None,
+        judge(sweeps),
         of_ranks.stragglers(sweeps),
         (of_ranks.pair_findings(found) for found in maps),
         curve_findings.paths(sweeps),

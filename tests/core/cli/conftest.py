@@ -61,5 +61,6 @@ def instant_workers(monkeypatch: pytest.MonkeyPatch) -> InstantWorkers:
             yield number, workers.answer(case)
 
     monkeypatch.setattr(WorkerPool, "measure_by_turns", measure)
+    monkeypatch.setattr(WorkerPool, "start", lambda *_: None)
     monkeypatch.setattr("pyperf_suite.render.run_report.report_run", lambda *_, **__: None)
     return workers

@@ -10,6 +10,7 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.regressions.thresholds import load_setting
+from pyperf_suite.run import begin_audit
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE, ExecutionContext
 
 BENCH = """
@@ -41,15 +42,14 @@ def folder(tmp_path, monkeypatch):
 )
 def test_an_audit_is_requested_by_an_option_or_the_projects_file(folder, table, option, audited):
     (folder / "pyproject.toml").write_text(f"[tool.pyperf_suite]\n{table}\n")
-    result = CliRunner().invoke(main, ["run", "--list", *filter(None, [option])])
-    assert result.exit_code == 0, result.output
+    begin_audit({"--audit": True, "--no-audit": False}.get(option))
     assert (os.environ[AUDIT_VARIABLE] == "1") is audited
     assert ExecutionContext(Device("cpu")).audit is audited
 
 
 def test_no_audit_outweighs_what_a_run_inherits(folder, monkeypatch):
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
-    assert CliRunner().invoke(main, ["run", "--list", "--no-audit"]).exit_code == 0
+    begin_audit(False)
     assert not ExecutionContext(Device("cpu")).audit
 
 

@@ -32,7 +32,8 @@ def row_sum(tmp_path, monkeypatch):
     monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("row_sum")
-    monkeypatch.setitem(discovery.REPLACED, "row_sum", module.PROBE)
+    monkeypatch.setattr(discovery, "probe_names", lambda: ("row_sum",))
+    monkeypatch.setattr(discovery, "_load", lambda name: module.PROBE)
     yield module
     del sys.modules["row_sum"]
 

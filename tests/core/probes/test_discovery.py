@@ -18,7 +18,8 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes import all_probes, find_probe, listed, probe_names, replace_probe
+from pyperf_suite.probes import all_probes, find_probe, listed, probe_names
+from pyperf_suite.workloads import find_workload
 
 GOOD = """
 from pyperf_suite.probes.optimizer import PROBE as OTHER
@@ -28,9 +29,8 @@ PROBE = replace(OTHER, name="a_plugin", topic="a topic of its own")
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What was found or replaced is kept for a process, as by a study that another test ran: not so here."""
-    monkeypatch.setattr(discovery, "REPLACED", {})
+def forget() -> Iterator[None]:
+    """What was found is kept for a process: not so here."""
     for cached in (extensions.extensions, probe_names, discovery._load):
         cached.cache_clear()
     yield
@@ -110,10 +110,13 @@ def test_a_broken_plugin_is_named_and_passed_over_and_only_who_asks_for_it_is_re
     assert find_probe("optimizer").name == "optimizer"
 
 
-def test_a_probe_can_be_replaced_for_this_process() -> None:
-    other = Probe("optimizer", "Another?", "training", lambda *_: None, lambda _: [])
-    replace_probe(other)
-    assert find_probe("optimizer") is other
+def test_a_probe_of_another_package_brings_the_workload_of_its_cases(bring: Callable[..., None]) -> None:
+    workload = "from types import SimpleNamespace\nPROBE = replace(PROBE, workload=SimpleNamespace(name='brought'))\n"
+    bring(broken="raise RuntimeError('no such card')", a_plugin=GOOD + workload)
+    assert find_workload("brought") is find_probe("a_plugin").workload
+    with pytest.raises(UserError, match="Unknown operator 'divination'"):
+        find_workload("divination")
+    find_workload.cache_clear()
 
 
 def test_a_broken_command_of_another_package_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

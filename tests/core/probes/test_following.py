@@ -67,7 +67,8 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The probe, and how it is given another search."""
 
     def be(**changed: Any) -> None:
-        monkeypatch.setitem(discovery.REPLACED, HALVING.name, replace(HALVING, **changed))
+        monkeypatch.setattr(discovery, "probe_names", lambda: (HALVING.name,))
+        monkeypatch.setattr(discovery, "_load", lambda name: replace(HALVING, **changed))
 
     be()
     return be

@@ -22,7 +22,7 @@ from pyperf_suite.record.journal import (
     sharing_machines,
 )
 from pyperf_suite.record.record import Record
-from pyperf_suite.runner.results import create_run, find_run, open_run
+from pyperf_suite.runner.results import create_run, find_run, read_run
 from tests import records as made_up
 
 
@@ -276,7 +276,7 @@ def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_pat
         "run_id": run.run_id, "plan_id": plan.plan_id, "probes": ["tile_wave"], "profile": "quick", "processes": 1,
         "device": "cpu", "seed": 3, "asked": ["m=64"], "cases": 1, "identity": dict(machine.fields),
     }  # fmt: skip
-    assert (open_run(run.path).manifest, run.records(), run.path.parent.name) == (run.manifest, [], machine.slug)
+    assert (read_run(run.path).manifest, run.records(), run.path.parent.name) == (run.manifest, [], machine.slug)
     assert create_run(tmp_path, machine, plan, "mine").run_id == "mine"
     assert find_run(tmp_path, machine, plan).run_id == "mine", (
         "the last by name, and damaged neighbours are passed over"
@@ -286,14 +286,14 @@ def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_pat
             create_run(tmp_path, machine, plan, name)
     assert find_run(tmp_path, machine, plan, "mine").run_id == "mine"
     long = replace(plan, requested=("m=64",) * 10_000)
-    assert len(open_run(create_run(tmp_path, machine, long, "long").path).manifest["asked"]) == 10_000
+    assert len(read_run(create_run(tmp_path, machine, long, "long").path).manifest["asked"]) == 10_000
     other = replace(plan, seed=4)
     with pytest.raises(UserError, match="Its options were: tile_wave -a m=64 --profile quick"):
         find_run(tmp_path, machine, other, "mine")
     for text, words in (("{", "does not hold JSON"), ("[]", "names no plan_id"), ("{}", "names no plan_id")):
         (run.path / "run.json").write_text(text)
         with pytest.raises(UserError, match=words):
-            open_run(run.path)
+            read_run(run.path)
     assert find_run(tmp_path, machine, plan).run_id == "mine"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pyperf_suite.cli.main import _plan, main
+from pyperf_suite.cli.main import main
 from pyperf_suite.findings.data import (
     Bar,
     Bars,
@@ -35,7 +35,8 @@ from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
 from pyperf_suite.render.text import as_text, markdown_page
-from pyperf_suite.runner.results import RunFolder, create_run, open_run
+from pyperf_suite.run import RunRequest
+from pyperf_suite.runner.results import RunFolder, create_run, read_run
 
 REPOSITORY = Path(__file__).parents[3]
 COMMITTED = REPOSITORY / "bench_results/cpu-intel-xeon-processor-2c/20261121T221320Z-9125"
@@ -117,7 +118,7 @@ def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval(
 
 @pytest.mark.slow
 def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
-    records = [record for record in open_run(run).records() if record.probe == "optimizer"]
+    records = [record for record in read_run(run).records() if record.probe == "optimizer"]
     found = find_probe("optimizer").findings(records)
     [message] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
     assert [each["measured"]["value"] for each in message["verdicts"]] == [
@@ -255,7 +256,7 @@ def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() 
 
 
 def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
-    plan = _plan(("tile_wave",), "quick", "cpu", ("workers=1",), 0)
+    plan = RunRequest(("tile_wave",), device="cpu", axes=("workers=1",)).plan()
     run = create_run(tmp_path, identity(plan.device), plan)
     drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
     found = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
@@ -284,22 +285,21 @@ def planned_by(command: str) -> str:
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("pyperf-suite", "run")
     requested = main.commands["run"].make_context(name, arguments).params
-    return _plan(
-        requested["probes"], requested["profile"], requested["device"], requested["axes"], requested["seed"]
-    ).plan_id
+    names = ("probes", "profile", "device", "axes", "seed")
+    return RunRequest(**{name: requested[name] for name in names}).plan().plan_id
 
 
 def test_a_runs_command_asks_for_the_same_plan_with_its_replaced_axes_and_seed(tmp_path: Path) -> None:
     axes = ("tile=64x64x256", "workers=1", "schedule=data_parallel,stream_k")
-    plan = _plan(("tile_wave",), "quick", "cpu", axes, 7)
-    run = open_run(create_run(tmp_path, identity(plan.device), plan).path)
+    plan = RunRequest(("tile_wave",), device="cpu", axes=axes, seed=7).plan()
+    run = read_run(create_run(tmp_path, identity(plan.device), plan).path)
     command = command_of("tile_wave", run.manifest)
     assert planned_by(command) == plan.plan_id
     assert planned_by(command.replace("-a workers=1", "")) != plan.plan_id
 
 
 def test_an_axis_of_one_probe_is_not_given_to_another(tmp_path: Path) -> None:
-    plan = _plan(("baseline", "tile_wave"), "quick", "cpu", ("baseline.shape=64x64x64", "workers=1"), 0)
+    plan = RunRequest(("baseline", "tile_wave"), device="cpu", axes=("baseline.shape=64x64x64", "workers=1")).plan()
     manifest = create_run(tmp_path, identity(plan.device), plan).manifest
     assert "shape" not in command_of("tile_wave", manifest)
     assert command_of("baseline", manifest) == (

@@ -54,50 +54,41 @@ EXCHANGE = PlannedCase("collectives", Case("collective", CollectiveParameters("a
 COPY = PlannedCase("transfer", Case("transfer", TransferParameters(1 << 20), "numpy"))
 
 STEP = PlannedCase("block", Case("training_step", TrainingStepParameters(), "torch"))
-# 64 multiply-adds a cycle of each of 132 multiprocessors at 1.4 GHz, half of it.
-H200_FLOAT64 = 64 * 132 * 1.4e9
-STEP_FLOP = find_workload("training_step").work(TrainingStepParameters()).flop
 
 
-@pytest.mark.parametrize(
-    ("planned", "profile", "device", "process", "seconds"),
-    [
-        (EXACT, QUICK, CPU, 0, 0.12),
-        # Nine tenths of 0.1 s and 0.2 s, of 0.2 and 0.4, and of 0.3 and 1.
-        (product(1), QUICK, CPU, 0, 2 * 0.06 + 0.9 * 0.3),  # two visits
-        (product(1), STANDARD, CPU, 0, 0.06 + 0.9 * 0.6),
-        (product(1), FULL, CPU, 0, 0.06 + 0.9 * 1.3),
-        # On a GPU a burst pauses for as long as its slices at most, and a load takes 10 s to settle.
-        (product(1), FULL, GPU, 0, 0.06 + 0.9 * 1.3 + 1.0),
-        (product(1), QUICK, GPU, 0, 0.06 + 0.9 * 0.3 + 0.2),
-        (product(1, "sustained"), STANDARD, GPU, 0, 0.06 + 10.0 + 0.9 * (0.2 + 1.0)),
-        # 2 GFLOP take 1 s in float32, and six launches are the least.
-        (product(1000), QUICK, CPU, 0, 2 * 0.06 + 6 * 1.0),
-        (product(1000), QUICK, GPU, 0, 0.06 + 0.9 * 0.3 + 0.2),
-        (product(2000), FIVE_STEPS, CPU, 0, 0.06 + 7 * 2.0),
-        # No more is counted on than a minute.
-        (product(1), LONG, CPU, 0, 2 * 0.06 + 0.9 * 60.0),
-        (product(1, "sustained"), STANDARD, CPU, 0, 0.06 + 0.9 * (2 * 2.0 + 0.4)),
-        # The first process computes what it compares with: a model of its own.
-        (COPY, QUICK, CPU, 0, 0.06 + 0.4 + 0.9 * 0.3),
-        (COPY, QUICK, CPU, 1, 0.06 + 0.9 * 0.3),
-        (
-            STEP,
-            QUICK,
-            GPU,
-            0,
-            0.06 + 0.4 + 2 * STEP_FLOP / H200_FLOAT64 + 0.9 * 0.3 + 0.2,
-        ),  # both passes, twice
-        (EXCHANGE, QUICK, CPU, 0, 0.06 + 0.9 * 0.3),
-    ],
-)
-def test_a_trial_takes_what_its_parts_add_up_to(planned, profile, device, process, seconds):
-    assert Outlook(Plan((planned,), profile, device)).trial_s(planned, process) == pytest.approx(seconds, abs=1e-4)
+def trial_s(planned: PlannedCase, profile: Profile = QUICK, device: Device = CPU, process: int = 0) -> float:
+    return Outlook(Plan((planned,), profile, device)).trial_s(planned, process)
 
 
-def test_ranks_that_are_started_for_one_case_cost_it_six_and_a_half_seconds_and_outlive_none(monkeypatch):
+def test_a_trial_takes_its_share_of_the_profiles_caps_and_longer_where_it_computes_longer():
+    assert trial_s(product(1)) < trial_s(product(1), STANDARD) < trial_s(product(1), FULL)
+    assert 0.3 < trial_s(product(1)) < 0.5
+    # 2 GFLOP take 1 s in float32, and six launches are the least, or as many as are requested.
+    assert trial_s(product(1000)) == pytest.approx(6, rel=0.05)
+    assert trial_s(product(2000), FIVE_STEPS) == pytest.approx(7 * 2, rel=0.05)
+    # No more is counted on than a minute; on a GPU a load takes 10 s to settle, and a burst its pauses.
+    assert trial_s(product(1), LONG) == pytest.approx(0.9 * 60, rel=0.05)
+    assert (
+        trial_s(product(1, "sustained"), STANDARD, GPU)
+        > 10
+        > trial_s(product(1), FULL, GPU)
+        > trial_s(product(1), FULL)
+    )
+    # The first process computes what it compares with, in float64.
+    assert trial_s(STEP, device=GPU) > trial_s(STEP, device=GPU, process=1) + 0.4
+    assert trial_s(EXACT) < 0.2
+
+
+def test_a_run_takes_its_trials_the_starts_of_workers_and_of_groups_and_what_follows(monkeypatch):
+    whole, trials_s = run_s(product(1)), 3 * trial_s(product(1), STANDARD)
+    assert trials_s + 3 < whole < trials_s + 12
+    assert run_s(product(1), device=GPU) > whole + 10, "CUDA starts slowly"
+    assert run_s(EXCHANGE) > trials_s + 3 * 4, "a group of ranks is started in each process"
+    assert [ranks_of(planned) for planned in (EXACT, product(1), EXCHANGE)] == [0, 0, 2]
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    assert run_s(product(1)) < whole - 5, "without torch a worker starts sooner"
     monkeypatch.setattr(type(find_workload("collective")), "fresh_ranks", True)
-    assert Outlook(Plan((EXCHANGE,), QUICK, CPU)).trial_s(EXCHANGE, 0) == pytest.approx(0.06 + 6.5 + 0.9 * 0.3)
+    assert trial_s(EXCHANGE) > 6
     assert ranks_of(EXCHANGE) == 0
 
 
@@ -105,43 +96,23 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
     return Outlook(Plan(cases, profile, device)).run_s()
 
 
-def test_a_run_takes_its_trials_the_starts_of_workers_groups_and_the_sentinel_and_its_findings():
-    trial_s = 0.06 + 0.9 * 0.6
-    assert run_s(product(1)) == pytest.approx(3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
-    assert run_s(product(1), device=GPU) == pytest.approx(3 * (trial_s + 0.4) + 3 * 7.0 + 1.3, abs=1e-3)
-    assert run_s(EXACT) == pytest.approx(0.12 + 0.7 + 1.3)
-    assert run_s(EXACT, product(1)) == pytest.approx(0.12 + 3 * trial_s + 3 * 2.7 + 0.7 + 1.3, abs=1e-3)
-    assert run_s(EXCHANGE) == pytest.approx(3 * (trial_s + 4.0) + 4 * 0.7 + 1.3, abs=1e-3)
-    assert [ranks_of(planned) for planned in (EXACT, product(1), EXCHANGE)] == [0, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("library", "start_s", "case_s", "checks_s"), [("numpy", 1.0, 0.4, 0.5), ("torch", 5.0, 2.0, 1.0)]
-)
-def test_kernels_of_a_file_share_its_processes_and_each_case_has_checks(
-    monkeypatch, library, start_s, case_s, checks_s
-):
-    monkeypatch.setitem(workload._libraries, "made_up.py", library)
-    cases = [
-        PlannedCase(name, Case(name, workload.parameters_of(("n",))(n), "f"))
-        for name in (f"made_up.py:{library}_one", f"made_up.py:{library}_two")
-        for n in (1, 2)
-    ]
-    trials_s = 4 * (0.06 + case_s + checks_s + 0.9 * 0.3)
-    assert run_s(*cases, profile=QUICK) == pytest.approx(trials_s + start_s + 2 * 0.7 + 1.3)
-    # Three processes share the checks.
-    trials_s = 4 * (3 * (0.06 + case_s + 0.9 * 0.6) + checks_s)
-    assert run_s(*cases, profile=STANDARD) == pytest.approx(trials_s + 3 * start_s + 4 * 0.7 + 1.3)
-
-
-def test_without_torch_a_worker_starts_sooner(monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
-    assert run_s(product(1), profile=QUICK) == pytest.approx(2 * 0.06 + 0.9 * 0.3 + 2 * 0.7 + 1.3, abs=1e-3)
+def test_kernels_of_a_file_share_its_processes_and_processes_share_the_checks_of_a_case(monkeypatch):
+    cases = [PlannedCase("a.py:f", Case("a.py:f", workload.parameters_of(("n",))(n), "f")) for n in range(20)]
+    taken_s = []
+    for library in ("numpy", "torch"):
+        monkeypatch.setitem(workload._libraries, "a.py", library)
+        find_workload.cache_clear()
+        taken_s.append(run_s(*cases, profile=QUICK))
+        assert run_s(*cases) < 3 * run_s(*cases, profile=replace(STANDARD, processes=1))
+    assert taken_s[0] == pytest.approx(11, rel=0.25), "as long as 20 cases of numpy took on two idle cores"
+    assert taken_s[1] > taken_s[0] + 5
+    find_workload.cache_clear()
 
 
 def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measured_again(monkeypatch):
+    idle_s = run_s(product(1), profile=QUICK)
     monkeypatch.setattr(module, "slowed", lambda: 3.0)
-    assert run_s(product(1), profile=QUICK) == pytest.approx(3 * (2 * 0.06 + 2.7 + 0.7 + 1.3) + 1.5 * 0.3, abs=1e-3)
+    assert run_s(product(1), profile=QUICK) == pytest.approx(3 * idle_s, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +127,6 @@ def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_what_the_que
     monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
     monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
     assert SLOWED() == pytest.approx(seconds, rel=0.1)
-    # Seven looks of 0.02 s, in which a clock is read every 0.0001 s; four more readings begin and end each.
-    assert 7 * 200 <= next(now) <= 7 * 205
     SLOWED.cache_clear()
 
 

@@ -16,7 +16,7 @@ from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.record.journal import Journal, read_journal
-from pyperf_suite.runner.results import create_run, open_run
+from pyperf_suite.runner.results import create_run, read_run
 from tests.records import PLAN, SMALL, a_record
 
 Operation = tuple[Any, ...]
@@ -136,10 +136,10 @@ def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_o
         path = there / run.path.relative_to(root)
         kept = sum(len(before) >= moment for moment in promised)
         if len(before) >= began:
-            assert open_run(path).run_id == run.run_id
+            assert read_run(path).run_id == run.run_id
         elif path.exists():
             try:
-                open_run(path)
+                read_run(path)
             except UserError:
                 assert not (path / "run.json").exists(), "a manifest is there whole or not at all"
         if kept:

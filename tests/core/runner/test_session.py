@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.results import create_run, find_run
-from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
+from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.workers import Workers
 from tests.records import a_product
 
@@ -72,25 +71,6 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sess
     return opened
 
 
-@pytest.mark.slow
-def test_every_case_is_measured_in_every_process_between_two_sentinels(tmp_path, monkeypatch):
-    plan = a_plan()
-    monkeypatch.setitem(SENTINELS, "cpu", plan.cases[0].case)
-    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=InThisProcess()).open()
-    for planned in plan.cases:
-        session.measure(planned)
-    session.finish()
-    records = read_journal(session.folder.records_path)
-    assert [record.kind for record in records] == ["sentinel"] + ["timing"] * 4 + ["sentinel"]
-    assert [record.position for record in records] == list(range(6))
-    timing = [record for record in records if record.kind == "timing"]
-    assert {(record.case_id, record.process) for record in timing} == {
-        (planned.case.case_id, process) for planned in session.plan.cases for process in (0, 1)
-    }
-    assert all(record.outcome == "ok" and record.seconds > 0 for record in timing)
-    assert all(record.identity["kind"] == "cpu" and record.state for record in records)
-
-
 def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(begin, tmp_path):
     plan, workers = a_plan(), Instant()
     first = begin(plan, workers)
@@ -126,24 +106,6 @@ def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
         assert not again.is_finished(plan.cases[0])
 
 
-def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path):
-    plan = a_plan()
-    with pytest.raises(UserError, match="no run"):
-        find_run(tmp_path, identity(CPU), plan)
-    folder = create_run(tmp_path, identity(CPU), a_plan(sizes=(8,)))
-    with pytest.raises(UserError, match="other cases"):
-        find_run(tmp_path, identity(CPU), plan, folder.run_id)
-    with pytest.raises(UserError, match="not a run's folder"):
-        find_run(tmp_path, identity(CPU), plan, "20000101T000000Z-0000")
-
-
-def test_the_order_is_random_but_the_seeds_own():
-    cases = a_plan(sizes=tuple(range(1, 40))).cases
-    assert in_random_order(cases, 1) == in_random_order(cases, 1)
-    assert in_random_order(cases, 1) != in_random_order(cases, 2)
-    assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
-
-
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
 
@@ -170,14 +132,14 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_pat
 def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
-    session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
+    session.measure_trials(session.trials(), lambda *_: None)
     assert workers.now_s <= 25
     assert len(workers.trials) == 5, "four cases once and one twice"
     assert session.left_out == {(planned, 1) for planned in plan.cases[1:]}
     assert session.cut_short
     session.close()
     again = Session(plan, session.folder, workers=workers).open()
-    again.measure_trials(again.trials(), lambda *_: None, lambda *_: "")
+    again.measure_trials(again.trials(), lambda *_: None)
     assert len(workers.trials) == 8
     assert len(set(workers.trials)) == 8
     assert not again.cut_short
@@ -192,7 +154,7 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     first.measure_trial(plan.cases[1], 0)
     first.close()
     late.open()
-    late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
+    late.measure_trials(late.trials(), lambda *_: None)
     late.close()
     assert len(workers.trials) == len(set(workers.trials)) == 4
 

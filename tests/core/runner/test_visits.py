@@ -95,7 +95,7 @@ def a_run(results: Path, machine: TwoSpeeds, resume: bool = False) -> Session:
 
 def measured(session: Session) -> None:
     session.open()
-    session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
+    session.measure_trials(session.trials(), lambda *_: None)
     session.close()
 
 
@@ -145,7 +145,7 @@ def test_a_run_that_is_killed_between_the_visits_keeps_the_first_and_resumes_wit
     run = a_run(tmp_path, machine)
     run.open()
     with pytest.raises(KeyboardInterrupt):
-        run.measure_trials(run.trials(), lambda *_: None, lambda *_: "")
+        run.measure_trials(run.trials(), lambda *_: None)
     run.close()
     kept = [r for r in read_journal(run.folder.records_path) if r.kind == "timing"]
     assert len(kept) == 24
@@ -228,7 +228,7 @@ def test_visits_by_two_versions_of_the_code_are_no_single_measurement(tmp_path):
     run = a_run(tmp_path, machine)
     run.open()
     with pytest.raises(KeyboardInterrupt):
-        run.measure_trials(run.trials(), lambda *_: None, lambda *_: "")
+        run.measure_trials(run.trials(), lambda *_: None)
     run.close()
     again = TwoSpeeds()
     resumed = a_run(tmp_path, again, resume=True)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
@@ -87,21 +88,21 @@ def test_a_damaged_record_is_named_and_others_are_shown(tmp_path, name, content)
         read_watch(damaged)
     written(tmp_path, 2)
     with pytest.warns(UserWarning, match=damaged.name):
-        assert len(read_results(tmp_path).others) == 1
+        assert len(read_results(tmp_path, readers=Parts().readers).others) == 1
 
 
 def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_path):
     folders = [written(tmp_path, number) for number in range(3)]
     other = written(tmp_path, 3, command=["python", "other.py"])
-    read = read_results(tmp_path)
+    read = read_results(tmp_path, readers=Parts().readers)
 
     def shown(*wanted):
-        return [each.path.name for _, each in choose_others(read, wanted)]
+        return [each.path.name for each in choose_others(read, wanted)]
 
     assert shown("strongest") == shown("latest") == [other.name, folders[2].name]
     assert len(shown("all")) == 4
     assert shown(folders[0].name) == [folders[0].name]
-    assert read_results(folders[0]).others[0][1].path.name == folders[0].name
+    assert read_results(folders[0], readers=Parts().readers).others[0].path.name == folders[0].name
 
 
 def test_findings_and_report_show_a_watched_job(tmp_path):

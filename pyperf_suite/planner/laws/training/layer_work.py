@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite.laws.training.messages import exposed_comm_s
 from pyperf_suite.laws.transformer import (
     PHASES,
     ModelDimensions,
@@ -22,7 +23,6 @@ from pyperf_suite.laws.transformer import (
 )
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.traffic import exposed_comm_s
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 

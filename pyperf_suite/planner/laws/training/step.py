@@ -18,12 +18,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.training.messages import SENT_BY_STAGE, Kind, Phase, exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.traffic import SENT_BY_STAGE, Kind, Phase, exposed_comm_s
 from pyperf_suite.planner.laws.training.framework import (
     LOW_PRECISION,
     FoundConstants,

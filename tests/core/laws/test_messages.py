@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.messages import BUCKET_BYTES, PARALLELISMS, StepTransfer
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.traffic import BUCKET_BYTES, PARALLELISMS, StepTransfer
 from tests.models import KINDS, MODELS, models
 
 LLAMA = MODELS["llama-2-7b"]

@@ -13,8 +13,8 @@ from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
+from pyperf_suite.laws.training.messages import PARALLELISMS, StepTransfer
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.traffic import PARALLELISMS, StepTransfer
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.record.quantity import Quantity
 
@@ -147,7 +147,7 @@ WAYS_TO_TRAIN = (
 
 
 def network_judge(kind: str, model: str | None = None) -> Callable[[Sequence[Curve]], Iterator[Remark | Table]]:
-    """The service of that name: `judged` for a device of that kind, and the model of `--model` or a usual one."""
+    """Return `judged` for a device of that kind, and the model of `--model` or a usual one."""
     training = TrainingSizes().at(FLOP_PER_S[kind]) if model is None else TrainingSizes.parse(model, FLOP_PER_S[kind])
     return functools.partial(judged, training)
 

@@ -10,11 +10,10 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.training.messages import StepTransfer
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner import network_verdict
-from pyperf_suite.planner.laws.traffic import StepTransfer
-from pyperf_suite.planner.network_verdict import TrainingSizes, WayToTrain, seconds_of
-from pyperf_suite.probes.collectives import analyse
+from pyperf_suite.probes.collectives import analyse, verdict
+from pyperf_suite.probes.collectives.verdict import TrainingSizes, WayToTrain, seconds_of
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from tests.core.probes.conftest import Network
@@ -22,7 +21,7 @@ from tests.core.probes.test_collectives import cases, column, remarks, said, tab
 
 
 def judged(records: list[Record], training: TrainingSizes) -> Findings:
-    return analyse(rows_of(records), partial(network_verdict.judged, training))
+    return analyse(rows_of(records), partial(verdict.judged, training))
 
 
 TRAINED = ("all_reduce", "all_gather", "reduce_scatter", "send_receive", "all_to_all")

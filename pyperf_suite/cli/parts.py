@@ -1,0 +1,58 @@
+"""What the planner and the node package have for each other and for the core, which do not import them.
+
+Commands get it as click's object, and probes as arguments. A part whose folder was deleted has nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyperf_suite.extensions import Expect, OtherRecord
+    from pyperf_suite.findings.probe import Probe
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def _of(part: str, module: str, name: str) -> Any:
+    """What a module of a part has by that name; None without the part."""
+    if not (PACKAGE / part).is_dir():
+        return None
+    return getattr(importlib.import_module(f"{PACKAGE.name}.{part}.{module}"), name)
+
+
+class Parts:
+    """What is there, each imported when it is asked for."""
+
+    @property
+    def expected_times(self) -> Callable[[Mapping[str, Any]], Expect] | None:
+        """The times that the planner's laws expect on the machine of an identity."""
+        found: Callable[[Mapping[str, Any]], Expect] | None = _of("planner", "expected_times", "expected_times")
+        return found
+
+    @property
+    def flop_per_token(self) -> Callable[[Path, int | None], float] | None:
+        """FLOP of a training step for each token, of a model's config.json and a length of sequences."""
+        found: Callable[[Path, int | None], float] | None = _of("planner", "commands.model_options", "flop_per_token")
+        return found
+
+    @property
+    def readers(self) -> dict[str, Callable[[Path], OtherRecord]]:
+        """Readers of folders that hold other records than a run's, by the name of the file that tells them."""
+        read = _of("node", "watch.record", "read_watch")
+        return {"watch.json": read} if read else {}
+
+    def find_probe(self, name: str) -> Probe:
+        """The probe of that name, which judges by the laws where it can."""
+        from pyperf_suite.probes import find_probe
+
+        probe = find_probe(name)
+        if name != "accept":
+            return probe
+        analyse: Any = probe.analyse
+        return replace(probe, analyse=functools.partial(analyse, laws=self.expected_times))
