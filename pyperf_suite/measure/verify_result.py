@@ -180,7 +180,7 @@ def compare(
     tolerance: Tolerance,
     name: str = "out",
 ) -> Verification:
-    """Compare results described as trees (kernel_process.write_result); `load(which, spec)` reads an array's values.
+    """Compare results described as trees (arrays.write_result); `load(which, spec)` reads an array's values.
 
     `which` is "found" or "expected"; bfloat16 and float8 come as float32. A verdict, never an exception for what the
     measured function returned. `name` is what messages call the result.

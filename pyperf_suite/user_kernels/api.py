@@ -201,7 +201,7 @@ def launch(
     )  # fmt: skip
 
 
-# Where arrays are made, of which kind, by which seed: set by the process that runs the function (kernel_process.py).
+# Where arrays are made, of which kind, by which seed: set by the process that runs the function (user_file.py).
 _device = "cpu"
 _library = ""
 _seed: int | None = None

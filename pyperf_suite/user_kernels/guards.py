@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from itertools import starmap
@@ -160,48 +159,6 @@ def _callables(module: ModuleType) -> Iterator[str]:
         if isinstance(value, type) and value.__module__ == module.__name__ != "builtins":
             yield from (f"{name}.{each}" for each, method in vars(value).items() if isinstance(method, FunctionType))
 
-
-# What reads the frames of callers, or searches all objects of a process: as CPython's audit hooks name it.
-_LOOKS = {
-    *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
-    *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
-}
-_LOOKING_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
-
-
-class InspectionDetector:
-    """Notes who reads frames or searches objects while it is `on`; libraries do so too, and are not noted.
-
-    A kernel has no use for it; one that does looks for the loop that times it. The hook cannot be taken out again.
-    """
-
-    def __init__(self) -> None:
-        self.on = False
-        self._noted: set[str] = set()
-        self._libraries = (*{sysconfig.get_path(name) for name in _LIBRARIES}, "<frozen")
-        self._frame_of_caller = sys._getframe
-        sys.addaudithook(self._hear)
-
-    def noted(self) -> list[str]:
-        """What was noted since the last call."""
-        found, self._noted = sorted(self._noted), set()
-        return found
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.on or (event not in _LOOKS and event != "object.__getattr__"):
-            return
-        if event == "object.__getattr__" and arguments[1] not in _LOOKING_ATTRIBUTES:
-            return
-        self.on = False  # what follows is heard as well
-        caller = self._frame_of_caller(1)
-        while caller is not None and caller.f_code.co_filename.endswith("/inspect.py"):
-            caller = caller.f_back  # type: ignore[assignment]
-        if caller is None or not caller.f_code.co_filename.startswith(self._libraries):
-            self._noted.add(event if event in _LOOKS else arguments[1])
-        self.on = True
-
-
-_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 # A kernel that recognises its inputs must be this much faster on those that it has seen, with this much certainty.
 SEEN_FASTER = 1.25

@@ -1,7 +1,7 @@
 """A user's code in the process that judges it: the same requests as a process of its own is sent, answered by a call.
 
 A crash of the code ends the process, which is a worker's, or pytest's where a test launches its own functions. What
-only code that attacks its judge takes, two processes that share nothing, is audit's (processes.py).
+only code that attacks its judge takes, two processes that share nothing, is audit's (audit/).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.user_kernels.api import DeclaredKernel, Launch
 from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
-from pyperf_suite.user_kernels.kernel_process import KernelProcess
+from pyperf_suite.user_kernels.kernel_case import KernelCase
 from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.user_kernels.user_file import UserFile
 
@@ -36,7 +36,6 @@ class FileHere(Reference):
     def imported(cls, start: Mapping[str, Any]) -> FileHere:
         """Import a file or module, by the request that a process of its own is started with. Raises Failed."""
         file = UserFile()
-        file.is_audited, file.caught = False, (Exception, SystemExit)
         started = _answered(file, start["target"], os.getpid(), "start", **start)
         return cls(file, started["library"], started, start["target"])
 
@@ -44,7 +43,7 @@ class FileHere(Reference):
     def of_launch(cls, launch: Launch, device: str) -> FileHere:
         """A file with that launch for its one kernel, whose inputs are copies of its arguments each time."""
         file = UserFile()
-        file.is_audited, file.caught = False, (Exception,)
+        file.caught = (Exception,)
         # Arrays stay what the test has made them of.
         module = ModuleType(GIVEN)
         setattr(module, GIVEN, _GivenKernel(launch))
@@ -80,7 +79,7 @@ class CaseHere:
     is_here = True
 
     def __init__(self, file: FileHere) -> None:
-        self._kernel, self._where = KernelProcess.of(file.file), ""
+        self._kernel, self._where = KernelCase.of(file.file), ""
         self.pid = os.getpid()
 
     def about(self, built: Mapping[str, Any]) -> None:
@@ -101,7 +100,7 @@ class CaseHere:
         return time.process_time()
 
     def close(self) -> None:
-        self._kernel = KernelProcess()
+        self._kernel = KernelCase()
 
 
 def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.record.case import MODES, Case
 from pyperf_suite.record.reading import mean_speedup
-from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
+from pyperf_suite.user_kernels.declared import Described, canonical, describe, parameters_of
 
 TOPIC = "your kernels"
 # The suite's own axes of each kernel; one that has an axis of that name keeps it.

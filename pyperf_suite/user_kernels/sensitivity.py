@@ -5,7 +5,7 @@ S = √Σ(∂f/∂xᵢ·xᵢ)²: the root of the sum of squares of its terms, fo
 cancels. Then some inputs are changed, each with chance p: an element that depends on K of them changes with chance
 1 − (1 − p)^K. Zeros do not move and are no terms. No derivative and no knowledge of the function is needed.
 
-Nothing but the standard library is imported, and nothing newer than Python 3.9 is used (kernel_process.py).
+Nothing but the standard library is imported, and nothing newer than Python 3.9 is used (audit/kernel_process.py).
 """
 
 from __future__ import annotations

@@ -61,13 +61,10 @@ class _WithoutBytecode(SourceFileLoader):
 
 
 class UserFile:
-    """One user's file or module, and one case of it. `answer` takes a request and never raises but what is not caught.
+    """One user's file or module, and one case of it. `answer` takes a request and raises only what is not `caught`."""
 
-    `is_audited` where the process is the user's code's alone: its functions are guarded with each request.
-    """
-
-    is_audited = is_seeded = True
-    caught: tuple[type[BaseException], ...] = (BaseException,)
+    is_seeded = True
+    caught: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
     def __init__(self) -> None:
         self._root = Path()
@@ -162,10 +159,6 @@ class UserFile:
     def _replaced(self) -> dict[str, Any]:
         """Name the guarded functions that are no longer what they were."""
         return {"replaced": self._guards.replaced() if self._guards is not None else []}
-
-    def _noted(self) -> dict[str, Any]:
-        """Note what a user's code did that none has to do, where it is audited."""
-        return self._replaced() if self.is_audited else {}
 
     def _gpu(self) -> Any:
         from pyperf_suite.workloads.backends import cuda_device
@@ -337,7 +330,7 @@ class UserFile:
         shared = any(overlaps(each, owned) for each in arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes, budget_s, terms) if sizes else {}
         repeated = repeats(list(arrays_in(out)))
-        return {**reported, "overlaps": shared, "repeats": repeated, **self._noted()}
+        return {**reported, "overlaps": shared, "repeats": repeated}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """What the reference returns for arguments of these values, or writes into them where it returns nothing."""

@@ -15,8 +15,8 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, make_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite import __version__
-from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
@@ -32,6 +32,14 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
+from pyperf_suite.user_kernels.audit.processes import (
+    PYTHON_VARIABLE,
+    ReferenceProcess,
+    UserProcess,
+    interpreter,
+    limit_bytes,
+    memory_folder,
+)
 from pyperf_suite.user_kernels.checks import (
     AUDIT_BUDGET,
     UNSUITED,
@@ -49,21 +57,11 @@ from pyperf_suite.user_kernels.checks import (
     shares_elements,
     with_rounding,
 )
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE, library_of, parameters_of, root, split, start_request
 from pyperf_suite.user_kernels.here import GIVEN, CaseHere, FileHere
-from pyperf_suite.user_kernels.processes import (
-    PYTHON_VARIABLE,
-    ReferenceProcess,
-    UserProcess,
-    interpreter,
-    limit_bytes,
-    memory_folder,
-)
 from pyperf_suite.user_kernels.reference import Reference, secret_seed
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
-
-# What comes first on the path of a user's code, and what a FILE is relative to.
-PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 
 # Sets of the same values are copies elsewhere in memory; so many have values of their own.
 DISTINCT_SETS = 3
@@ -92,72 +90,6 @@ REMEMBERED_SEEDS, STALE_S = 4, 3.0
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
 Array = NDArray[Any]
-Scalar = bool | int | float | str
-# Of each file or module that was described, what its arrays are of.
-_libraries: dict[str, str] = {}
-
-
-def root() -> Path:
-    """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
-    reported = os.environ.get(ROOT_VARIABLE)
-    if reported:
-        return Path(reported)
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-
-
-def canonical(name: str) -> str:
-    """A user's name as records have it: FILE relative to the root. Raises UserError for a file that is not there."""
-    source, function = _split(name)
-    if not source.endswith(".py"):
-        return name
-    top = root()
-    places = (Path(source), top / source)
-    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
-        if path.is_file():
-            relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
-            return f"{relative}:{function}" if function else relative
-    raise UserError(f"There is no file {source[:200]}: name one that declares kernels with @suite.kernel.")
-
-
-@dataclass(frozen=True)
-class Described:
-    """A kernel as its file declares it: no value of it is imported."""
-
-    name: str
-    axes: Mapping[str, Mapping[str, Sequence[Scalar]]]
-    implementations: Sequence[str]
-
-
-@functools.cache
-def describe(target: str) -> tuple[Described, ...]:
-    """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
-
-    Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
-    """
-    target = canonical(target)
-    try:
-        process = UserProcess(interpreter(), _split(target)[0], 60.0, limit_bytes())
-        with contextlib.closing(process):
-            _libraries[_split(target)[0]] = str(process.ask("start", **_start(target, "cpu"))["library"])
-            reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
-    except (Failed, Unsupported) as reason:
-        raise UserError(str(reason)) from None
-    source = _split(target)[0]
-    for each in reported:
-        if "error" in each:
-            raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
-    return tuple(
-        Described(f"{source}:{each['name']}", each["axes"], tuple(each["implementations"])) for each in reported
-    )
-
-
-@functools.cache
-def parameters_of(names: tuple[str, ...]) -> type:
-    """The frozen dataclass of a kernel with these axes; the same for the same names."""
-    fields: list[Any] = [(name, Scalar) for name in names]
-    made: type = make_dataclass("UserParameters", fields, frozen=True)
-    return made
 
 
 class UserKernel(Workload[Any]):
@@ -168,8 +100,8 @@ class UserKernel(Workload[Any]):
     implementations: Mapping[str, Any] = {}
 
     def __init__(self, name: str) -> None:
-        self.name, self.source = name, _split(name)[0]
-        self.library = _libraries.get(self.source, "numpy")
+        self.name, self.source = name, split(name)[0]
+        self.library = library_of(self.source)
 
     def type_for(self, data: Mapping[str, Any]) -> type:
         return parameters_of(tuple(data))
@@ -222,7 +154,7 @@ class UserLaunches(Prepared):
         self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext, launch: Launch | None
     ) -> None:
         device = str(place.device)
-        self._case = {"kernel": GIVEN if launch else _split(name)[1], "axes": axes}
+        self._case = {"kernel": GIVEN if launch else split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
         self._process: UserProcess | CaseHere
         if launch is not None or _is_run_here(place):
@@ -243,7 +175,7 @@ class UserLaunches(Prepared):
             self._process = process
             self._resources.callback(process.close)
             # Both import what the user's code imports, side by side.
-            began = process.begin("start", **_start(name, device))
+            began = process.begin("start", **start_request(name, device))
             self._built = self._reference.build(requested, self._end_s)
             started = process.finish(began)
         self._process.about(self._built)
@@ -649,9 +581,9 @@ _files: dict[tuple[str, str], FileHere] = {}
 
 def _file_here(name: str, device: str) -> FileHere:
     """The file of that kernel, imported by this process once. Raises Failed."""
-    key = (_split(name)[0], device)
+    key = (split(name)[0], device)
     if key not in _files:
-        _files[key] = FileHere.imported(_start(name, device))
+        _files[key] = FileHere.imported(start_request(name, device))
     return _files[key]
 
 
@@ -659,10 +591,10 @@ _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
 def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
-    key = (_split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
+    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept or _kept[key].is_lost:
         forget_reference()
-        _kept[key] = ReferenceProcess(_start(name, device), end_s)
+        _kept[key] = ReferenceProcess(start_request(name, device), end_s)
     return _kept[key]
 
 
@@ -672,18 +604,6 @@ def forget_reference() -> None:
     _files.clear()
     while _kept:
         _kept.popitem()[1].close()
-
-
-def _start(name: str, device: str) -> dict[str, Any]:
-    path = [each for each in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if each]
-    return {"root": str(root()), "path": path, "target": _split(name)[0], "device": device}
-
-
-def _split(name: str) -> tuple[str, str]:
-    if name.endswith(".py") or ":" not in name:
-        return name, ""
-    source, _, function = name.rpartition(":")
-    return source, function
 
 
 @functools.cache

@@ -33,8 +33,8 @@ from pyperf_suite.regressions.pairs.builds import (
     run_program,
     source_of,
 )
-from pyperf_suite.user_kernels.processes import PYTHON_VARIABLE
-from pyperf_suite.user_kernels.workload import PATH_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE
 
 OLDEST_PYTHON = (3, 9)
 

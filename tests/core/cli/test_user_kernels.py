@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.record.journal import read_journal
-from pyperf_suite.user_kernels.workload import describe
+from pyperf_suite.user_kernels.declared import describe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")
 

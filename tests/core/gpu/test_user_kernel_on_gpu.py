@@ -6,8 +6,9 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
-from pyperf_suite.user_kernels.workload import parameters_of
+from pyperf_suite.user_kernels.declared import parameters_of
 
 pytestmark = pytest.mark.gpu
 
@@ -73,7 +74,7 @@ def on_another_stream(n):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bench.py").write_text(BENCH)
     yield
     user_kernel.forget_reference()

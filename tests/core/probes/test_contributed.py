@@ -18,7 +18,7 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.user_kernels.workload import PATH_VARIABLE
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE
 from pyperf_suite.workloads.matmul import matmul
 
 PAGE = Path(__file__).parents[3] / "docs" / "contributing.md"

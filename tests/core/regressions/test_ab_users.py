@@ -13,7 +13,7 @@ from pyperf_suite.regressions.pairs.arms import PairedCase
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.regressions.pairs.user_arms import present_arm
 from pyperf_suite.regressions.verdict import SequentialRule
-from pyperf_suite.user_kernels.workload import describe
+from pyperf_suite.user_kernels.declared import describe
 from tests.core.repository import Repository
 from tools.selfcheck import selfcheck
 

@@ -29,7 +29,7 @@ from pyperf_suite.runner.measuring import measuring
 from pyperf_suite.runner.profiles import QUICK, Effort
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels.checks import joined
-from pyperf_suite.user_kernels.workload import parameters_of
+from pyperf_suite.user_kernels.declared import parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 HERE = Path(__file__).parent

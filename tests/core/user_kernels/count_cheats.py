@@ -18,6 +18,7 @@ from catalogue import Entry, Values, end_of, entries, label
 
 from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.runner.profiles import PROFILES, Effort
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
@@ -61,7 +62,7 @@ def count(kernels: list[Entry], times: int, effort: Effort) -> str:
 def one(entry: Entry, values: Values, number: int, effort: Effort) -> tuple[str, bool]:
     """How a trial ends in a folder of its own, and whether as it must."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[user_kernel.ROOT_VARIABLE] = folder
+        os.environ[declared.ROOT_VARIABLE] = folder
         try:
             return end_of(entry, Path(folder), f"kernel_{number}", values, effort)
         finally:

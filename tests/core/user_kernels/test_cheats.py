@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 from tests.core.user_kernels.catalogue import DOCUMENT, PASSES, Entry, document, end_of, entries, marked, name_of
@@ -20,7 +21,7 @@ CHEATS, UNCAUGHT = entries("cheats.md"), entries("uncaught.md")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a bench file lies, with a reference process of its own."""
-    monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
     yield tmp_path
     user_kernel.forget_reference()

@@ -13,8 +13,8 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
-from pyperf_suite.user_kernels import workload as user_kernel
-from pyperf_suite.user_kernels.workload import parameters_of
+from pyperf_suite.user_kernels import declared
+from pyperf_suite.user_kernels.declared import parameters_of
 from tests.core.user_kernels.test_user_kernel import RIGHT, WRONG, kernel_of, named
 
 SHORT = Effort(
@@ -31,7 +31,7 @@ ENDS_THE_PROCESS = ("ends its process", "kills itself")
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
     """Write a file and measure cases of it in one worker, one after the other; the answer of each."""
-    monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with WorkerPool(Device("cpu"), 20.0) as pool:
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
 from tests.core.user_kernels.catalogue import QUICK_ONES, Entry, entries, marked, name_of, trial
 
@@ -24,7 +25,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
             file.write(f"from honest_{number} import case as case_{number}\n")
         found[entry.name] = f"all_{library}.py:case_{number}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        patch.setenv(declared.ROOT_VARIABLE, str(folder))
         yield found
         user_kernel.forget_reference()
 

@@ -20,8 +20,9 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.user_kernels import workload as user_kernel
-from pyperf_suite.user_kernels.workload import describe, parameters_of
+from pyperf_suite.user_kernels.declared import describe, parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 CPU = Device("cpu")
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are b
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """Write a file of kernels where this test works; returns its path. Its code runs in processes of its own."""
-    monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
     monkeypatch.chdir(tmp_path)
 
@@ -86,7 +87,7 @@ def right(tmp_path_factory):
     )
     (folder / "right.py").write_text(NUMPY + "\n".join(kernels))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
         user_kernel.forget_reference()
@@ -207,7 +208,7 @@ def wrong(tmp_path_factory):
     imports = (f"from wrong{at} import kernel as kernel{at}\n" for at in range(len(WRONG)))
     (folder / "wrong.py").write_text("".join(imports))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
         user_kernel.forget_reference()
@@ -517,7 +518,7 @@ def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
     absent = ["psutil", "rich", "click", "scipy", "torch", "pytest"]
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"  # None there makes an import fail
-        "import pyperf_suite.user_kernels.kernel_process, pyperf_suite.workloads.backends"
+        "import pyperf_suite.user_kernels.audit.kernel_process, pyperf_suite.workloads.backends"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 

@@ -13,8 +13,8 @@ from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import MODES, Case
 from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.user_kernels.declared import Described, parameters_of
 from pyperf_suite.user_kernels.probe import user_probe
-from pyperf_suite.user_kernels.workload import Described, parameters_of
 from tests.records import a_record
 
 CPU = Device("cpu")

@@ -16,7 +16,7 @@ from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, Loss
 from pyperf_suite.process.system import SHARED_MEMORY, owned_name
-from pyperf_suite.user_kernels import kernel_process
+from pyperf_suite.user_kernels.audit import kernel_process
 from pyperf_suite.user_kernels.here import require_answered
 from pyperf_suite.user_kernels.reference import Reference
 

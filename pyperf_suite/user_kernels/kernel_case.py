@@ -1,58 +1,22 @@
-"""The process in which a user's code runs, and the only one: started by the judge (processes.py), by requests.
+"""A case of a user's file as it is launched and timed, in the process that runs the code.
 
-It has one of two parts. As the *kernel process* it runs the function that is measured. As the *reference process* it
-makes inputs and computes references, and never runs what is measured but as its own reference. Run as a script by any
-interpreter since Python 3.9, which need not have the suite installed; numpy and torch are used where the user's code
-does. Requests and answers are lines of JSON (process/serving.py); arrays go through files in memory.
+Nothing newer than Python 3.9 is used; numpy and torch are used where the user's code does. Arrays go through files in
+memory.
 """
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # A script's folder comes first on the path: its modules must not be found in the place of others.
-    del sys.path[0]
-
-import contextlib
 import gc
-import importlib.util
-import os
 import pickle
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parent.parent
-
-# Requests to launch, of which a kernel may look at frames and objects that are not its own.
-LOOKS_ALLOWED = 2
-
-
-class SuiteFinder:
-    """Finds `pyperf_suite`, and nothing else, where this file lies: first of all, and in any interpreter."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        folder = {"pyperf_suite": PACKAGE, "pyperf_suite.kernels": PACKAGE.parent / "kernels"}.get(name)
-        if folder is None or (name != "pyperf_suite" and (PACKAGE / "kernels").is_dir()):
-            return None
-        return importlib.util.spec_from_file_location(
-            name, str(folder / "__init__.py"), submodule_search_locations=[str(folder)]
-        )
-
-
-if __name__ == "__main__":
-    sys.meta_path.insert(0, SuiteFinder)
-
-from pyperf_suite.process.serving import Requests, serve_copies  # noqa: E402 - found by the finder
-from pyperf_suite.user_kernels.arrays import (  # noqa: E402
+from pyperf_suite.user_kernels.arrays import (
     Leaf,
     UserCodeError,
     arrays_in,
@@ -66,42 +30,15 @@ from pyperf_suite.user_kernels.arrays import (  # noqa: E402
     replaced,
     write_result,
 )
-from pyperf_suite.user_kernels.guards import Auditor, InspectionDetector  # noqa: E402
-from pyperf_suite.user_kernels.user_file import UserFile  # noqa: E402
+from pyperf_suite.user_kernels.guards import Auditor
+from pyperf_suite.user_kernels.user_file import UserFile
 
 # Taken before any code of a user's runs, which may put others in their places.
-_CLOCK, _EXIT = time.perf_counter_ns, os._exit
+_CLOCK = time.perf_counter_ns
 _GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
 
-# What timers and programs send themselves. Held from before the first thread, which inherits that, so that no handler
-# works while the clock runs and the result is copied; let through when the judge looks whether it still changes.
-_REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1)
-_HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
-_MASK = signal.pthread_sigmask
 
-
-def main() -> None:
-    """Answer requests, or be the template of processes that do so (`serve CHANNEL MODULES`)."""
-    arguments, sys.argv[1:] = sys.argv[1:], []
-    if arguments:
-        needed = "pyperf_suite.user_kernels.api", "pyperf_suite.user_kernels.guards"
-        serve_copies(int(arguments[1]), (*arguments[2:], *needed), work)
-    else:
-        work()
-
-
-def work() -> None:
-    """Answer requests until there are no more."""
-    requests = Requests()
-    _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
-    _be_the_first_to_go()
-    process = KernelProcess()
-    for request in requests:
-        requests.answer(process.answer(request))
-    _EXIT(0)
-
-
-class KernelProcess(UserFile):
+class KernelCase(UserFile):
     """A case of a user's file, launched and timed."""
 
     def __init__(self) -> None:
@@ -117,21 +54,16 @@ class KernelProcess(UserFile):
         self._times_called = 0
         self._called: Callable[..., Any] = _nothing
         self._stopwatch: Any = None
-        self._lookout: InspectionDetector | None = None
         self.left: Any = None
         self._auditor = Auditor(self)
 
     @classmethod
-    def of(cls, file: UserFile) -> KernelProcess:
+    def of(cls, file: UserFile) -> KernelCase:
         """A case of a file that this process has imported."""
         made = cls()
-        for name in ("is_audited", "is_seeded", "caught", "_root", "_module", "_library", "_api", "_device", "_guards"):
+        for name in ("is_seeded", "caught", "_root", "_module", "_library", "_api", "_device", "_guards"):
             setattr(made, name, getattr(file, name))
         return made
-
-    def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
-        self._lookout = InspectionDetector()
-        return super()._start(root, path, target, device)
 
     def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
         """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
@@ -218,27 +150,9 @@ class KernelProcess(UserFile):
         timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
         _GC_DISABLE()
         try:
-            # What compiles itself may look around at its first launches.
-            with self._looking_out(self._times_called > LOOKS_ALLOWED):
-                reported = timed(first, samples, batch)
+            return timed(first, samples, batch)
         finally:
             _GC_ENABLE()
-        return {**reported, **self._noted()}
-
-    @contextlib.contextmanager
-    def _looking_out(self, is_on: bool = True) -> Iterator[None]:
-        """Notice who reads frames or searches objects meanwhile, where the user's code is audited."""
-        if self._lookout is None:
-            yield
-            return
-        self._lookout.on = is_on
-        try:
-            yield
-        finally:
-            self._lookout.on = False
-
-    def _noted(self) -> dict[str, Any]:
-        return super()._noted() | ({"looked": self._lookout.noted()} if self._lookout else {})
 
     def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
@@ -263,11 +177,9 @@ class KernelProcess(UserFile):
                     raise UserCodeError(f"{self._implementation} raised StopIteration", self._shown_where)
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
-        let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS) if self.is_audited else set()
         self._last_set = (first - 1) % len(calls)
         self._keep_result()
-        signals = [signal.strsignal(each) for each in sorted(let_through)]
-        return {"seconds": seconds, "released_s": released * 1e-9, "signals": signals}
+        return {"seconds": seconds, "released_s": released * 1e-9}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         calls = self._calls
@@ -330,11 +242,7 @@ class KernelProcess(UserFile):
 
     def _changed(self, after_s: float) -> dict[str, Any]:
         """Whether the result is another than when the clock stopped, so long after now."""
-        if self.is_audited:
-            _MASK(signal.SIG_UNBLOCK, _HELD_SIGNALS)
         time.sleep(after_s)
-        if self.is_audited:
-            _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
 
     def _poison_result(self) -> None:
@@ -374,14 +282,12 @@ class KernelProcess(UserFile):
 
     def _draw(self, launches: int) -> dict[str, Any]:
         """Launch so often on the same inputs, and tell whether a result differs from the first."""
-        return {"differs": self._auditor.differs(launches), **self._noted()}
+        return {"differs": self._auditor.differs(launches)}
 
     def _audit(self, **request: Any) -> dict[str, Any]:
         """Launches compared with what was fetched for the same inputs; and what is against them."""
         self._poison_result()
-        with self._looking_out():
-            found = self._auditor.launch(**request)
-        return {**found, **self._noted()}
+        return self._auditor.launch(**request)
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
@@ -409,16 +315,3 @@ def _is_any(_: Leaf) -> bool:
 
 def _nothing(*_: Any) -> None:
     """What is timed to see what timing takes."""
-
-
-def _be_the_first_to_go() -> None:
-    """Where memory runs out, this process is to be ended and not the judge."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
-
-
-if __name__ == "__main__":
-    main()
