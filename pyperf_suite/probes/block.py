@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import AxisTable, all_cores, by, crossed
@@ -35,6 +35,8 @@ FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSC
 MODELS = ("block", "gpt")
 # As data sheets call the types of products.
 SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+REACHES = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
+
 EAGER, COMPILED = ("no",), ("no", "yes")
 
 
@@ -104,7 +106,11 @@ def analyse(rows: Rows) -> Findings:
     """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
     steps = rows.where(is_step)
     return findings(
-        (utilization(row) for row in steps if mfu(row)),
+        (
+            best.remark(REACHES, step=in_words(row), mfu=share)
+            for row in steps
+            if (share := mfu(row)) and (best := best_product(row))
+        ),
         (
             row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster)
             for row in steps
@@ -112,13 +118,6 @@ def analyse(rows: Rows) -> Findings:
         ),
         (time_by_part(parts) for parts in rows.where(operator="block_part").groups("part") if len(parts) > 1),
     )
-
-
-def utilization(row: Row) -> Remark | None:
-    """MFU, and the rate that it is a share of."""
-    sentence = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
-    best = best_product(row)
-    return best.remark(sentence, step=in_words(row), mfu=mfu(row)) if best else None
 
 
 def time_by_part(parts: Rows) -> Remark:
@@ -217,12 +216,6 @@ def roof(row: Row) -> tuple[float, str]:
     return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
 
 
-def order(row: Row) -> tuple[Any, ...]:
-    """Steps and parts by name, parts of one block in its order."""
-    place = BLOCK_PARTS.index(row.p.part) if row.case.operator == "block_part" else 0
-    return (row.case.operator, "" if row.case.operator == "matmul" else in_words(row), place)
-
-
 PROBE = Probe(
     name="block",
     question="How many FLOP/s and tokens/s does a transformer train at here, and which part of a block holds it up?",
@@ -237,7 +230,11 @@ PROBE = Probe(
         "step": in_words,
         "mfu": mfu,
     },
-    order=order,
+    order=lambda row: (
+        row.case.operator,
+        "" if row.case.operator == "matmul" else in_words(row),
+        BLOCK_PARTS.index(row.p.part) if row.case.operator == "block_part" else 0,
+    ),
     claims=(
         RowClaim(
             FORMULA,

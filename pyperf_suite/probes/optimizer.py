@@ -13,7 +13,7 @@ from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
-from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, published, published_columns, with_shape
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
@@ -86,11 +86,6 @@ def is_plain(row: Row[OptimizerUpdateParameters]) -> bool:
     return row.implementation not in LOW_MEMORY
 
 
-def rate(row: Row[OptimizerUpdateParameters]) -> float | None:
-    """Bytes that have to be moved once, a second; of 8-bit states less is moved, so nothing is said."""
-    return OptimizerUpdate().work(row.p).bytes / row.seconds if is_plain(row) else None
-
-
 def per_element(metric: str) -> Callable[[Row[OptimizerUpdateParameters]], float | None]:
     """Bytes of what was observed by that name, by parameter of the model."""
     return lambda row: row.seen[metric] / row.p.tensors.elements if metric in row.seen else None
@@ -150,7 +145,8 @@ PROBE = Probe(
                 Column("tensors"),
                 Column("dtype", priority=0),
                 Column("time", "seconds", "ms"),
-                Column("rate", rate, "GB/s"),
+                # Bytes that have to be moved once; of 8-bit states less is moved, so nothing is said.
+                Column("rate", lambda row: row.p.moved_bytes / row.seconds if is_plain(row) else None, "GB/s"),
                 Column("relative to the loop", "gain", "x"),
                 Column("state a parameter", "state_each", "B"),
                 Column("passing a parameter", "passing_each", "B", priority=0),

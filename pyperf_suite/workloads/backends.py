@@ -365,19 +365,22 @@ def use_products_of(where: TorchDevice, element: str) -> None:
 def fingerprint(tensors: Iterable[Any]) -> int:
     """The bits of all tensors in 64, made where they lie.
 
-    Their elements as integers, times odd numbers that grow with their place, summed modulo 2^64: so one element that
-    changes always shows, and so do two that are swapped.
+    Their words as integers, times odd numbers that grow with their place, summed modulo 2^64: so one that changes
+    always shows, and so do two that are swapped.
     """
     torch: Any = importlib.import_module("torch")
     total = 0
     for each in tensors:
-        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[each.element_size()]
-        numbers = each.detach().contiguous().reshape(-1).view(kind)
+        flat, size = each.detach().contiguous().reshape(-1), each.element_size()
+        # In words of 64 bits where the elements fill them, wherever they lie in their storage.
+        flat = flat.clone() if flat.storage_offset() * size % 8 else flat
+        kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+        numbers = flat.view(kinds[size] if flat.numel() * size % 8 else torch.int64)
         total *= _MULTIPLIER
         for begin in range(0, numbers.numel(), _FINGERPRINTED):
             part = numbers[begin : begin + _FINGERPRINTED].long()
-            places = torch.arange(begin, begin + part.numel(), device=part.device)
-            total += int((part * (2 * places + 1)).sum())
+            odd = torch.arange(2 * begin + 1, 2 * (begin + part.numel()) + 1, 2, device=part.device)
+            total += int(odd.mul_(part).sum())
         total = (total + numbers.numel()) % 2**64
     return total - 2**63
 

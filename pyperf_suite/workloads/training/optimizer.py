@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, require_installed
+from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
@@ -42,8 +43,6 @@ CLIP = 1.0
 SHARE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
-# Bytes of an element.
-DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02
 # At a time, in float64, which is to stay near the caches.
 COMPARED_ELEMENTS = 1 << 18
@@ -220,6 +219,11 @@ class OptimizerUpdateParameters:
     def tensor_bytes(self) -> int:
         return DTYPES[self.dtype] * self.tensors.elements
 
+    @property
+    def moved_bytes(self) -> int:
+        """Weights and states are read and written, gradients read."""
+        return (3 + 2 * self.states) * self.tensor_bytes
+
     def validate(self) -> None:
         if self.tensors.elements > MOST_ELEMENTS:
             raise UserError(f"{self.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
@@ -369,4 +373,4 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
         return 2 * (2 + parameters.states) * parameters.tensor_bytes
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
-        return Work(0, (3 + 2 * parameters.states) * parameters.tensor_bytes)
+        return Work(0, parameters.moved_bytes)

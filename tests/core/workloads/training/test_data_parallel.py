@@ -13,6 +13,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import on_ranks
+from pyperf_suite.workloads.backends import fingerprint
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.training import Checkpointing, data_parallel
@@ -125,6 +126,21 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
     monkeypatch.setattr(torch.distributed, "all_gather", another)
     checked = made.verify_last()
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1001])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fingerprint_tells_a_changed_and_a_swapped_element_and_not_where_bits_lie(dtype, count):
+    values = torch.arange(1, count + 2).to(dtype)
+    own = fingerprint([values[1:]])
+    assert fingerprint([values[1:].clone()]) == own
+    for place in {0, count // 2, count - 1}:
+        other = values[1:].clone()
+        other[place] *= -1
+        assert fingerprint([other]) != own
+    if 1 < count <= 64:
+        assert fingerprint([values[1:].flip(0)]) != own
+    assert fingerprint([values[1:], values[:1]]) != fingerprint([values[:1], values[1:]])
 
 
 def test_buckets_that_are_timed_are_those_of_the_record(group_of_one):
