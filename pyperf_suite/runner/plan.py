@@ -78,8 +78,10 @@ class Plan:
 
     @property
     def has_two_visits(self) -> bool:
-        """True if a CPU's cases are visited twice in one process; several processes are visits of their own."""
-        return self.profile.processes == 1 and self.device.kind == "cpu"
+        """True if some of a CPU's cases are visited twice in one process; several processes are visits of their own."""
+        if self.profile.processes > 1 or self.device.kind != "cpu":
+            return False
+        return any(is_ready_fast(find_workload(planned.case.operator)) for planned in self.cases)
 
     @property
     def probes(self) -> tuple[str, ...]:
@@ -340,15 +342,17 @@ def in_words(seconds: float) -> str:
 
 
 class ProgressLines:
-    """Says through `write` how far a run is, at most every LINE_EVERY_S seconds."""
+    """Says through `write` how far a run is, at most every so many seconds."""
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._clock = write, clock
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic, every_s: float = LINE_EVERY_S
+    ) -> None:
+        self._write, self._clock, self._every_s = write, clock, every_s
         self._began_s = self._said_s = clock()
 
     def __call__(self, done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
         now_s = self._clock()
-        if now_s - self._said_s < LINE_EVERY_S:
+        if now_s - self._said_s < self._every_s:
             return
         self._said_s = now_s
         left = f"about {in_words(left_s())} left" if done < total else "the last one"
