@@ -230,8 +230,6 @@ class Outlook:
         self._taken_s: dict[tuple[str, str], float] = {}
         # Measured over estimated, by operator, in order: their median corrects the cases not yet measured.
         self._corrections: dict[str, list[float]] = {}
-        # Trials whose correction nobody has asked for: to estimate one is to look at the machine.
-        self._learned: list[tuple[PlannedCase, int, float]] = []
 
     @property
     def line(self) -> str:
@@ -251,21 +249,15 @@ class Outlook:
     def trial_s(self, planned: PlannedCase, process: int) -> float:
         if planned.key in self._taken_s:
             return self._taken_s[planned.key]
-        self._correct()
         corrections = self._corrections.get(planned.case.operator)
         correction = corrections[len(corrections) // 2] if corrections else 1.0
         return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
         self._taken_s[planned.key] = seconds
-        self._learned.append((planned, process, seconds))
-
-    def _correct(self) -> None:
-        while self._learned:
-            planned, process, seconds = self._learned.pop()
-            estimated_s = self._estimated_s(planned, process)
-            if estimated_s > 0:
-                bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
+        estimated_s = self._estimated_s(planned, process)
+        if estimated_s > 0:
+            bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
     def run_s(self) -> float:
         """The seconds that the whole plan is expected to take, workers' starts included."""
