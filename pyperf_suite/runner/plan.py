@@ -76,7 +76,7 @@ class Plan:
         """How many processes measure each case; one alone where nothing is timed."""
         return 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
 
-    @property
+    @functools.cached_property
     def has_two_visits(self) -> bool:
         """True if some of a CPU's cases are visited twice in one process; several processes are visits of their own."""
         if self.profile.processes > 1 or self.device.kind != "cpu":
