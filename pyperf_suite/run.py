@@ -97,7 +97,7 @@ class RunRequest:
         return (in_random_order if self.budget_s is None else most_informative_first)(cases, self.seed)
 
     def plan(self) -> Plan:
-        """Raises UserError for what cannot be planned."""
+        """Plan the cases. Raises UserError for what cannot be planned."""
         cases = self.cases or self.in_order(self.planned(self.probes))
         return Plan(cases, self.how, resolve(self.device), self.seed, self.axes)
 

@@ -103,6 +103,9 @@ class Session:
         self.outlook = Outlook(self.plan)
         self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
+        for workers in self.workers:
+            self._resources.enter_context(closing(workers))
+        self._workers = self.workers[0]
         self._began_s = self.clock()
         # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
         self._last_trials: dict[tuple[str, str], int] = {}
@@ -120,9 +123,7 @@ class Session:
         """
         self._began_s = self.clock()
         for workers in self.workers:
-            self._resources.enter_context(closing(workers))
             workers.best_loop_s = remembered(str(self._identity["slug"]))
-        self._workers = self.workers[0]
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
         # Visits by two versions of the code, or of anything else that a run's state names, are no single measurement.
@@ -406,11 +407,11 @@ class Session:
 
 
 def in_brief(record: Record) -> str:
-    """A record on a line of progress: its case, and its time or why there is none."""
-    said = f"{record.outcome}: {record.reason}"
+    """A record on a line of progress: its time or why there is none, and its case."""
+    said = f"{record.outcome}: {record.reason}"[:60]
     if record.outcome == "ok":
         said = f"{1e6 * record.seconds:.4g} us" if "time" in record.metrics else "read"
-    return printable(f"{record.label}: {said}"[:120])
+    return printable(f"{said}, {record.label}"[:120])
 
 
 def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:
