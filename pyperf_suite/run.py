@@ -40,7 +40,6 @@ from pyperf_suite.runner.plan import (
     ProgressLines,
     Trial,
     in_random_order,
-    in_words,
     most_informative_first,
 )
 from pyperf_suite.runner.profiles import Profile, find_profile
@@ -98,7 +97,7 @@ class RunRequest:
         return (in_random_order if self.budget_s is None else most_informative_first)(cases, self.seed)
 
     def plan(self) -> Plan:
-        """Raises UserError for what cannot be planned."""
+        """Plan the cases. Raises UserError for what cannot be planned."""
         cases = self.cases or self.in_order(self.planned(self.probes))
         return Plan(cases, self.how, resolve(self.device), self.seed, self.axes)
 
@@ -161,9 +160,8 @@ class Run:
         """Measure what the probes ask for after the plan, then repeat the plan's cases for as long as is requested."""
         session = self.session
         asked = follow_ups(self.plan, session.records)
-        trials = session.within_budget((planned, number) for planned in asked for number in session.processes(planned))
-        for count, trial in enumerate(trials, done + 1):
-            show(count, count, f"following up: {in_brief(session.measure_trial(*trial))}", lambda: 0.0)
+        for count, record in enumerate((record for each in asked for record in session.measure(each)), done + 1):
+            show(count, count, f"following up: {in_brief(record)}", lambda: 0.0)
         end_s = time.monotonic() + 60 * self.request.soak_min
         for count, planned in enumerate(itertools.cycle(self.plan.cases), done + 1):
             if time.monotonic() >= end_s:
@@ -192,8 +190,8 @@ def open_run(
 ) -> Run | None:
     """The run of a request; None in ranks of a launcher other than the first, once the first needs them no more.
 
-    `workers` measure in place of processes of its own or the launcher's ranks, the second of them the last sentinel;
-    `around` makes of them what the session asks. Cases `refused`, by their ids, are known not to run here. Raises
+    `workers` measure in place of processes of its own or the launcher's ranks, the last of several the last sentinel;
+    `around` makes of the first what the session asks. Cases `refused`, by their ids, are known not to run here. Raises
     UserError for what cannot be measured.
     """
     begin_audit(request.audit)
@@ -205,14 +203,15 @@ def open_run(
             return None
         workers = (GroupWorkers(group, device, request.deadline_s),)
     workers = workers or (WorkerPool(device, request.deadline_s),)
+    if device.kind == "cpu" and len(workers) == 1:  # a process that has worked for a while has other memory
+        workers = (*workers, WorkerPool(device, request.deadline_s))
     try:
         find = _judging(request, find, device)
         with _pictures_prepared(any(map(is_users, request.probes))):
             plan = request.plan()
         plan.validate(refused)
-        first, last = around(workers[0]), workers[1] if len(workers) > 1 else None
-        budget_s = math.inf if request.budget_s is None else request.budget_s
-        session = Session(plan, request.folder(plan), request.deadline_s, first, budget_s, last_workers=last)
+        first, budget_s = around(workers[0]), math.inf if request.budget_s is None else request.budget_s
+        session = Session(plan, request.folder(plan), (first, *workers[1:]), budget_s)
         return Run(session, request, find)
     except BaseException:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
@@ -281,18 +280,8 @@ def _judging(request: RunRequest, find: FindProbe, device: Device) -> FindProbe:
     return found
 
 
-# How often a bar's estimate of the time left is made anew.
-ESTIMATE_EVERY_S = 1.0
-
-
-class _Left:
-    """An estimate that counts down, each time that it is drawn."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end_s = time.monotonic() + seconds
-
-    def __str__(self) -> str:
-        return f"about {in_words(max(0.0, self._end_s - time.monotonic()))} left"
+# How often the words beside a bar are made anew.
+BAR_EVERY_S = 1.0
 
 
 @contextmanager
@@ -301,24 +290,16 @@ def progress_on(console: Console, total: int) -> Iterator[Progress]:
     if not console.is_terminal:
         yield ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.description}", markup=False),
-    )
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total, left="")
-        estimated_s = -math.inf
+        task = bar.add_task("", total=total)
+        say = ProgressLines(lambda line: bar.update(task, description=line), every_s=BAR_EVERY_S)
 
         def show(done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
-            nonlocal estimated_s
-            bar.update(task, completed=done, total=total, description=last)
-            if time.monotonic() - estimated_s >= ESTIMATE_EVERY_S:
-                bar.update(task, left=_Left(left_s()))
-                estimated_s = time.monotonic()
+            bar.update(task, completed=done, total=total)
+            say(done, total, last, left_s)
 
         yield show

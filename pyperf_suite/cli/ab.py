@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
     from pyperf_suite.regressions.pairs.live_pair import Pair
     from pyperf_suite.regressions.verdict import Judgement
+    from pyperf_suite.run import RunRequest
     from pyperf_suite.runner.plan import PlannedCase
 
 # The cases of the probes, with the profile, the device and the axes that were given.
@@ -112,12 +113,12 @@ def ab(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
-    from pyperf_suite.run import begin_audit, progress_on
+    from pyperf_suite.run import RunRequest, begin_audit, progress_on
 
     begin_audit(audit)
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
-    planned = functools.partial(_planned, profile=profile, where=where, axes=axes)
+    planned = functools.partial(_planned, RunRequest(profile=profile, device=device, axes=axes))
     old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned)
     folder = comparison_folder(
         results,
@@ -184,13 +185,11 @@ def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]]) -> tu
     return arms[0], arms[1]
 
 
-def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
+def _planned(request: RunRequest, probes: Sequence[str]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.probes import planned_cases
-    from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.workloads import find_workload
 
-    planned = planned_cases(probes, find_profile(profile).name, where, axes)
+    planned = request.planned(probes)
     alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
     if not alone:
         names = ", ".join(dict.fromkeys(each.probe for each in planned))

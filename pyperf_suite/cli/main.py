@@ -128,7 +128,7 @@ def run(
     if list_probes:
         from rich.console import Console
 
-        _print_probes(Console(emoji=False), probes, device)
+        _print_probes(Console(emoji=False), probes, device, axes)
         return
     if shape is not None:
         probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
@@ -197,7 +197,7 @@ def _run(probes: tuple[str, ...], axes: tuple[str, ...], as_json: bool, everythi
     raise SystemExit(run.exit_code)
 
 
-def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
+def _print_probes(console: Any, names: tuple[str, ...], device: str, axes: tuple[str, ...]) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
     from pyperf_suite.probes import expanded, find_probe, listed
 
@@ -214,25 +214,24 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
     for probe in [find_probe(name) for name in expanded(names)]:
         line(f"[bold]{probe.name}[/bold]  {probe.question}")
-        _print_profiles(line, probe, device)
+        _print_profiles(line, probe, device, axes)
 
 
-def _print_profiles(line: Callable[[str], None], probe: Probe, device: str) -> None:
+def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
     """What each profile takes here, and the values of its axes where they differ from those of the one before."""
     from rich.markup import escape
 
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
+    from pyperf_suite.run import RunRequest
+    from pyperf_suite.runner.plan import Outlook
     from pyperf_suite.runner.profiles import PROFILES
 
-    where = resolve(device)
     before: dict[str, str] = {}
     for profile in PROFILES.values():
-        plan = Plan(tuple(PlannedCase(probe.name, case) for case in probe.cases(profile.name, where)), profile, where)
+        plan = RunRequest((probe.name,), profile.name, device, axes).plan()
         line(f"  {Outlook(plan).line} ({profile.purpose})")
-        axes = probe.axes(profile.name, where)
-        for field in fields(axes):
-            values = ",".join(map(str, getattr(axes, field.name)))
+        own = probe.axes(profile.name, plan.device)
+        for field in fields(own):
+            values = ",".join(map(str, getattr(own, field.name)))
             if before.get(field.name) != values:
                 before[field.name] = values
                 line(f"    -a {field.name}={escape(values)}")

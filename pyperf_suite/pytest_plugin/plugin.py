@@ -29,23 +29,32 @@ _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
 
-# Options with one value: name, what stands for the value in help, its type, its default, help.
-OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
-    ("--suite-profile", "NAME", str, "quick", "How thoroughly to measure: quick (default), standard or full. "
-     "Example: --suite-profile standard."),
-    ("--suite-device", "DEVICE", str, "auto", "Device to measure on: auto (default), cpu, or cuda:N. "
-     "Example: --suite-device cuda:1."),
-    ("--suite-results", "FOLDER", str, "bench_results", "Folder that holds the runs (default bench_results). "
-     "Example: --suite-results /data/bench_results."),
-    ("--suite-seed", "N", int, 0, "Seed of the random order in which cases are measured (default 0). "
-     "Example: --suite-seed 7."),
-    ("--suite-budget", "SECONDS", float, None, "Time limit for the whole run; the most informative cases are "
-     "measured first and the rest is skipped (default no limit). Example: --suite-budget 300."),
-    ("--suite-processes", "N", int, None, "Number of fresh processes that measure each test (default: that of "
-     "the profile). Example: --suite-processes 5."),
-    ("--suite-deadline", "SECONDS", float, 120.0, "Time limit for a test in each fresh process (default 120). "
-     "Example: --suite-deadline 600."),
-)  # fmt: skip
+# By name, without --suite-, what argparse is told.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "profile": {"metavar": "NAME", "default": "quick", "help": "How thoroughly to measure: quick (default), standard "
+     "or full. Example: --suite-profile standard."},
+    "device": {"metavar": "DEVICE", "default": "auto", "help": "Device to measure on: auto (default), cpu, or cuda:N. "
+     "Example: --suite-device cuda:1."},
+    "results": {"metavar": "FOLDER", "default": "bench_results", "help": "Folder that holds the runs (default "
+     "bench_results). Example: --suite-results /data/bench_results."},
+    "seed": {"metavar": "N", "type": int, "default": 0, "help": "Seed of the random order in which cases are measured "
+     "(default 0). Example: --suite-seed 7."},
+    "budget": {"metavar": "SECONDS", "type": float, "help": "Time limit for the whole run; the most informative cases "
+     "are measured first and the rest is skipped (default no limit). Example: --suite-budget 300."},
+    "processes": {"metavar": "N", "type": int, "help": "Number of fresh processes that measure each test (default: "
+     "that of the profile). Example: --suite-processes 5."},
+    "deadline": {"metavar": "SECONDS", "type": float, "default": 120.0, "help": "Time limit for a test in each fresh "
+     "process (default 120). Example: --suite-deadline 600."},
+    "resume": {"metavar": "RUN", "nargs": "?", "const": "latest", "help": "Continue the newest run of the same cases, "
+     "or the named run, without measuring again what it holds (default: start a new run). Example: --suite-resume "
+     "20261121T021948Z-22a8."},
+    "axis": {"metavar": "[PROBE.]AXIS=VALUE[,VALUE]", "action": "append", "default": [], "help": "Replace the values "
+     "of one axis of a probe (default: those of the profile). May be repeated. Example: --suite-axis "
+     "tile_wave.tile=64x64x256."},
+    "measure": {"action": "store_true", "help": "Measure the functions given to pytest-benchmark's fixture as the "
+     "suite does: with its warm-up and stop rule, in each of the profile's processes (default: leave them to "
+     "pytest-benchmark)."},
+}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -55,30 +64,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
         pluginmanager.register(PytestChild(), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
-    for name, metavar, kind, default, text in OPTIONS:
-        group.addoption(name, metavar=metavar, type=kind, default=default, help=text)
-    group.addoption(
-        "--suite-resume",
-        nargs="?",
-        const="latest",
-        metavar="RUN",
-        help="Continue the newest run of the same cases, or the named run, without measuring again what it holds "
-        "(default: start a new run). Example: --suite-resume 20261121T021948Z-22a8.",
-    )
-    group.addoption(
-        "--suite-axis",
-        action="append",
-        default=[],
-        metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-        help="Replace the values of one axis of a probe (default: those of the profile). May be repeated. "
-        "Example: --suite-axis tile_wave.tile=64x64x256.",
-    )
-    group.addoption(
-        "--suite-measure",
-        action="store_true",
-        help="Measure the functions given to pytest-benchmark's fixture as the suite does: with its warm-up and stop "
-        "rule, in each of the profile's processes (default: leave them to pytest-benchmark).",
-    )
+    for name, told in OPTIONS.items():
+        group.addoption(f"--suite-{name}", **told)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import functools
 import io
-import json
 import math
 import shutil
 import sys
@@ -20,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,25 +173,6 @@ class Children:
         return (sys.executable, *started_as, *own, *map(str, self._config.invocation_params.args))
 
 
-def following(nodes: Iterable[Node]) -> Iterable[tuple[Node, Node | None]]:
-    """Each with the one after it."""
-    listed = list(nodes)
-    return zip(listed, [*listed[1:], None], strict=False)
-
-
-@dataclass(frozen=True)
-class PytestTrial:
-    """A test in one fresh process: what it measured, and how it failed there, empty where it did not.
-
-    `lost` says why the process gave no answer.
-    """
-
-    process: int
-    records: Sequence[Record]
-    failure: str = ""
-    lost: str = ""
-
-
 class MeasuredTests:
     """Chosen tests of a session, measured before any of them runs in it: never do two sessions run at a time.
 
@@ -205,7 +185,10 @@ class MeasuredTests:
         if not deadline_s > 0:
             raise UserError(f"--suite-deadline {deadline_s:g} was requested: a test takes longer than no time.")
         self._children = Children(config, resolve(request.device), profile.effort, deadline_s)
-        self._trials: dict[str, list[PytestTrial]] = {nodeid: [] for nodeid in self._nodes}
+        # By node id: what its processes measured, how it failed in one and in which, and why one gave no answer.
+        self._records: dict[str, list[Record]] = {nodeid: [] for nodeid in self._nodes}
+        self._failed: dict[str, tuple[int, str]] = {}
+        self._lost: dict[str, str] = {}
         self._left_out: set[str] = set()
         self._opened: Callable[[], Session]
         self._session: Session | None = None
@@ -224,13 +207,13 @@ class MeasuredTests:
         One that `is_new` and has no budget is opened when the first test is about to be timed, or has failed.
         """
         self._opened = opened
-        held = {} if is_new else _held(self._open().records)
         trials = [(node, process) for process in range(self._processes) for node in self._nodes.values()]
         done = 0
         for process in range(self._processes):
-            for node, after in following(self._to_run(process, held)):
+            wanted = self._to_run(process, () if is_new else self._open().records)
+            for node, after in zip(wanted, [*wanted[1:], None], strict=False):
                 if is_new or list(self._open().within_budget([(node.planned(), process)])):
-                    self._trials[node.nodeid].append(self._trial(node, after, process))
+                    self._try(node, after, process)
                 else:
                     self._left_out.add(node.nodeid)
                 done += 1
@@ -243,18 +226,23 @@ class MeasuredTests:
         self._session = self._session or self._opened()
         return self._session
 
-    def _to_run(self, process: int, held: dict[tuple[str, str, int], list[Record]]) -> list[Node]:
+    def _to_run(self, process: int, records: Iterable[Record]) -> list[Node]:
         """The tests that this process runs: not those that a resumed run holds, nor those that cost one before."""
+        held: dict[str, list[Record]] = {}
+        for record in records:
+            if record.outcome == "ok" and record.kind == "timing" and record.process == process:
+                test = dataclasses.replace(record.parsed_case(), implementation=BENCHMARK)
+                held.setdefault(test.case_id, []).append(record)
         wanted = []
         for node in self._nodes.values():
-            records = held.get(_key(node.name, asdict(node.parameters), process))
-            if records:
-                self._trials[node.nodeid].append(PytestTrial(process, records))
-            elif not any(trial.lost for trial in self._trials[node.nodeid]):
+            if kept := held.get(node.planned().case.case_id):
+                self._records[node.nodeid] += kept
+            elif node.nodeid not in self._lost:
                 wanted.append(node)
         return wanted
 
-    def _trial(self, node: Node, after: Node | None, process: int) -> PytestTrial:
+    def _try(self, node: Node, after: Node | None, process: int) -> None:
+        """Run a test in a fresh process, and record what it measured or why it failed."""
         began_s, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
 
         def begin() -> None:
@@ -267,31 +255,29 @@ class MeasuredTests:
             said = self._children.ask(node, after, None if self._session else begin)
         except WorkerLost as lost:
             reason = str(lost).replace("The worker process", "The fresh process in which it was measured")
-            record = self._open().record(node.planned(), process, {"outcome": "failed", "reason": reason})
-            return PytestTrial(process, [record], lost=reason)
+            said = {"judged_time": False, "reason": reason, "answers": {}}
+            self._lost[node.nodeid] = reason
         seconds = time.monotonic() - began_s
         failure, answers = "" if said["judged_time"] and said["answers"] else said["reason"], said["answers"]
-        if failure and not answers:
-            answers = {BENCHMARK: {"outcome": "failed", "reason": failure}}
-        records = []
+        if failure:
+            self._failed.setdefault(node.nodeid, (process, failure))
+            answers = answers or {BENCHMARK: {"outcome": "failed", "reason": failure}}
         for name, answer in answers.items():
             if failure and answer["outcome"] == "ok":
                 answer |= {"outcome": "failed", "reason": f"The test failed after it was measured: {failure}"}
                 answer["verification"] |= {"passed": False, "message": failure}
             answer["started_at"] = now.isoformat(timespec="milliseconds")
-            share_s = seconds / len(answers)
-            records.append(self._open().record(node.planned(name), process, answer, seconds=share_s))
+            record = self._open().record(node.planned(name), process, answer, seconds=seconds / len(answers))
+            self._records[node.nodeid].append(record)
         if self._session is not None:
             self._session.outlook.learn(node.planned(), process, seconds)
-        return PytestTrial(process, records, failure)
 
     def time(self, nodeid: str, call: Call) -> Timing:
         """What all processes measured of the test's call, which is made here once, untimed."""
-        trials = self._trials_of(nodeid)
-        records = [record for trial in trials for record in trial.records if "time" in record.metrics]
+        records = [record for record in self._records_of(nodeid) if "time" in record.metrics]
         result = call.once()
         if not records:
-            why = _first_failure(trials)
+            why = self._why_nothing(nodeid)
             pytest.fail(f"The function returned here, but not where it was to be measured: {why}", pytrace=False)
         samples = [sample for record in records for sample in record.kept_seconds]
         return Timing(samples, extra_info(records, self._open().folder.records_path), result)
@@ -301,14 +287,13 @@ class MeasuredTests:
 
         Fails the test where one of them was wrong.
         """
-        trials = self._trials_of(nodeid)
-        records = [record for trial in trials for record in trial.records]
+        records = self._records_of(nodeid)
         for record in records:
             if record.outcome != "ok":
                 end_test(record.outcome, f"{record.case['implementation']}: {record.reason}")
         by_name = {reading.case.implementation: reading for reading in readings(records)}
         if set(by_name) != set(launch.functions):
-            pytest.fail(f"Nothing was measured in the fresh processes: {_first_failure(trials)}", pytrace=False)
+            pytest.fail(f"Nothing was measured in the fresh processes: {self._why_nothing(nodeid)}", pytrace=False)
         first = next(iter(launch.functions))
         own = [record for record in records if record.case["implementation"] == first]
         samples = [sample for record in own for sample in record.kept_seconds]
@@ -317,42 +302,27 @@ class MeasuredTests:
             info["seconds"] = {name: reading.seconds for name, reading in by_name.items()}
         return Result(by_name, launch.bytes, first, launch.baseline), samples, info
 
-    def _trials_of(self, nodeid: str) -> list[PytestTrial]:
-        """The trials of a test. Skips one that the budget left out, and fails one that cost a process."""
-        trials = self._trials.get(nodeid, [])
-        lost = next((trial for trial in trials if trial.lost), None)
-        if lost is not None:
-            pytest.fail(lost.lost, pytrace=False)
-        if not trials and nodeid in self._left_out:
+    def _records_of(self, nodeid: str) -> list[Record]:
+        """The records of a test. Skips one that the budget left out, and fails one that cost a process."""
+        if nodeid in self._lost:
+            pytest.fail(self._lost[nodeid], pytrace=False)
+        if not self._records.get(nodeid) and nodeid in self._left_out:
             pytest.skip("the budget was used up before this test was measured")
-        return trials
+        return self._records.get(nodeid, [])
+
+    def _why_nothing(self, nodeid: str) -> str:
+        return self._failed.get(nodeid, (0, "the test did not come to measure anything"))[1]
 
     def failed_elsewhere(self, nodeid: str) -> str:
         """How a test failed in a fresh process, as a sentence; empty where it did not."""
-        for trial in self._trials.get(nodeid, ()):
-            if trial.failure:
-                which = f"process {trial.process + 1} of the {self._processes} that measured it"
-                return f"The test passes here, but it failed in {which}: {trial.failure}"
-        return ""
+        if nodeid not in self._failed or nodeid in self._lost:
+            return ""
+        process, failure = self._failed[nodeid]
+        which = f"process {process + 1} of the {self._processes} that measured it"
+        return f"The test passes here, but it failed in {which}: {failure}"
 
     def close(self) -> None:
         self._children.close()
-
-
-def _first_failure(trials: Iterable[PytestTrial]) -> str:
-    return next((trial.failure for trial in trials if trial.failure), "the test did not come to measure anything")
-
-
-def _held(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]:
-    found: dict[tuple[str, str, int], list[Record]] = {}
-    for record in records:
-        if record.outcome == "ok" and record.kind == "timing":
-            found.setdefault(_key(record.probe, record.case["parameters"], record.process), []).append(record)
-    return found
-
-
-def _key(name: str, parameters: Any, process: int) -> tuple[str, str, int]:
-    return name, json.dumps(parameters, sort_keys=True), process
 
 
 class SuiteRun:
@@ -435,9 +405,7 @@ class SuiteRun:
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case, none if the budget left it out; the run is opened by its first case."""
         with spoken_errors():
-            session = self._opened()
-            trials = session.within_budget((planned, process) for process in session.processes(planned))
-            return [session.measure_trial(*trial) for trial in trials]
+            return self._opened().measure(planned)
 
     def verify(self, planned: PlannedCase) -> tuple[str, str]:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""

@@ -76,10 +76,12 @@ class Plan:
         """How many processes measure each case; one alone where nothing is timed."""
         return 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
 
-    @property
+    @functools.cached_property
     def has_two_visits(self) -> bool:
-        """True if a CPU's cases are visited twice in one process; several processes are visits of their own."""
-        return self.profile.processes == 1 and self.device.kind == "cpu"
+        """True if some of a CPU's cases are visited twice in one process; several processes are visits of their own."""
+        if self.profile.processes > 1 or self.device.kind != "cpu":
+            return False
+        return any(is_ready_fast(find_workload(planned.case.operator)) for planned in self.cases)
 
     @property
     def probes(self) -> tuple[str, ...]:
@@ -228,8 +230,6 @@ class Outlook:
         self._taken_s: dict[tuple[str, str], float] = {}
         # Measured over estimated, by operator, in order: their median corrects the cases not yet measured.
         self._corrections: dict[str, list[float]] = {}
-        # Trials whose correction nobody has asked for: to estimate one is to look at the machine.
-        self._learned: list[tuple[PlannedCase, int, float]] = []
 
     @property
     def line(self) -> str:
@@ -249,21 +249,15 @@ class Outlook:
     def trial_s(self, planned: PlannedCase, process: int) -> float:
         if planned.key in self._taken_s:
             return self._taken_s[planned.key]
-        self._correct()
         corrections = self._corrections.get(planned.case.operator)
         correction = corrections[len(corrections) // 2] if corrections else 1.0
         return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
         self._taken_s[planned.key] = seconds
-        self._learned.append((planned, process, seconds))
-
-    def _correct(self) -> None:
-        while self._learned:
-            planned, process, seconds = self._learned.pop()
-            estimated_s = self._estimated_s(planned, process)
-            if estimated_s > 0:
-                bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
+        estimated_s = self._estimated_s(planned, process)
+        if estimated_s > 0:
+            bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
     def run_s(self) -> float:
         """The seconds that the whole plan is expected to take, workers' starts included."""
@@ -340,15 +334,17 @@ def in_words(seconds: float) -> str:
 
 
 class ProgressLines:
-    """Says through `write` how far a run is, at most every LINE_EVERY_S seconds."""
+    """Says through `write` how far a run is, at most every so many seconds."""
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._clock = write, clock
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic, every_s: float = LINE_EVERY_S
+    ) -> None:
+        self._write, self._clock, self._every_s = write, clock, every_s
         self._began_s = self._said_s = clock()
 
     def __call__(self, done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
         now_s = self._clock()
-        if now_s - self._said_s < LINE_EVERY_S:
+        if now_s - self._said_s < self._every_s:
             return
         self._said_s = now_s
         left = f"about {in_words(left_s())} left" if done < total else "the last one"

@@ -32,7 +32,7 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.runner.timing import as_plain
 from pyperf_suite.runner.visits import joined
-from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
+from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE
@@ -88,16 +88,13 @@ class Session:
 
     plan: Plan
     folder: RunFolder
-    deadline_s: float = DEADLINE_S
-    # Who measures, where it is not processes of this run's own: the ranks that somebody else's torchrun started.
-    workers: Workers | None = None
+    # Who measures, and last whose first process, which has done nothing yet, measures the last sentinel.
+    workers: Sequence[Workers]
     # Seconds from `open` on that the run may take, its end included.
     budget_s: float = math.inf
     # Trials that the budget left out.
     left_out: set[Trial] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
-    # Whose first process measures the last sentinel on a CPU, where it is started by now.
-    last_workers: Workers | None = None
 
     def __post_init__(self) -> None:
         identity = identify(self.plan.device)
@@ -106,6 +103,9 @@ class Session:
         self.outlook = Outlook(self.plan)
         self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
+        for workers in self.workers:
+            self._resources.enter_context(closing(workers))
+        self._workers = self.workers[0]
         self._began_s = self.clock()
         # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
         self._last_trials: dict[tuple[str, str], int] = {}
@@ -122,9 +122,8 @@ class Session:
         Raises UserError where the journal cannot be read or written.
         """
         self._began_s = self.clock()
-        self._workers = self._resources.enter_context(
-            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
-        )
+        for workers in self.workers:
+            workers.best_loop_s = remembered(str(self._identity["slug"]))
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
         # Visits by two versions of the code, or of anything else that a run's state names, are no single measurement.
@@ -134,20 +133,13 @@ class Session:
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
-        self._workers.best_loop_s = remembered(str(self._identity["slug"]))
-        self._last_workers = self._workers
-        if self.plan.device.kind == "cpu":  # a process that has worked for a while has other memory
-            fresh = self.last_workers or WorkerPool(self.plan.device, self.deadline_s)
-            self._resources.enter_context(closing(fresh))
-            fresh.best_loop_s = self._workers.best_loop_s
-            self._last_workers = fresh
         # Its first process has done nothing yet, and goes on with the cases.
         self._measure_sentinel(self._workers)
         return self
 
     def finish(self) -> None:
         try:
-            self._measure_sentinel(self._last_workers)
+            self._measure_sentinel(self.workers[-1])
             remember(str(self._identity["slug"]), self.folder.run_id, self.records)
         finally:
             self.close()
@@ -251,11 +243,12 @@ class Session:
         )
 
     def measure(self, planned: PlannedCase) -> list[Record]:
-        """The case's record from each process of the profile; what a resumed run already holds is not measured again.
+        """The case's record from each process of the profile that the budget allows.
 
-        Raises UserError where a record cannot be written.
+        What a resumed run already holds is not measured again. Raises UserError where a record cannot be written.
         """
-        return [self.measure_trial(planned, process) for process in self.processes(planned)]
+        trials = self.within_budget((planned, process) for process in self.processes(planned))
+        return [self.measure_trial(*trial) for trial in trials]
 
     def measure_trial(self, planned: PlannedCase, process: int) -> Record:
         """The case's record from one process; what a resumed run already holds is not measured again.
@@ -366,8 +359,8 @@ class Session:
         if all(planned.is_exact for planned in self.plan.cases):
             return
         sentinel = SENTINELS[self.plan.device.kind]
-        if workers is not self._last_workers:
-            self._last_workers.start(sentinel)  # next to the first one, to wait for the run's end
+        if workers is not self.workers[-1]:
+            self.workers[-1].start(sentinel)  # next to the first one, to wait for the run's end
         answer = workers.measure(0, sentinel, SENTINEL_EFFORT)
         self._take_reference_clock(answer.get("metrics", {}).get("sm_clock", {}).get("value", 0.0))
         self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
@@ -414,11 +407,11 @@ class Session:
 
 
 def in_brief(record: Record) -> str:
-    """A record on a line of progress: its case, and its time or why there is none."""
-    said = f"{record.outcome}: {record.reason}"
+    """A record on a line of progress: its time or why there is none, and its case."""
+    said = f"{record.outcome}: {record.reason}"[:60]
     if record.outcome == "ok":
         said = f"{1e6 * record.seconds:.4g} us" if "time" in record.metrics else "read"
-    return printable(f"{record.label}: {said}"[:120])
+    return printable(f"{said}, {record.label}"[:120])
 
 
 def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:

@@ -39,8 +39,10 @@ def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
 
 
 def test_the_progress_of_a_run_survives_a_reason_with_markup_in_it(hostile_record, tmp_path, monkeypatch):
+    from pyperf_suite import run
     from pyperf_suite.runner.session import Session
 
+    monkeypatch.setattr(run, "BAR_EVERY_S", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then draws its progress as in a terminal
     monkeypatch.setattr(Session, "open", lambda self: self)
     monkeypatch.setattr(Session, "visit_first", lambda *_: 0)

@@ -76,7 +76,7 @@ def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_pa
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     workers = Echo(a_record(cases[0], 1e-3).to_json())
-    session = Session(plan, create_run(tmp_path, identity(plan.device), plan), workers=workers).open()
+    session = Session(plan, create_run(tmp_path, identity(plan.device), plan), workers=[workers]).open()
     process = psutil.Process()
     gc.collect()
     before = process.memory_info().rss

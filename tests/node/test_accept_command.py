@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
+from pyperf_suite import run
 from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.accept import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
-from pyperf_suite.runner import session, workers
+from pyperf_suite.runner import workers
 from pyperf_suite.runner.profiles import Effort
 from tests.node.made_up import cpu_node
 from tests.records import metric
@@ -54,7 +55,7 @@ class MadeUp(workers.Workers):
 @pytest.fixture(autouse=True)
 def made_up_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WorkerPool", MadeUp)
-    monkeypatch.setattr(session, "WorkerPool", MadeUp)
+    monkeypatch.setattr(run, "WorkerPool", MadeUp)
     monkeypatch.setattr(MadeUp, "made", [])
 
 

@@ -277,7 +277,7 @@ class StudyWorkers(Workers):
 
 def _search(run: Run, wanted: Sequence[PlannedCase]) -> None:
     """The grid searched: a line for each experiment on standard error, the path in the records."""
-    session, workers = run.session, run.session.workers
+    session, workers = run.session, run.session.workers[0]
     assert isinstance(workers, StudyWorkers)
     console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
 

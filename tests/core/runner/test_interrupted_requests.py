@@ -102,7 +102,7 @@ def test_an_exception_while_a_record_is_kept_ends_the_worker_and_no_record_has_a
 ):
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     plan = Plan(tuple(PlannedCase("tile_wave", case) for case in CASES), QUICK, CPU)
-    with closing(Session(plan, create_run(tmp_path, identity(CPU), plan)).open()) as run:
+    with closing(Session(plan, create_run(tmp_path, identity(CPU), plan), [WorkerPool(CPU)]).open()) as run:
         monkeypatch.setattr(run.outlook, "learn", Mock(side_effect=[error, None, None, None]))
         with pytest.raises(type(error)) as raised:
             run.measure_trial(plan.cases[0], 0)

@@ -1,11 +1,10 @@
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
@@ -66,7 +65,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sess
 
     def opened(plan: Plan, workers: Instant, **options: float) -> Session:
         folder = create_run(tmp_path, identity(CPU), plan)
-        return Session(plan, folder, workers=workers, clock=lambda: workers.now_s, **options).open()
+        return Session(plan, folder, workers=[workers], clock=lambda: workers.now_s, **options).open()
 
     return opened
 
@@ -82,7 +81,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(begin, tmp
     workers.left = 4
     folder = find_run(tmp_path, identity(CPU), plan)
     assert folder.path == first.folder.path
-    resumed = Session(plan, folder, workers=workers).open()
+    resumed = Session(plan, folder, workers=[workers]).open()
     assert [resumed.is_finished(planned) for planned in plan.cases] == [True, False]
     assert ("3 of 4" in resumed.kept, first.folder.run_id in resumed.kept) == (True, True)
     for planned in plan.cases:
@@ -102,7 +101,7 @@ def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
     path = session.folder.records_path
     if damaged:
         path.write_bytes(path.read_bytes().replace(b'"outcome"', b'"outcom"', 1))
-    with closing(Session(plan, session.folder, workers=Instant()).open()) as again:
+    with closing(Session(plan, session.folder, workers=[Instant()]).open()) as again:
         assert not again.is_finished(plan.cases[0])
 
 
@@ -119,7 +118,7 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_pat
     assert with_more.plan_id == plan.plan_id
     assert a_plan(profile=steps(5, 1)).plan_id != plan.plan_id
     for longer in (plan, with_more):
-        session = Session(longer, folder, workers=InThisProcess()).open()
+        session = Session(longer, folder, workers=[InThisProcess()]).open()
         for process in range(longer.profile.processes):
             session.measure_trial(longer.cases[0], process)
         session.close()
@@ -138,7 +137,7 @@ def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin)
     assert session.left_out == {(planned, 1) for planned in plan.cases[1:]}
     assert session.cut_short
     session.close()
-    again = Session(plan, session.folder, workers=workers).open()
+    again = Session(plan, session.folder, workers=[workers]).open()
     again.measure_trials(again.trials(), lambda *_: None)
     assert len(workers.trials) == 8
     assert len(set(workers.trials)) == 8
@@ -150,7 +149,7 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     plan, workers = a_plan(sizes=(8, 16)), Instant()
     first = begin(plan, workers)
     first.measure_trial(plan.cases[0], 0)
-    late = Session(plan, first.folder, workers=workers)  # asked to resume while the first run still writes
+    late = Session(plan, first.folder, workers=[workers])  # asked to resume while the first run still writes
     first.measure_trial(plan.cases[1], 0)
     first.close()
     late.open()
@@ -159,12 +158,10 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
     assert len(workers.trials) == len(set(workers.trials)) == 4
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_the_last_sentinel_of_a_gpu_is_measured_by_the_worker_that_is_there(kind, tmp_path, monkeypatch):
+def test_the_last_sentinel_is_measured_by_workers_that_have_done_nothing_where_there_are_such(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(Session, "_measure_sentinel", lambda session, workers: asked.append(workers))
-    plan = a_plan()
-    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=Instant())
-    session.plan = replace(plan, device=Device(kind, 0))
-    session.open().finish()
-    assert [each is session.workers for each in asked] == [True, kind == "cuda"]
+    for workers in ([Instant(), Instant()], [Instant()]):
+        asked.clear()
+        Session(a_plan(), create_run(tmp_path, identity(CPU), a_plan()), workers).open().finish()
+        assert asked == [workers[0], workers[-1]]

@@ -90,7 +90,7 @@ def a_run(results: Path, machine: TwoSpeeds, resume: bool = False) -> Session:
     plan = Plan(tuple(PlannedCase("tile_wave", case) for case in cases), QUICK, CPU)
     known = identity(CPU)
     folder = find_run(results, known, plan) if resume else create_run(results, known, plan)
-    return Session(plan, folder, workers=machine)
+    return Session(plan, folder, workers=[machine])
 
 
 def measured(session: Session) -> None:
