@@ -74,15 +74,10 @@ class WorkerLost(Exception):
 class WorkerProcess(ChildProcess):
     """One worker; any request may raise WorkerLost, after which this handle is closed."""
 
-    def __init__(
-        self, device: Device, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None
-    ) -> None:
-        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double).
-
-        `environment` is added to this process's own.
-        """
-        self._device = device
+    def __init__(self, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
+        """Start the process by `command`, in this process's environment and what is added to that."""
         self._scratch = owned_folder("worker")
+        self._turn = Path(self._scratch.name) / TURN_FILE
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
         # A worker that is no rank must not think it is.
@@ -90,13 +85,13 @@ class WorkerProcess(ChildProcess):
         super().__init__(command, inherited | own | dict(environment or {}))
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
-        (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
+        self._turn.unlink(missing_ok=True)
         super().send(request, answers)
 
     def progress(self) -> list[int]:
         """The number of the case whose turn it is, and that of the turn."""
         try:
-            return [int(word) for word in (Path(self._scratch.name) / TURN_FILE).read_text().split()] or [0]
+            return [int(word) for word in self._turn.read_text().split()] or [0]
         except (OSError, ValueError):
             return [0]
 
@@ -237,7 +232,7 @@ class WorkerPool(Workers):
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
             command = ranks_command(ranks) if ranks else COMMAND
-            self._workers[key] = WorkerProcess(self._device, command, environment)
+            self._workers[key] = WorkerProcess(command, environment)
         return key, self._workers[key]
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not():
         worker.main()
         """
     request = request_for([CASE], None, CPU, 600) | {"give_up_s": 1}
-    worker = WorkerProcess(CPU, (sys.executable, "-c", textwrap.dedent(program)))
+    worker = WorkerProcess((sys.executable, "-c", textwrap.dedent(program)))
     try:
         worker.send(request)
         with pytest.raises(WorkerLost, match="exit code 1"):
@@ -203,7 +203,7 @@ def test_a_pool_removes_what_a_killed_run_left(monkeypatch, tmp_path):
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.runner.workers import WorkerPool
         from pyperf_suite.runner.workers import WorkerProcess
-        pool, worker = WorkerPool(resolve("cpu")), WorkerProcess(resolve("cpu"))
+        pool, worker = WorkerPool(resolve("cpu")), WorkerProcess()
         os.kill(os.getpid(), 9)
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=False)
@@ -242,7 +242,7 @@ def test_what_a_killed_worker_wrote_is_removed(answer_of):
 
 def test_torchrun_keeps_its_logs_where_they_are_removed():
     pytest.importorskip("torch.distributed.run")
-    worker = WorkerProcess(CPU, (sys.executable, "-c", "import os; os.write(1, os.environ['PET_LOG_DIR'].encode())"))
+    worker = WorkerProcess((sys.executable, "-c", "import os; os.write(1, os.environ['PET_LOG_DIR'].encode())"))
     from torch.distributed.run import parse_args
 
     try:
