@@ -31,16 +31,16 @@ from pyperf_suite.process.template import copy_of_a_template
 # How often a waiting handle looks whether there is progress, and at the memory of a process that is bounded.
 LOOK_S, LOOK_AT_MEMORY_S, LOOK_FOR_CHILDREN_S = 1.0, 0.05, 0.5
 
-# Of what the process prints, the last is read; a log that has grown beyond the second number is emptied.
+# Of what the process prints, the last is read; a log that is larger than the second number is emptied.
 LOG_TAIL_BYTES, LARGEST_LOG_BYTES = 64 << 10, 16 << 20
 
 LARGEST_ANSWER_BYTES = 64 << 20
 
-# Causes of a loss that whoever reports it words in its own way.
+# Causes of a loss that are reported in other words, or by name.
 HUNG, ENDED, FORGED = "no answer in time", "process ended", "forged answer"
 
-# A process whose channel closed gets so long until it can be asked how it ended.
-_ENDING_S = 1.0
+# How long a process whose channel closed may take to end, and one that hangs to write its stacks down.
+_ENDING_S, _WRITING_S = 1.0, 1.0
 
 # How faulthandler begins stacks, on request and at a crash.
 _STACKS = re.compile(r"^(?:Fatal Python error: |Timeout \(|(?:Current thread|Thread) 0x)", re.MULTILINE)
@@ -49,9 +49,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CPU_CLOCK_OF_A_PROCESS = 2
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Why a process answers no more: the `cause` and what it did, in words that follow its name.
+@dataclass(eq=False)
+class ProcessLost(Exception):
+    """A process answers no more: the `cause`, and what the process did, in words that follow its name.
 
     `code` is that of a process that ended by itself; `place` is where its crash or its hang was, in nobody's library;
     `deadline_s` is how long the last answer was waited for.
@@ -65,35 +65,25 @@ class Loss:
     deadline_s: float
 
     def __str__(self) -> str:
-        how = f" ({self.exit_words})" if self.exit_words else ""
+        how = f" ({self.how})" if self.how else ""
         place = f" at {self.place}" if self.place else ""
-        last_words = f"; its last words: {self.last_words}" if self.last_words else ""
-        return f"{self.words}{how}{place}{last_words}"
+        return f"{self.words}{how}{place}" + (f"; its last words: {self.last_words}" if self.last_words else "")
 
     @property
-    def exit_words(self) -> str:
+    def how(self) -> str:
         """`signal SIGSEGV` or `exit code 3`; empty for a process that was ended from here."""
-        return "" if self.code is None else f"exit code {self.code}" if self.code >= 0 else f"signal {self.signal}"
-
-    @property
-    def signal(self) -> str:
-        """The name of the signal that ended the process, or its number; empty where none did."""
         if self.code is None or self.code >= 0:
-            return ""
+            return "" if self.code is None else f"exit code {self.code}"
         try:
-            return signal.Signals(-self.code).name
+            return f"signal {signal.Signals(-self.code).name}"
         except ValueError:
-            return str(-self.code)
-
-
-class ProcessLost(Exception):
-    """A process answers no more; the message says why."""
+            return f"signal {-self.code}"
 
 
 class ChildProcess:
     """One process, started at once, alive until `close` or until it is lost. It serves as serving.py does.
 
-    Subclasses say what a loss is to whoever asked (`failure`) and whether they come forward (`progress`).
+    Subclasses say which exception tells of a loss (`failure`), and when a deadline begins anew (`progress`).
     """
 
     # How long a process that is to end by itself may take.
@@ -107,30 +97,36 @@ class ChildProcess:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         memory_bytes: float = math.inf,
-        template: tuple[Sequence[str], Sequence[str]] | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         """`environment` is all that the process gets; `memory_bytes` is what it and its children may hold.
 
-        `template` is the command of a template and the modules it imports: the process is then a copy of it, if there
+        `preload` are modules that a template of the command has imported: the process is then a copy of it, if there
         can be one. Raises OSError where the command cannot be started.
         """
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._is_bounded = memory_bytes, memory_bytes < math.inf
         self._watched: list[psutil.Process] = []
-        self._looked_s = -LOOK_FOR_CHILDREN_S
+        self._looked_s = -math.inf
         self._tokens: deque[str] = deque([""], maxlen=8)  # of the latest requests; each answer repeats its own
         self._unanswered = 0
         self._unread = b""
         self._end_s = self._deadline_s = 0.0
         self._root = Path.cwd()
-        self._log, self._earlier_log = _new_log(), b""
+        self._log = _new_log()
         if self._is_bounded:
             _adopt_orphans()
+        variables = {**(os.environ if environment is None else environment), PARENT_VARIABLE: str(os.getpid())}
         requests, self._to = _pipe()
         self._from, answers = _pipe()
         self._answers = select.poll()
         self._answers.register(self._from, select.POLLIN)
         try:
-            self._process = self._start(command, environment, template, requests, answers)
+            with requests, answers:
+                copy = copy_of_a_template(command, preload, (requests, answers, self._log)) if preload else None
+                standard = {"stdin": requests, "stdout": answers, "stderr": self._log}
+                self._process: psutil.Process = copy or psutil.Popen(
+                    command, **standard, env=variables, start_new_session=True
+                )
         except BaseException:
             for each in (self._to, self._from, self._log):  # a process whose start is interrupted ends
                 each.close()
@@ -149,16 +145,12 @@ class ChildProcess:
         """True if answers to the last request are due: the next request needs another process."""
         return self._unanswered > 0
 
-    @property
-    def _is_bounded(self) -> bool:
-        return self._memory_bytes < math.inf
-
     def progress(self) -> object:
         """Another value than before where the deadline of an answer begins anew."""
 
-    def failure(self, loss: Loss) -> Exception:
+    def failure(self, lost: ProcessLost) -> Exception:
         """The exception that tells of a loss."""
-        return ProcessLost(str(loss))
+        return lost
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
         """Send a request without waiting; so many answers are due to it.
@@ -198,9 +190,11 @@ class ChildProcess:
             self._checked(line)
             raise self._forged()
 
-    def pause(self, paused: bool) -> None:
-        """Stop the process, threads that wait busily too, or let it go on."""
-        self._signal(signal.SIGSTOP if paused else signal.SIGCONT)
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still lives."""
+        if not self.is_closed:
+            with contextlib.suppress(psutil.Error):
+                self._process.send_signal(number)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its living children have used, by Linux's own clock of each."""
@@ -210,28 +204,20 @@ class ChildProcess:
                 total += time.clock_gettime((~each.pid << 3) | _CPU_CLOCK_OF_A_PROCESS)
         return total
 
-    def last_words(self) -> str:
-        """The last line that it printed."""
-        return self._last_words(_STACKS.split(self._read_log(), maxsplit=1)[0].strip().splitlines())
-
-    def place(self) -> str:
-        """`file:line` of the code that its last stacks are of, if it wrote any."""
-        stacks = _STACKS.search(log := self._read_log())
-        return crash_place(log[stacks.start() :], self._root) if stacks else ""
-
     def lost(self, cause: str, words: str) -> Exception:
         """End the process, and return the exception that says why."""
         code = None
-        if cause == HUNG:
-            if self.WRITES_STACKS:
-                self._have_stacks_written()
-        else:
+        if cause != HUNG:
             with contextlib.suppress(psutil.TimeoutExpired):
-                code = self._process.wait(_ENDING_S if not self.is_closed else 0)
-        family = self._family()
-        self._kill(family)
-        loss = Loss(cause, words, code, self.place(), self.last_words(), self._deadline_s)
-        failure = self.failure(loss)
+                code = self._process.wait(_ENDING_S)
+        elif self.WRITES_STACKS:
+            self.signal(STACKS_SIGNAL)
+            end_s = time.monotonic() + _WRITING_S
+            while not self._said()[1] and time.monotonic() < end_s:
+                time.sleep(0.05)
+        self._kill(self._family())
+        last_words, place = self._said()
+        failure = self.failure(ProcessLost(cause, words, code, place, last_words, self._deadline_s))
         self.close()
         return failure
 
@@ -246,7 +232,7 @@ class ChildProcess:
             return
         family = self._family() if self._is_bounded else []
         if self.is_waited_for:  # it is at work, and would not look at its input
-            self._signal(signal.SIGINT)
+            self.signal(signal.SIGINT)
         self.let_go()
         try:
             self._process.wait(self.POLITE_S)
@@ -259,25 +245,18 @@ class ChildProcess:
         self._from.close()
         self._log.close()
 
-    def _start(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None,
-        template: tuple[Sequence[str], Sequence[str]] | None,
-        requests: BinaryIO,
-        answers: BinaryIO,
-    ) -> psutil.Process:
-        with requests, answers:
-            if template is not None:
-                standard = [each.fileno() for each in (requests, answers, self._log)]
-                if (copy := copy_of_a_template(*template, standard)) is not None:
-                    return copy
-            variables = {**(os.environ if environment is None else environment), PARENT_VARIABLE: str(os.getpid())}
-            standard_files = {"stdin": requests, "stdout": answers, "stderr": self._log}
-            return psutil.Popen(command, start_new_session=True, env=variables, **standard_files)
+    def choose(self, lines: Sequence[str]) -> str:
+        """Of what the process printed, the line that says most about its end."""
+        return lines[-1] if lines else ""
 
-    def _last_words(self, lines: Sequence[str]) -> str:
-        return lines[-1][:300] if lines else ""
+    def _said(self) -> tuple[str, str]:
+        """Its last words, and `file:line` where its stacks say that it crashed or hangs."""
+        if self.is_closed:
+            return "", ""
+        size = os.fstat(self._log.fileno()).st_size
+        log = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace")
+        printed, *stacks = _STACKS.split(log, maxsplit=1)
+        return self.choose(printed.strip().splitlines())[:300], crash_place("".join(stacks), self._root)
 
     def _checked(self, line: bytes) -> dict[str, Any]:
         """The answer in a line, without its token; raises `failure` where it is none to the last request."""
@@ -285,9 +264,8 @@ class ChildProcess:
             answer: dict[str, Any] = json.loads(line)
             token = answer.pop("token", "")
         except (ValueError, AttributeError, TypeError, RecursionError):
-            raise self.lost(
-                FORGED, f"answered something that is no JSON object ({line[:60]!r}) and was ended"
-            ) from None
+            words = f"answered something that is no JSON object ({line[:60]!r}) and was ended"
+            raise self.lost(FORGED, words) from None
         # A copy may come to speak when the next request is under way.
         if answer.get("forked") and token in self._tokens:
             raise self.lost("process copied", "forked, and the copy of the process went on next to it")
@@ -314,7 +292,8 @@ class ChildProcess:
                     raise self.lost("answer too long", "sent more than any answer to the suite")
                 continue
             self._bound_log()
-            self._bound_memory()
+            if self._is_bounded:
+                self._bound_memory()
             last, progress = progress, self.progress()
             if progress != last:
                 self.deadline_in(self._deadline_s)
@@ -324,8 +303,6 @@ class ChildProcess:
         return line
 
     def _bound_memory(self) -> None:
-        if not self._is_bounded:
-            return
         # Who its children are takes long to find out.
         if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
             self._watched, self._looked_s = self._family(), time.monotonic()
@@ -338,37 +315,14 @@ class ChildProcess:
             raise self.lost("memory", words)
 
     def _bound_log(self) -> None:
-        if not self.is_closed and os.fstat(self._log.fileno()).st_size > LARGEST_LOG_BYTES:
-            self._earlier_log = self._log_tail()
+        if os.fstat(self._log.fileno()).st_size > LARGEST_LOG_BYTES:
             os.ftruncate(self._log.fileno(), 0)
-
-    def _log_tail(self) -> bytes:
-        if self.is_closed:
-            return b""
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
-
-    def _read_log(self) -> str:
-        return (self._earlier_log + self._log_tail()).decode(errors="replace")
-
-    def _have_stacks_written(self) -> None:
-        """Have a process that hangs write down where it is."""
-        self._signal(STACKS_SIGNAL)
-        for _ in range(20):
-            time.sleep(0.05)
-            if self.place():
-                return
 
     def _family(self) -> list[psutil.Process]:
         try:
             return [self._process, *self._process.children(recursive=True)]
         except psutil.Error:
             return []
-
-    def _signal(self, number: int) -> None:
-        if not self.is_closed:
-            with contextlib.suppress(psutil.Error):
-                self._process.send_signal(number)
 
     def _kill(self, family: Sequence[psutil.Process]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

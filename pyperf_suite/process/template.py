@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -19,7 +20,7 @@ ANSWERS_WITHIN_S = 30.0
 
 
 class Template:
-    """One template, started at once. `command` serves copies on the channel whose number follows (serving.py)."""
+    """One template, started at once. With `serve CHANNEL MODULES` behind it `command` serves copies (serving.py)."""
 
     def __init__(self, command: Sequence[str], modules: Sequence[str]) -> None:
         self._environment = _read_by_libraries()
@@ -27,7 +28,7 @@ class Template:
         self._channel.settimeout(ANSWERS_WITHIN_S)
         with theirs:
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), *modules],
+                [*command, "serve", str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -45,11 +46,11 @@ class Template:
         """True while it lives and would import the same in this environment."""
         return self._process.poll() is None and self._environment == _read_by_libraries()
 
-    def copy(self, descriptors: Sequence[int]) -> psutil.Process:
+    def copy(self, standard: Sequence[BinaryIO]) -> psutil.Process:
         """A process with this standard input, output and error. Raises OSError where there is none."""
         told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
         message = [str(Path.cwd()), told | {PARENT_VARIABLE: str(os.getpid())}]
-        socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
+        socket.send_fds(self._channel, [json.dumps(message).encode()], [each.fileno() for each in standard])
         return psutil.Process(int(self._channel.recv(32)))
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ templates: dict[tuple[str, ...], Template] = {}
 
 
 def copy_of_a_template(
-    command: Sequence[str], modules: Sequence[str], descriptors: Sequence[int]
+    command: Sequence[str], modules: Sequence[str], standard: Sequence[BinaryIO]
 ) -> psutil.Process | None:
     """A copy of the template of that command and modules, which is started where there is none; None without one."""
     key = (*command, *modules)
@@ -75,7 +76,7 @@ def copy_of_a_template(
         if key not in templates or not templates[key].is_usable:
             forget_templates()
             templates[key] = Template(command, modules)
-        return templates[key].copy(descriptors)
+        return templates[key].copy(standard)
     except (OSError, ValueError, psutil.Error):
         forget_templates()
         return None

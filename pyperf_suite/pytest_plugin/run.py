@@ -148,7 +148,7 @@ class Children:
 
     def _start(self) -> WorkerProcess:
         try:
-            self._process = WorkerProcess(self._device, self._command(), {CHILD: "1"})
+            self._process = WorkerProcess(self._command(), {CHILD: "1"})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None

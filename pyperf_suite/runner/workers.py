@@ -10,13 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import ExitCode, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.process.child import FORGED, HUNG, ChildProcess, Loss, ProcessLost
+from pyperf_suite.process.child import FORGED, HUNG, ChildProcess, ProcessLost
 from pyperf_suite.process.system import owned_folder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
@@ -61,7 +60,7 @@ def request_for(
     }
 
 
-class WorkerLost(ProcessLost):
+class WorkerLost(Exception):
     """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
 
     For `witnesses` see SparedCases.
@@ -73,82 +72,46 @@ class WorkerLost(ProcessLost):
 
 
 class WorkerProcess(ChildProcess):
-    """One worker: raises WorkerLost from any request, after which this handle is closed."""
+    """One worker; any request may raise WorkerLost, after which this handle is closed."""
 
-    def __init__(
-        self, device: Device, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None
-    ) -> None:
-        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double).
-
-        `environment` is added to this process's own.
-        """
-        self._device = device
-        self.WRITES_STACKS = command == COMMAND  # torchrun would end
+    def __init__(self, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
+        """Start the process by `command`, in this process's environment and what is added to that."""
         self._scratch = owned_folder("worker")
+        self._turn = Path(self._scratch.name) / TURN_FILE
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
         # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+        self.WRITES_STACKS = command == COMMAND  # torchrun would end
         super().__init__(command, inherited | own | dict(environment or {}))
 
-    def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
-        """The answer to a single case."""
-        ((_, answer),) = self.measure_by_turns([case], effort, deadline_s, patience_s)
-        return answer
-
-    def measure_by_turns(
-        self,
-        cases: Sequence[Case],
-        effort: Effort | None,
-        deadline_s: float,
-        patience_s: float = 0.0,
-        earlier: Sequence[Mapping[str, Any]] = (),
-        best_loop_s: Mapping[str, float] | None = None,
-    ) -> Answers:
-        """The number and the answer of each case when it is done; where one is fatal the others are not answered.
-
-        `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
-        """
-        give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
-        (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
-        request = request_for(cases, effort, self._device, deadline_s, earlier, best_loop_s)
-        self.send(request | give_up, answers=len(cases))
-        waiting = set(range(len(cases)))
-        while waiting:
-            answer = self.receive(deadline_s + patience_s)
-            is_fatal = answer.get("fatal")  # who takes the answer takes that out of it
-            number = answer.pop("case", self.progress()[0])
-            if number not in waiting:
-                raise self.lost(FORGED, f"answered for case {number!r}, for which no answer was due, and was ended")
-            waiting.remove(number)
-            yield number, answer
-            if is_fatal:
-                return
+    def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
+        self._turn.unlink(missing_ok=True)
+        super().send(request, answers)
 
     def progress(self) -> list[int]:
         """The number of the case whose turn it is, and that of the turn."""
         try:
-            return [int(word) for word in (Path(self._scratch.name) / TURN_FILE).read_text().split()] or [0]
+            return [int(word) for word in self._turn.read_text().split()] or [0]
         except (OSError, ValueError):
             return [0]
 
-    def failure(self, loss: Loss) -> WorkerLost:
+    def failure(self, lost: ProcessLost) -> WorkerLost:
         """What ended the worker, how, where and with which last words."""
-        if loss.cause == HUNG:
-            within = f"its deadline of {loss.deadline_s:g} s (--deadline)"
-            loss = replace(loss, words=f"did not answer within {within} and was ended")
+        if lost.cause == HUNG:
+            lost.words = f"did not answer within its deadline of {lost.deadline_s:g} s (--deadline) and was ended"
         # What was killed may have taken too much memory, which depends on the case.
-        witnesses = 0 if loss.signal == "SIGKILL" else 2
-        return WorkerLost(f"The worker process {loss}", self.progress()[0], witnesses)
+        witnesses = 0 if lost.how == "signal SIGKILL" else 2
+        return WorkerLost(f"The worker process {lost}", self.progress()[0], witnesses)
+
+    def choose(self, lines: Sequence[str]) -> str:
+        # Below what ranks say of each other, torchrun writes a page about their exit codes.
+        return super().choose([line for line in lines if re.match(r"rank \d+: ", line)] or lines)
 
     def close(self) -> None:
         """End the worker, and remove the files that it left."""
         super().close()
         self._scratch.cleanup()
-
-    def _last_words(self, lines: Sequence[str]) -> str:
-        # Below what ranks say of each other, torchrun writes a page about their exit codes.
-        return super()._last_words([line for line in lines if re.match(r"rank \d+: ", line)] or lines)
 
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
@@ -219,53 +182,59 @@ class WorkerPool(Workers):
 
     def start(self, case: Case) -> None:
         """Start the first process that measures such cases now: it imports what it needs, and waits."""
-        key, command, environment, _ = self._kind_of_worker(0, case)
-        if key not in self._workers:
-            self._workers[key] = WorkerProcess(self._device, command, environment)
+        self._worker(0, case)
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """As many as come before the worker is of no further use."""
         if not cases:
             return
+        key, worker = self._worker(process, cases[0])
         workload = find_workload(cases[0].operator)
-        key, command, environment, patience_s = self._kind_of_worker(process, cases[0])
-        if key in self._workers and self._workers[key].is_waited_for:
-            self._workers.pop(key).close()  # an exception ended the last request
-        if key not in self._workers:
-            self._workers[key] = WorkerProcess(self._device, command, environment)
+        # Ranks keep the deadline themselves.
+        deadline_s = self._deadline_s + (GROUP_PATIENCE_S if workload.ranks(cases[0].parameters) else 0.0)
+        earlier = [self._checked.get(case.case_id, {}) for case in cases]
+        request = request_for(cases, effort, self._device, self._deadline_s, earlier, self.best_loop_s)
         waiting = set(range(len(cases)))
         try:
-            earlier = [self._checked.get(case.case_id, {}) for case in cases]
-            for number, answer in self._workers[key].measure_by_turns(
-                cases, effort, self._deadline_s, patience_s, earlier, self.best_loop_s
-            ):
-                waiting.discard(number)
+            worker.send(request | {"give_up_s": deadline_s + GIVE_UP_S}, answers=len(cases))
+            while waiting and not worker.is_closed:
+                answer = worker.receive(deadline_s)
+                number = answer.pop("case", worker.progress()[0])
+                if number not in waiting:
+                    words = f"answered for case {number!r}, for which no answer was due, and was ended"
+                    raise worker.lost(FORGED, words)
+                waiting.remove(number)
                 if "inputs_tried" in (found := answer.get("verification", {})):
                     self._checked[cases[number].case_id] = joined(earlier[number], found)
                 if answer.pop("fatal", False) or workload.fresh_ranks:
                     self._workers.pop(key).close()
                 yield number, answer
         except WorkerLost as lost:
-            self._workers.pop(key, None)
             whose = lost.case if lost.case in waiting else min(waiting)
             yield whose, {"outcome": "failed", "reason": str(lost), "witnesses": lost.witnesses}
         finally:
             # Ctrl-C, a timeout, whatever stopped the one who asked: what this worker answers now is for nobody.
-            if key in self._workers and self._workers[key].is_waited_for:
-                self._workers.pop(key).close()
+            if worker.is_waited_for:
+                worker.close()
+                if self._workers.get(key) is worker:
+                    del self._workers[key]
 
-    def _kind_of_worker(
-        self, process: int, case: Case
-    ) -> tuple[tuple[object, ...], tuple[str, ...], Mapping[str, str], float]:
-        """Which of the workers measures the case, how it is started, and how patient to be with it."""
+    def _worker(self, process: int, case: Case) -> tuple[tuple[object, ...], WorkerProcess]:
+        """The worker that measures the case, started unless it waits, and its key."""
         workload = find_workload(case.operator)
         ranks, own = workload.ranks(case.parameters), workload.environment(case.parameters)
         environment = {scratch.SHARED_VARIABLE: self._shared.name, **own}
-        if not ranks:
-            return (process, workload.source), COMMAND, environment, 0.0
-        # torchrun sets this to 1 where nobody has, with a page of warning.
-        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
-        return (process, ranks, tuple(sorted(own.items()))), ranks_command(ranks), environment, GROUP_PATIENCE_S
+        key: tuple[object, ...] = (process, workload.source)
+        if ranks:
+            # torchrun sets this to 1 where nobody has, with a page of warning.
+            environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
+            key = (process, ranks, tuple(sorted(own.items())))
+        if key in self._workers and self._workers[key].is_waited_for:
+            self._workers.pop(key).close()  # an exception ended the last request
+        if key not in self._workers:
+            command = ranks_command(ranks) if ranks else COMMAND
+            self._workers[key] = WorkerProcess(command, environment)
+        return key, self._workers[key]
 
     def close(self) -> None:
         for worker in self._workers.values():

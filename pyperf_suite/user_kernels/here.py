@@ -27,7 +27,7 @@ GIVEN = "given"
 class FileHere(Reference):
     """A user's file that this process imports: it makes inputs and computes references."""
 
-    is_lost = False
+    is_closed = False
 
     def __init__(self, file: UserFile, library: str, started: Mapping[str, Any], where: str = "") -> None:
         self.file, self.library, self.started, self._where = file, library, started, where
@@ -49,7 +49,7 @@ class FileHere(Reference):
         setattr(module, GIVEN, _GivenKernel(launch))
         return cls(file, "", file.take(module, device))
 
-    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
+    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         return _answered(self.file, self._where, os.getpid(), what, **arguments)
 
     def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:

@@ -18,12 +18,12 @@ class Reference(ABC):
     preload: tuple[str, ...] = ()
 
     @abstractmethod
-    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
+    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises Failed."""
 
     @property
     @abstractmethod
-    def is_lost(self) -> bool:
+    def is_closed(self) -> bool:
         """True if no other case of the file can go on with it, as it can after what its code raised."""
 
     @abstractmethod

@@ -592,7 +592,7 @@ _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
     key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
-    if key not in _kept or _kept[key].is_lost:
+    if key not in _kept or _kept[key].is_closed:
         forget_reference()
         _kept[key] = ReferenceProcess(start_request(name, device), end_s)
     return _kept[key]

@@ -16,7 +16,7 @@ from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess, Workers
 from tests.hardening.kill_runs import kill_runs
-from tests.records import PLAN, a_product, a_record, a_run
+from tests.records import a_product, a_record, a_run
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_killed_anywhere_a_run_keeps_its_records_resumes_and_measures_nothing_tw
 
 @pytest.mark.parametrize("step_s", [-1e9, 1e9])
 def test_a_deadline_holds_though_the_wall_clock_steps(monkeypatch, step_s):
-    sleeper = WorkerProcess(PLAN.device, (sys.executable, "-c", "import time; time.sleep(60)"))
+    sleeper = WorkerProcess((sys.executable, "-c", "import time; time.sleep(60)"))
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + step_s)
     began = time.monotonic()

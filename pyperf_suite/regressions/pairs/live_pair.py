@@ -127,7 +127,7 @@ def measure_pair(
         started = {} if judges is None else judges
         for side in order:
             if side not in started:
-                started[side] = WorkerProcess(device, arms[side].command, arms[side].variables)
+                started[side] = WorkerProcess(arms[side].command, arms[side].variables)
             if judges is None:
                 resources.callback(started[side].close)
         workers = {side: started[side] for side in order}

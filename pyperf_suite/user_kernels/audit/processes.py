@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
-from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, Loss
+from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, ProcessLost
 from pyperf_suite.process.system import SHARED_MEMORY, owned_name
 from pyperf_suite.user_kernels.audit import kernel_process
 from pyperf_suite.user_kernels.here import require_answered
@@ -57,11 +58,8 @@ class UserProcess(ChildProcess):
         `preload` are modules that a template has imported, of which the process is then a copy.
         """
         self._called, self._where = called, ""
-        command = [python, SCRIPT]
-        own = {**os.environ, **(environment or {})}
-        template = ([*command, "serve"], preload) if preload else None
         try:
-            super().__init__(command, own, memory_bytes, template)
+            super().__init__([python, SCRIPT], {**os.environ, **(environment or {})}, memory_bytes, preload)
         except OSError as error:
             raise Unsupported(f"The interpreter {python} cannot be started: {error.strerror}.") from None
         self.deadline_in(deadline_s)
@@ -70,8 +68,10 @@ class UserProcess(ChildProcess):
         """From now on a failure is reported for the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to one request. Raises Failed with a sentence, Unsupported with a reason."""
+    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request, by another deadline if given. Raises Failed or Unsupported with a reason."""
+        if end_s is not None:
+            self.deadline_in(end_s - time.monotonic())
         return self.finish(self.begin(what, **arguments))
 
     def begin(self, what: str, **arguments: Any) -> str:
@@ -87,67 +87,59 @@ class UserProcess(ChildProcess):
         self.expect_silence()
         return require_answered(answer, self._where)
 
-    def failure(self, loss: Loss) -> Failed:
+    def failure(self, lost: ProcessLost) -> Failed:
         """The failure of this case, at its own file; a place in another file is named behind it."""
-        words, place, witnesses = loss.words, "", 0
-        if loss.cause == HUNG:
+        words, place, witnesses = lost.words, "", 0
+        if lost.cause == HUNG:
             doing = {"start": "be imported", "build": "make its inputs", "make": "make inputs and a reference"}
-            words = f"did not {doing.get(self._doing, 'return')} within {loss.deadline_s:.3g} s and was ended"
-            place, witnesses = loss.place, 2
-        elif loss.cause == ENDED and loss.code is None:
-            words = "closed its channel of requests"
-        elif loss.signal == "SIGKILL":
-            words = "had its process killed (SIGKILL), by itself or because memory ran out"
-        elif loss.signal:
-            words, place, witnesses = f"had its process ended by {loss.signal}", loss.place, 2
-        elif loss.cause == ENDED:
-            words = f"ended its process with {loss.exit_words}"
-        elif loss.cause == FORGED:
+            words = f"did not {doing.get(self._doing, 'return')} within {lost.deadline_s:.3g} s and was ended"
+            place, witnesses = lost.place, 2
+        elif lost.cause == FORGED:
             words = "wrote to the suite's own descriptors"
-        reason = loss.cause if loss.cause in (ENDED, FORGED) else ""
+        elif lost.cause == ENDED and not lost.how:
+            words = "closed its channel of requests"
+        elif lost.how == "signal SIGKILL":
+            words = "had its process killed (SIGKILL), by itself or because memory ran out"
+        elif lost.how.startswith("signal "):
+            words, place, witnesses = f"had its process ended by {lost.how.split()[1]}", lost.place, 2
+        elif lost.cause == ENDED:
+            words = f"ended its process with {lost.how}"
+        reason = lost.cause if lost.cause in (ENDED, FORGED) else ""
         file = self._where.partition(":")[0]
         where, elsewhere = (place, "") if place.partition(":")[0] == file else (self._where, place and f" in {place}")
-        printed = f" (it last printed: {loss.last_words})" if loss.last_words else ""
+        printed = f" (it last printed: {lost.last_words})" if lost.last_words else ""
         return Failed(f"{where}: {self._called} {words}{elsewhere}{printed}.", reason, witnesses)
 
 
-class ReferenceProcess(Reference):
-    """The process that makes inputs and computes references; kept for the next case of the same file."""
+class ReferenceProcess(UserProcess, Reference):
+    """The process that makes inputs and computes references; kept for the next case of the same file.
+
+    It goes on after what its code raised, and takes no core between two requests, while others are timed.
+    """
 
     def __init__(self, start: Mapping[str, Any], end_s: float) -> None:
         """`start` is the first request to a process: the file or module, and where to find what it imports."""
         left_s = end_s - time.monotonic()
-        self._process = UserProcess(interpreter(), "the reference", left_s, limit_bytes(), NO_SPINNING)
+        super().__init__(interpreter(), "the reference", left_s, limit_bytes(), NO_SPINNING)
         try:
-            started = self._process.ask("start", **start)
+            started = self.ask("start", **start)
             self.library, self.preload = str(started["library"]), tuple(started["preload"])
         except BaseException:
             self.close()
             raise
 
-    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
-        """One request; a process that is lost gets no further request. Raises Failed."""
-        self._process.deadline_in(end_s - time.monotonic())
-        self._process.pause(False)
+    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+        self.signal(signal.SIGCONT)
         try:
-            return self._process.ask(what, **arguments)
+            return super().ask(what, end_s, **arguments)
         finally:
-            if self._process.is_waited_for:
+            if self.is_waited_for:  # an exception ended the request
                 self.close()
-            # While others are timed it takes no core.
-            self._process.pause(True)
-
-    def cpu_seconds(self) -> float:
-        return self._process.cpu_seconds()
-
-    @property
-    def is_lost(self) -> bool:
-        """True if no other case of the file can go on with it, as it can after what its code raised."""
-        return self._process.is_closed
+            self.signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        self._process.pause(False)
-        self._process.close()
+        self.signal(signal.SIGCONT)
+        super().close()
 
 
 def interpreter() -> str:

@@ -12,7 +12,6 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.regressions.pairs import live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.runner.workers import WorkerLost
 from tests.records import SMALL, a_product
 
 CPU = Device("cpu")
@@ -109,44 +108,6 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
 
 
-class FakeWorker:
-    """A worker whose launches take so long by the clock of `now_s`; the first of a slice is reported as twice that."""
-
-    now_s = 0.0
-
-    def __init__(self, launch_s: float, clock_hz: float = 0.0) -> None:
-        self.launch_s, self.clock_hz = launch_s, clock_hz
-        self.asked: list[tuple[int, int]] = []
-
-    def send(self, request) -> None:
-        self.asked.append((request["slice"]["samples"], request["slice"]["launches_per_sample"]))
-
-    def receive(self, deadline_s):
-        samples, batch = self.asked[-1]
-        FakeWorker.now_s += samples * batch * self.launch_s
-        seconds = [2 * self.launch_s] + [self.launch_s] * (samples - 1)
-        return {"outcome": "ok", "seconds": seconds, "clock_hz": self.clock_hz}
-
-
-def test_slices_are_as_long_as_asked_for_and_a_sample_is_a_hundred_times_the_clocks_resolution(monkeypatch):
-    monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: FakeWorker.now_s))
-    workers = {"old": FakeWorker(2.0**-14, 1.5e9), "new": FakeWorker(2.0**-13, 1.8e9)}
-    turns = live_pair._Turns(workers, 9.0)
-    turns.take_all(random.Random(0), 0.01 * 2.0**-7, Pace(slice_s=2.0**-5, total_s=0.5))
-    # A sample of 2^-7 s is 64 launches of the slower side; a slice is 4 of them, and 16 slices are the half second.
-    # Warm is what has lasted 2^-5 s, that is 256 launches of the new side and 512 of the old one.
-    assert workers["new"].asked == [(3, 1), (3, 10), (3, 64), (3, 64)] + [(4, 64)] * 8
-    assert workers["old"].asked == [(3, 1), (3, 10), (3, 100), (3, 128)] + [(4, 64)] * 8
-    assert (turns.launches_per_slice, turns.order) in ((256, "onno" * 4), (256, "noon" * 4))
-    assert turns.slices == {"old": [2.0**-14] * 8, "new": [2.0**-13] * 8}
-    assert (turns.median("new"), turns.clocks()) == (2.0**-13, {"old": 1.5e9, "new": 1.8e9})
-    untold = live_pair._Turns({"old": FakeWorker(1.0), "new": FakeWorker(1.0)}, 9.0)
-    assert (untold.median("old"), untold.clocks()) == (1.0, {})
-    # What lasts longer than a slice and a pair is launched once in each.
-    untold.take_all(random.Random(0), 0.0, Pace(slice_s=0.1, total_s=0.1))
-    assert (untold.launches_per_slice, len(untold.order)) == (1, 4)
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells which cores there are")
 def test_one_core_for_both_sides_where_each_has_one_worker():
     one, two = SMALL, a_product(64, schedule="persistent@2")
@@ -159,46 +120,14 @@ def test_one_core_for_both_sides_where_each_has_one_worker():
         assert live_pair._cores(PairedCase("baseline", *sides), CPU, random.Random(0)) is None
 
 
-@pytest.mark.parametrize("lost_in", ["send", "receive"])
-def test_an_arm_that_is_lost_or_runs_other_code_has_its_reason_and_the_other_is_heard(tmp_path, lost_in):
-    def lose(*_):
-        raise WorkerLost("it died")
-
-    good = {"outcome": "ok", "package": str(tmp_path / "pyperf_suite")}
-    lost = SimpleNamespace(send=print, receive=lambda _: good)
-    setattr(lost, lost_in, lose)
-    workers = {"old": SimpleNamespace(send=print, receive=lambda _: good), "new": lost}
-    here, elsewhere = (Arm("made up", build=build) for build in (tmp_path, tmp_path / "other"))
-    for old, reasons in ((here, {"new": "it died"}), (elsewhere, {"old": "not its own", "new": "it died"})):
-        with pytest.raises(ArmFailed) as failure:
-            live_pair._prepared(workers, {"old": old, "new": here}, {"old": {}, "new": {}}, 1.0)
-        assert failure.value.reasons.keys() == reasons.keys()
-        assert all(reason in failure.value.reasons[side] for side, reason in reasons.items())
-        assert not failure.value.unsupported
-
-
-def test_on_a_gpu_slices_are_compared_at_one_clock(monkeypatch):
-    monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: FakeWorker.now_s))
-    # The same cycles: the second side's clock was a tenth higher, and its time a tenth lower.
-    workers = {"old": FakeWorker(1.1e-4, 1.5e9), "new": FakeWorker(1e-4, 1.65e9)}
-    turns = live_pair._Turns(workers, 9.0)
-    turns.take_all(random.Random(0), 1e-9, Pace(slice_s=0.005, total_s=0.1))
-    old, new = (turns.slices_at_one_clock(side) for side in ("old", "new"))
-    assert new == pytest.approx([old[0]] * len(old))
-    assert turns.slices["new"][0] / turns.slices["old"][0] == pytest.approx(1 / 1.1)
-    unseen = live_pair._Turns({"old": FakeWorker(1.1e-4), "new": FakeWorker(1e-4, 1.65e9)}, 9.0)
-    unseen.take_all(random.Random(0), 1e-9, Pace(slice_s=0.005, total_s=0.1))
-    assert unseen.slices_at_one_clock("new") == unseen.slices["new"]
-
-
 class Double:
     """A worker that takes a second to start and two to prepare, and as long as it says for a launch, by `now_s`."""
 
     now_s, made, answers = 0.0, [], {}
     LAUNCH_S = 2.0**-14
 
-    def __init__(self, device, command, variables) -> None:
-        self.started_with, self.asked, self.is_closed = (device, command, variables), [], False
+    def __init__(self, command, variables) -> None:
+        self.started_with, self.asked, self.is_closed = (command, variables), [], False
         Double.made.append(self)
         Double.now_s += 1
 
@@ -209,8 +138,11 @@ class Double:
     def receive(self, deadline_s):
         what, how = self.asked[-1]
         if what == "slice":
-            Double.now_s += how["samples"] * how["launches_per_sample"] * self.LAUNCH_S
-            return {"outcome": "ok", "seconds": [self.LAUNCH_S] * how["samples"], "clock_hz": 1e9}
+            launch_s, clock_hz = self.LAUNCH_S, 1e9
+            if self is not Double.made[0] and "clock_hz" in Double.answers:  # the same cycles at another clock
+                launch_s, clock_hz = launch_s / 1.1, Double.answers["clock_hz"]
+            Double.now_s += how["samples"] * how["launches_per_sample"] * launch_s
+            return {"outcome": "ok", "seconds": [launch_s] * how["samples"], "clock_hz": clock_hz}
         Double.now_s += 2 * (what == "prepare")
         prepared = {"outcome": "ok", "package": str(THIS.build / "pyperf_suite"), "resolution_s": 1e-9}
         return prepared | {"kernel": how.get("case", {})} | Double.answers
@@ -245,7 +177,7 @@ def test_a_pair_starts_both_asks_each_for_its_case_and_tells_what_they_took(doub
     assert (pair.old_s, pair.new_s, pair.log_ratio, pair.static) == (2.0**-14, 2.0**-14, 0, None)
     assert pair.kernels == (SMALL.to_json(), new.to_json())
     assert pair.machine["clock_hz"] == {"old": 1e9, "new": 1e9}
-    assert [each.started_with for each in Double.made] == [(device, THIS.command, THIS.variables)] * 2
+    assert [each.started_with for each in Double.made] == [(THIS.command, THIS.variables)] * 2
     assert all(each.asked[-1] == ("finish", {}) and each.is_closed != judged for each in Double.made)
     prepared = [how for what, how in all_asked() if what == "prepare"]
     assert {each["device"] for each in prepared} == {str(device)}
@@ -271,6 +203,27 @@ def test_who_starts_first_and_who_is_timed_first_is_chance(doubled):
         order = measure_pair(THIS, THIS, PairedCase("baseline", SMALL, a_product(64)), CPU, seed, pace=SHORT).order
         firsts.add((Double.made[0].asked[0][1]["case"] == SMALL.to_json(), order[0]))
     assert len(firsts) == 4
+
+
+def test_samples_last_a_hundred_times_the_clocks_resolution_and_slices_as_long_as_requested(doubled):
+    doubled(resolution_s=0.01 * 2.0**-7)
+    pair = measure_pair(THIS, THIS, CASE, CPU, seed=1, pace=Pace(slice_s=2.0**-5, total_s=0.5))
+    # A sample of 2^-7 s is 128 launches, a slice is 4 of them, and 16 slices are the half second.
+    assert (pair.launches_per_slice, len(pair.order)) == (512, 16)
+    # Warm is what has lasted 2^-5 s.
+    warming = [tuple(how.values()) for what, how in Double.made[0].asked if what == "slice"][:-8]
+    assert warming == [(3, 1), (3, 10), (3, 100), (3, 128)]
+    # What lasts longer than a slice and a pair is launched once in each.
+    doubled(resolution_s=0.0)
+    pair = measure_pair(THIS, THIS, CASE, CPU, seed=1, pace=Pace(slice_s=2.0**-20, total_s=2.0**-20))
+    assert (pair.launches_per_slice, len(pair.order)) == (1, 4)
+
+
+@pytest.mark.parametrize(("clock_hz", "ratio"), [(1.1e9, 0.0), (0.0, -math.log(1.1))], ids=["known", "unknown"])
+def test_on_a_gpu_slices_are_compared_at_one_clock(doubled, clock_hz, ratio):
+    doubled(clock_hz=clock_hz)
+    pair = measure_pair(THIS, THIS, CASE, Device("cuda", 0), seed=1)
+    assert abs(pair.log_ratio) == pytest.approx(abs(ratio))
 
 
 @pytest.mark.parametrize(("threads", "pinned"), [(0.09, True), (0.1, False), (None, False)])

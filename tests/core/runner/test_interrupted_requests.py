@@ -6,8 +6,7 @@ import itertools
 import os
 import sys
 import textwrap
-import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -26,7 +25,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.records import SMALL, a_record
 
@@ -112,34 +111,16 @@ def test_an_exception_while_a_record_is_kept_ends_the_worker_and_no_record_has_a
     assert [record.reason for record in records] == ["66", "65", "64"]
 
 
-def test_an_answer_to_the_request_of_another_process_is_refused(double):
-    first, second = WorkerProcess(CPU, PYTHON), WorkerProcess(CPU, PYTHON)
-    for worker, case in ((first, CASES[0]), (second, CASES[1])):
-        worker.send({"cases": [case.to_json()]})
-    first._from, second._from = second._from, first._from
-    first._answers, second._answers = second._answers, first._answers
-    for worker in (first, second):
-        with pytest.raises(WorkerLost, match="answered another request"):
-            worker.receive(20)
-
-
 @pytest.mark.parametrize("number", [2, -1, None, "0"])
-def test_an_answer_for_a_case_that_was_not_requested_is_refused(number):
+def test_an_answer_for_a_case_that_was_not_requested_is_refused(monkeypatch, number):
     program = f"""
         import json
         print(json.dumps({{"case": {number!r}, "outcome": "ok", "token": json.loads(input())["token"]}}), flush=True)
         input()
         """
-    worker = WorkerProcess(CPU, (sys.executable, "-S", "-c", textwrap.dedent(program)))
-    with pytest.raises(WorkerLost, match="no answer was due"):
-        dict(worker.measure_by_turns(CASES[:2], None, 20))
-
-
-def test_a_request_before_the_last_one_was_answered_ends_the_worker():
-    worker = WorkerProcess(CPU, PYTHON)
-    worker.send({"cases": []})
-    with pytest.raises(WorkerLost, match="before it had answered"):
-        worker.send({"cases": []})
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-S", "-c", textwrap.dedent(program)))
+    with WorkerPool(CPU, 20) as pool:
+        assert "no answer was due" in pool.measure(0, CASES[0], None)["reason"]
 
 
 def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(double):
@@ -148,34 +129,6 @@ def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(
         assert next(left)[1]["reason"] == "64"
         assert [answer["reason"] for _, answer in pool.measure_by_turns(0, CASES[1:], None)] == ["65", "66"]
         left.close()
-
-
-def test_what_a_worker_started_ends_with_it(tmp_path):
-    program = """
-        import os, signal, subprocess, sys
-        from pathlib import Path
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as the worker does, whatever a shell ignores
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        try:
-            Path(sys.argv[1]).write_text(str(child.pid))
-            input()
-            input()
-        finally:
-            child.kill()
-        """
-    said = tmp_path / "pid"
-    worker = WorkerProcess(CPU, (sys.executable, "-S", "-c", textwrap.dedent(program), str(said)))
-    worker.send({"cases": []})
-    while not (said.exists() and said.read_text()):
-        assert worker._process.poll() is None
-        time.sleep(0.01)
-    worker.close()
-    end_s = time.monotonic() + 5.0  # on a busy machine it takes a moment until a process that was killed ends
-    with suppress(psutil.NoSuchProcess):
-        child = psutil.Process(int(said.read_text()))
-        while child.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
 
 
 def test_ranks_that_were_interrupted_get_no_further_request(monkeypatch):

@@ -1,0 +1,112 @@
+"""What a process may do to whoever asks it: each way costs the request, is named, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pyperf_suite.process import child
+from pyperf_suite.process.child import ChildProcess, ProcessLost
+
+SERVING = """
+    import atexit, os, subprocess, sys, time
+    from pathlib import Path
+    from pyperf_suite.process.serving import Requests
+    requests = Requests()
+    for request in requests:
+        DOES
+        requests.answer(request)
+    """
+
+
+@pytest.fixture
+def serving():
+    """Start processes that do something with each request, and answer with it."""
+    started = []
+
+    def start(does: str, **how) -> ChildProcess:
+        program = textwrap.dedent(SERVING).replace("DOES", does)
+        started.append(ChildProcess((sys.executable, "-c", program), **how))
+        started[-1].deadline_in(20)
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def ask(process: ChildProcess) -> dict:
+    process.send({"n": 1})
+    answer = process.receive()
+    process.expect_silence()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("requests._token = 'guessed'", "answered another request than its last one"),
+        ("os.write(requests._answers, b'[1]\\n')", "no JSON object"),
+        ("requests.answer({'seconds': 0})", "answered another request than its last one"),
+        ("requests._pid = 1", "forked, and the copy of the process went on"),
+        ("os.close(requests._answers); time.sleep(60)", "died$"),
+        ("print('so long'); sys.stdout.flush(); os.abort()", r"died \(signal SIGABRT\); its last words: so long$"),
+        ("time.sleep(60)", "did not answer within 0.5 s"),
+        ("held = b'1' * (600 << 20); time.sleep(60)", r"took 0\.\d GB of memory, where 0.2 GB were free"),
+    ],
+)
+def test_a_process_that_does_so_is_lost_with_the_reason(monkeypatch, serving, does, words):
+    monkeypatch.setattr(child, "_ENDING_S", 0.2)
+    process = serving(does, memory_bytes=2e8)
+    process.deadline_in(0.5 if "within" in words else 20)
+    with pytest.raises(ProcessLost) as lost:
+        ask(process) and ask(process)  # what comes late is in the way of the next answer
+    assert re.search(words, str(lost.value))
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_a_request_before_the_last_one_was_answered_ends_the_process(serving):
+    process = serving("time.sleep(60)")
+    process.send({})
+    with pytest.raises(ProcessLost, match="before it had answered"):
+        process.send({})
+
+
+def test_each_request_has_its_own_answer_and_what_is_printed_is_none(serving):
+    process = serving("print(request); sys.stdout.flush()")
+    for number in range(3):
+        process.send({"n": number})
+        assert process.receive() == {"n": number}
+    assert process._said() == ("{'n': 2}", "")
+
+
+def test_a_log_does_not_grow_beyond_its_bound(serving, monkeypatch):
+    monkeypatch.setattr(child, "LARGEST_LOG_BYTES", 1000)
+    process = serving("os.write(2, b'x' * 5000)")
+    for _ in range(3):
+        ask(process)
+        assert 0 < Path(f"/proc/self/fd/{process._log.fileno()}").stat().st_size <= 5000
+
+
+def test_what_a_process_started_ends_with_it_although_in_another_session(serving, tmp_path):
+    sleeper = "child = subprocess.Popen(['sleep', '600'], start_new_session=True); request['pid'] = child.pid"
+    process = serving(sleeper, memory_bytes=1e12)
+    pid = ask(process)["pid"]
+    started = psutil.Process(pid)
+    process.close()
+    started.wait(5)
+
+
+def test_a_process_at_work_is_interrupted_so_that_it_ends_what_it_started(serving, tmp_path):
+    begun, tidied = tmp_path / "begun", tmp_path / "tidied"
+    process = serving(f"atexit.register(Path({str(tidied)!r}).touch); Path({str(begun)!r}).touch(); time.sleep(60)")
+    process.send({})
+    while not begun.exists():
+        assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+    process.close()
+    assert tidied.exists()
