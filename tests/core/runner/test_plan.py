@@ -21,7 +21,7 @@ from pyperf_suite.runner.plan import (
     ranks_of,
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
-from pyperf_suite.user_kernels import workload
+from pyperf_suite.user_kernels import declared
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
@@ -97,10 +97,10 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
 
 
 def test_kernels_of_a_file_share_its_processes_and_processes_share_the_checks_of_a_case(monkeypatch):
-    cases = [PlannedCase("a.py:f", Case("a.py:f", workload.parameters_of(("n",))(n), "f")) for n in range(20)]
+    cases = [PlannedCase("a.py:f", Case("a.py:f", declared.parameters_of(("n",))(n), "f")) for n in range(20)]
     taken_s = []
     for library in ("numpy", "torch"):
-        monkeypatch.setitem(workload._libraries, "a.py", library)
+        monkeypatch.setitem(declared._libraries, "a.py", library)
         find_workload.cache_clear()
         taken_s.append(run_s(*cases, profile=QUICK))
         assert run_s(*cases) < 3 * run_s(*cases, profile=replace(STANDARD, processes=1))
