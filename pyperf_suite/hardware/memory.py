@@ -18,11 +18,20 @@ MOUNT = PurePosixPath("sys/fs/cgroup")
 NO_LIMIT_BYTES = 1 << 60
 
 
+# Of the memory that is free, what the code of somebody else's may take.
+MEMORY_SHARE = 0.8
+
+
 def available_bytes(files: KernelFiles | None = None) -> int:
     """Bytes that can be allocated without swapping and without breaking a control group's limit."""
     free = int(psutil.virtual_memory().available)
     granted = memory_available_bytes(files or KernelFiles())
     return free if granted is None else min(free, granted)
+
+
+def limit_bytes() -> int:
+    """What the code of somebody else's may take of the memory that is free."""
+    return int(MEMORY_SHARE * available_bytes())
 
 
 def resident_peak_bytes() -> int:

@@ -6,6 +6,7 @@ Each request to a worker has a deadline; a worker that does not answer is ended,
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import ExitCode, UserError
+from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.process.child import FORGED, HUNG, ChildProcess, ProcessLost
 from pyperf_suite.process.system import owned_folder, sweep
@@ -74,7 +76,12 @@ class WorkerLost(Exception):
 class WorkerProcess(ChildProcess):
     """One worker; any request may raise WorkerLost, after which this handle is closed."""
 
-    def __init__(self, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: tuple[str, ...] = COMMAND,
+        environment: Mapping[str, str] | None = None,
+        memory_bytes: float = math.inf,
+    ) -> None:
         """Start the process by `command`, in this process's environment and what is added to that."""
         self._scratch = owned_folder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
@@ -83,7 +90,7 @@ class WorkerProcess(ChildProcess):
         # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self.WRITES_STACKS = command == COMMAND  # torchrun would end
-        super().__init__(command, inherited | own | dict(environment or {}))
+        super().__init__(command, inherited | own | dict(environment or {}), memory_bytes)
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
         self._turn.unlink(missing_ok=True)
@@ -233,7 +240,10 @@ class WorkerPool(Workers):
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
             command = ranks_command(ranks) if ranks else COMMAND
-            self._workers[key] = WorkerProcess(command, environment)
+            # Somebody else's code may take all memory.
+            self._workers[key] = WorkerProcess(
+                command, environment, memory.limit_bytes() if workload.source else math.inf
+            )
         return key, self._workers[key]
 
     def close(self) -> None:

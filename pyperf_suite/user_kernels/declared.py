@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import Failed, Unsupported, UserError
-from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter, limit_bytes
+from pyperf_suite.hardware.memory import limit_bytes
+from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
 from pyperf_suite.user_kernels.reference import secret_seed
 
 # What comes first on the path of a user's code, and what a FILE is relative to.

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pyperf_suite import __version__
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware.machine import source_of
+from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
@@ -37,7 +38,6 @@ from pyperf_suite.user_kernels.audit.processes import (
     ReferenceProcess,
     UserProcess,
     interpreter,
-    limit_bytes,
     memory_folder,
 )
 from pyperf_suite.user_kernels.checks import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import Failed, Unsupported
-from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, ProcessLost
 from pyperf_suite.process.system import SHARED_MEMORY, owned_name
 from pyperf_suite.user_kernels.audit import kernel_process
@@ -25,9 +25,6 @@ SCRIPT = str(Path(kernel_process.__file__))
 
 # Which interpreter runs a user's code, by default this one's.
 PYTHON_VARIABLE = "PYPERF_KERNEL_PYTHON"
-
-# Of the memory that is free, what a kernel process may take.
-MEMORY_SHARE = 0.8
 
 # Threads of the reference process that wait for work take no core from what is timed.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -145,11 +142,6 @@ class ReferenceProcess(UserProcess, Reference):
 def interpreter() -> str:
     """What runs a user's code."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
-def limit_bytes() -> int:
-    """What a kernel process may take of the memory that is free."""
-    return int(MEMORY_SHARE * memory.available_bytes())
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
@@ -98,3 +99,12 @@ def test_a_kernel_that_hangs_is_ended_with_the_line_it_hangs_in(measured: Measur
     found = measured("function, suite.rand(64), reference=lambda x: x", before, deadline_s=3.0)
     assert found["outcome"] == "failed"
     assert "bench.py:5" in found["reason"] or "bench.py:6" in found["reason"], found["reason"]
+
+
+@pytest.mark.slow
+def test_a_kernel_that_takes_all_memory_is_ended(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "limit_bytes", lambda: 400 << 20)
+    before = "def function(x):\n    held = []\n    while True:\n        held.append(np.ones(1 << 20))\n"
+    found = measured("function, suite.rand(64), reference=lambda x: x", before)
+    assert found["outcome"] == "failed"
+    assert "GB of memory" in found["reason"]
