@@ -13,7 +13,7 @@ COMMANDS = {
     "planner": {"calibrate", "explain", "layout", "size", "study"},
     "node": {"accept", "doctor", "watch"},
 }
-# Tests of what asks for all of a group of entry points, commands and probes, and of what reads other records.
+# Tests of what asks for all of a group of entry points, commands or probes, or reads other records than runs.
 ENUMERATING = "test_discovery or test_cli or test_shipped_probes or test_report_command"
 
 
@@ -47,8 +47,8 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part):
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
     functions are test_architecture's, as no module of the core may import another part. And by name: entry points are
-    read in `pyperf_suite.extensions` alone, what parts have for each other in `pyperf_suite.cli.parts`, and the tests of
-    what enumerates those run. All others do in the copy what they do in the checkout.
+    read in `pyperf_suite.extensions` alone, what parts have for each other in `pyperf_suite.cli.parts`; the tests of what
+    enumerates those run. All others do in the copy what they do in the checkout.
     """
     name, folder = part
     shown = run(folder, "-m", "pyperf_suite", "--help")
