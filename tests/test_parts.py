@@ -46,7 +46,7 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part):
     """A part can be missed in two ways, and both are tried.
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
-    functions are test_architecture's, as no module of the core may import another part. By name: entry points are read in
+    functions are test_architecture's, as no module of the core imports another part. By name: entry points are read in
     `pyperf_suite.extensions` alone, what parts have for each other in `pyperf_suite.cli.parts`; the tests of what asks
     for all of them run. All others do in the copy what they do in the checkout.
     """
