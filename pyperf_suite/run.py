@@ -244,7 +244,7 @@ def _pictures_prepared(is_waiting: bool) -> Iterator[None]:
     """Import what draws the pictures meanwhile, where this process only waits for others that read a user's file."""
 
     def load() -> None:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):  # who draws says what is broken
             importlib.import_module("matplotlib.pyplot")
 
     loading = threading.Thread(target=load)

@@ -13,7 +13,7 @@ COMMANDS = {
     "planner": {"calibrate", "explain", "layout", "size", "study"},
     "node": {"accept", "doctor", "watch"},
 }
-# Tests of what asks `pyperf_suite.extensions` for all of a group: commands, probes and kinds of records.
+# Tests of what asks for all of a group of entry points, commands or probes, or reads other records than runs.
 ENUMERATING = "test_discovery or test_cli or test_shipped_probes or test_report_command"
 
 
@@ -46,9 +46,9 @@ def test_a_deleted_part_takes_its_commands_along_and_nothing_of_the_core(part):
     """A part can be missed in two ways, and both are tried.
 
     By an import: every test of the core is collected, which imports them and the modules that they test; imports within
-    functions are test_architecture's, as no module of the core may name another part. And by entry points, which are
-    read in `pyperf_suite.extensions` alone: the tests of what enumerates those run. Workloads and services are found by
-    their names, which no test of the core says. All others do in the copy what they do in the checkout.
+    functions are test_architecture's, as no module of the core imports another part. By name: entry points are read in
+    `pyperf_suite.extensions` alone, what parts have for each other in `pyperf_suite.cli.parts`; the tests of what asks
+    for all of them run. All others do in the copy what they do in the checkout.
     """
     name, folder = part
     shown = run(folder, "-m", "pyperf_suite", "--help")

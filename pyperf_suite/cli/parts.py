@@ -32,14 +32,12 @@ class Parts:
     @property
     def expected_times(self) -> Callable[[Mapping[str, Any]], Expect] | None:
         """The times that the planner's laws expect on the machine of an identity."""
-        found: Callable[[Mapping[str, Any]], Expect] | None = _of("planner", "expected_times", "expected_times")
-        return found
+        return _of("planner", "expected_times", "expected_times")
 
     @property
     def flop_per_token(self) -> Callable[[Path, int | None], float] | None:
         """FLOP of a training step for each token, of a model's config.json and a length of sequences."""
-        found: Callable[[Path, int | None], float] | None = _of("planner", "commands.model_options", "flop_per_token")
-        return found
+        return _of("planner", "commands.model_options", "flop_per_token")
 
     @property
     def readers(self) -> dict[str, Callable[[Path], OtherRecord]]:

@@ -67,6 +67,7 @@ def test_resuming_a_finished_run_measures_nothing_and_reports_it_as_json(finishe
     assert (found["run_id"], probe["name"]) == (journal.parent.name, "tile_wave")
     assert len(probe["cases"]) == len({record.case_id for record in before})
     assert found == json.loads((journal.parent / "findings.json").read_text())
+    assert f"{len(before)} of {len(before)} trials are kept, nothing is left" in result.stderr
     assert [record for record in read_journal(journal) if record.kind == "timing"] == before
 
 

@@ -16,6 +16,7 @@ from pyperf_suite.pytest_plugin.plugin import BENCHMARKS
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
+from pyperf_suite.run import RunRequest
 
 pytest_plugins = ("pytester",)
 
@@ -102,14 +103,18 @@ def test_disabled_benchmarks_are_verified_once_and_leave_no_results(suite, insta
 
 
 def test_the_order_is_shuffled_by_the_seed(suite):
-    def order(seed: str) -> list[str]:
-        result = run(suite, "--collect-only", "-q", "--suite-seed", seed)
+    def order(seed: str, *more: str) -> list[str]:
+        result = run(suite, "--collect-only", "-q", "--suite-seed", seed, *more)
         return [line for line in result.outlines if "::" in line]
 
     first = order("1")
     assert first == order("1")
     assert sorted(first) == sorted(order("2"))
     assert any(first != order(seed) for seed in ("2", "3"))
+    for budget_s in (None, 60.0):
+        request = RunRequest(("baseline",), device="cpu", axes=SMALL[1::2], seed=1, budget_s=budget_s)
+        planned = [f"test_one_probe.py::test_baseline[{each.case.label}]" for each in request.plan().cases]
+        assert order("1", *(("--suite-budget", "60") if budget_s else ())) == planned, "as pyperf-suite run has it"
     assert not (suite.path / "bench_results").exists(), "collecting alone measures nothing"
 
 

@@ -30,7 +30,7 @@ from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import a_product
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
-HOST_FLOP_PER_S, SLOWED = module.host_flop_per_s, module.slowed
+SLOWED = module.slowed
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
 LONG = Profile("long", 1, Effort(SteadyRule(time_cap_s=50.0), StopRule(0.02, time_cap_s=100.0)), "")
 
@@ -194,12 +194,6 @@ def test_what_cannot_be_measured_here_is_refused_before_anything_is(size, device
     monkeypatch.setattr(module.memory, "available_bytes", lambda: 4 * (16384**2 + 2 * 16384) - 1)
     with pytest.raises(UserError, match=r"needs 1\.1 GB for its operands, but this machine has 1\.1 GB of memory free"):
         Plan((needed,), QUICK, CPU).validate()
-
-
-def test_the_hosts_rate_is_that_of_its_best_product_of_384(monkeypatch):
-    seconds = iter([0.0, 3.0, 10.0, 10.5, 20.0, 22.0, 30.0, 33.0, 40.0, 41.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(seconds))
-    assert HOST_FLOP_PER_S.__wrapped__() == 2 * 384**3 / 0.5
 
 
 def test_a_plan_is_the_same_by_what_it_measures_and_how():

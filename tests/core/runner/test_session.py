@@ -12,7 +12,7 @@ from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort, Profile
-from pyperf_suite.runner.results import create_run, find_run
+from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.workers import Workers
 from tests.records import a_product
@@ -68,26 +68,6 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sess
         return Session(plan, folder, workers=[workers], clock=lambda: workers.now_s, **options).open()
 
     return opened
-
-
-def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(begin, tmp_path):
-    plan, workers = a_plan(), Instant()
-    first = begin(plan, workers)
-    assert not first.kept
-    workers.left = 3
-    with pytest.raises(KeyboardInterrupt):
-        first.measure(plan.cases[0])
-    first.close()
-    workers.left = 4
-    folder = find_run(tmp_path, identity(CPU), plan)
-    assert folder.path == first.folder.path
-    resumed = Session(plan, folder, workers=[workers]).open()
-    assert [resumed.is_finished(planned) for planned in plan.cases] == [True, False]
-    assert ("3 of 4" in resumed.kept, first.folder.run_id in resumed.kept) == (True, True)
-    for planned in plan.cases:
-        resumed.measure(planned)
-    resumed.close()
-    assert len(read_journal(folder.records_path)) == len(set(workers.trials)) == len(workers.trials) == 4
 
 
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
