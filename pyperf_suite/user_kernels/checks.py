@@ -66,7 +66,7 @@ FRESH_TRIES, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 3.5, 100e-6
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
-SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
+SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.01, 0.1
 
 # What moves so many bytes a launch, and so many a second, is compared with the fastest of some copies of so many.
 LEAST_COPIED_BYTES, MOST_COPIED_BYTES, COPIED_BYTES_PER_S, COPIES = 4 << 20, 256 << 20, 4e9, 5
