@@ -382,11 +382,7 @@ class LayerSteps(ComparedLaunches):
     def observed(self) -> Mapping[str, Observed]:
         if self._p.phase != "forward" or not self._p.keeps_graph:
             return {}
-        from pyperf_suite.workloads.training.held_bytes import kept
-
-        own = self._operands[0]
-        weights = self._where.torch.nn.ParameterList(own.weights)
-        return {"saved": Observed("B", (kept(weights, lambda: self._applied(own.inputs, own.weights)).total,))}
+        return {"saved": Observed("B", (self._kept_bytes(),))}
 
     def _drawn(self, seed: int) -> LayerOperands:
         p, torch = self._p, self._where.torch
@@ -415,6 +411,26 @@ class LayerSteps(ComparedLaunches):
         wanted = self._p.of_phase(of.inputs, of.weights)
         found: tuple[Any, ...] = self._where.torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=again)
         return found
+
+    def _kept_bytes(self) -> int:
+        """Of the storages that autograd saves, each once and whole; of a single layer hooks see all of them.
+
+        held_bytes.kept says the same of any model, but collects all garbage first, which takes longer than the pass.
+        """
+        torch, own = self._where.torch, self._operands[0]
+        kept: dict[int, int] = {}
+
+        def saw(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(saw, lambda tensor: tensor):
+            result = self._applied(own.inputs, own.weights)
+        for weight in own.weights:
+            kept.pop(weight.untyped_storage()._cdata, None)
+        del result  # which has held what was saved, so that no address was taken twice
+        return sum(kept.values())
 
 
 class LayerPass(Workload[Any]):
