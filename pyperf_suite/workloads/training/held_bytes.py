@@ -39,7 +39,7 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
 
     On any device; each storage counts once and whole, as a view keeps all of it: what saved-tensor hooks see, and what
     lives on where checkpointing hides it. What `call` returns counts only where backward needs it. Not for compiled
-    models, which run as written while they are watched.
+    models, which would be compiled anew while they are watched.
     """
     weights = addresses([*model.parameters(), *model.buffers()])
     watch = Watch(weights)
@@ -75,8 +75,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
     """The most bytes beyond those allocated before that `call()` holds at any time, what it leaves behind included.
 
     Exact to an operation on the CPU, where memory that a kernel takes and gives back unseen does not count; on a GPU
-    every allocation counts, in the blocks of the allocator. Not for compiled models, which run as written while they
-    are watched on a CPU.
+    every allocation counts, in the blocks of the allocator. Not for compiled models.
     """
     gc.collect()  # what only cycles hold would be freed during the call, and not be missed
     if device.type == "cuda":
@@ -122,6 +121,11 @@ class Watch(TorchDispatchMode):
         self._seen: dict[int, StorageWeakRef] = {}
         self.casts: set[int] = set()
         self.cast_bytes: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch not to import its compiler, which takes seconds, only to turn it off: nothing here is compiled."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = addresses((args, kwargs))

@@ -286,17 +286,29 @@ def written_out(torch: Any, layer: str, inputs: Sequence[Any], weights: Sequence
 
 def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:
     """One head after the other, in backward too, so that the scores of one are in memory at a time."""
-    from torch.utils.checkpoint import checkpoint
-
     hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
 
     def one(q: Any, k: Any, v: Any) -> Any:
         scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(hidden, float("-inf"))
         return scores.softmax(-1) @ v
 
+    class Head(torch.autograd.Function):
+        """Computed again in backward. torch.utils.checkpoint would import torch's compiler, which takes seconds."""
+
+        @staticmethod
+        def forward(context: Any, *operands: Any) -> Any:
+            context.save_for_backward(*operands)
+            return one(*operands)
+
+        @staticmethod
+        def backward(context: Any, upstream: Any) -> Any:
+            operands = [each.detach().requires_grad_() for each in context.saved_tensors]
+            with torch.enable_grad():
+                return torch.autograd.grad(one(*operands), operands, upstream)
+
     k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))
     heads = zip(*(each.flatten(0, 1) for each in (q, k, v)), strict=True)
-    return torch.stack([checkpoint(one, *head, use_reentrant=False) for head in heads]).view(q.shape)
+    return torch.stack([Head.apply(*head) for head in heads]).view(q.shape)
 
 
 @dataclass(frozen=True)
@@ -403,7 +415,7 @@ class LayerSteps(ComparedLaunches):
     def _kept_bytes(self) -> int:
         """Of the storages that autograd saves, each once and whole; of a single layer hooks see all of them.
 
-        held_bytes.kept says the same of any model, but its dispatch mode has torch import its compiler for seconds.
+        held_bytes.kept says the same of any model, but collects all garbage first, which takes longer than the pass.
         """
         torch, own = self._where.torch, self._operands[0]
         kept: dict[int, int] = {}

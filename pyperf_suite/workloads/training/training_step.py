@@ -407,5 +407,6 @@ class PrecisionStep(TrainingStep):
     """Forward and backward passes in one precision, with what they keep in memory reported with their time."""
 
     name = "precision_step"
-    options = ("compiled", "workers", "micro_batches", "cast_cache")
+    # What a compiled step keeps cannot be watched.
+    options = ("workers", "micro_batches", "cast_cache")
     implementations = by_name(ByTorch(PrecisionSteps))

@@ -69,6 +69,7 @@ REFUSED = [
     ("precision_step", "torch", {"micro_batches": 0}, "micro_batches=0"),
     ("precision_step", "torch", {"cast_cache": "always"}, "choose from iteration, nested, off"),
     ("precision_step", "torch", {"precision": "float32"}, "float32 casts no weights"),
+    ("precision_step", "torch", {"compiled": True}, "takes no compiled"),
     ("precision_step", "torch", {"part": "train"}, "leave part=train out"),
     ("block_part", "torch", {"part": "soul"}, "choose from norm"),
     ("block_part", "torch", {"dtype": "int8"}, "choose from float32"),

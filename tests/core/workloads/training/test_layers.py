@@ -11,6 +11,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import TransformerShape, layers, requested_flop
 from pyperf_suite.workloads.training.layers import (
+    ACTIVATIONS,
     BLOCK_PARTS,
     LAYERS,
     BlockPart,
@@ -83,7 +84,16 @@ def test_products_count_the_flops_that_torch_counts(layer, phase, out):
     assert LayerPass().work(steps._p).flop == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("layer", ["linear", "conv", "layer_norm", "rms_norm", "relu", "attention"])
+@pytest.mark.parametrize("layer", ["linear", "conv", *ACTIVATIONS])
+def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
+    observed = prepared(layer, dtype="bfloat16").observed()
+    assert observed["saved"].unit == "B"
+    assert list(observed["saved"].samples) == [SMALL.tokens * SMALL.hidden * 2]
+    assert prepared("linear", "backward").observed() == {}
+    assert list(prepared("copy").observed()["saved"].samples) == [0]
+
+
+@pytest.mark.parametrize("layer", ["conv", "layer_norm", "rms_norm", "attention"])
 def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
     from pyperf_suite.workloads.training.held_bytes import kept
 
@@ -91,8 +101,6 @@ def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
     own, held = steps._operands[0], torch.nn.ParameterList(steps._operands[0].weights)
     counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
     assert list(steps.observed()["saved"].samples) == [counted]
-    assert prepared("linear", "backward").observed() == {}
-    assert list(prepared("copy").observed()["saved"].samples) == [0]
 
 
 PART = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
