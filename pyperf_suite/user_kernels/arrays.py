@@ -153,16 +153,18 @@ def is_torch(value: Any) -> bool:
 
 @contextlib.contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Compute as torch does unasked, whatever a module left switched on: no autocast, products in full precision."""
+    """Compute as torch does unasked, whatever a module left switched on: float32, no autocast, full precision."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    restore = _full_precision(torch)
+    restore, dtype = _full_precision(torch), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
+        torch.set_default_dtype(dtype)
         restore()
 
 

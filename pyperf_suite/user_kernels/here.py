@@ -6,9 +6,11 @@ only code that attacks its judge takes, two processes that share nothing, is aud
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,9 @@ from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
 from pyperf_suite.user_kernels.kernel_case import KernelCase
 from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.user_kernels.user_file import UserFile
+
+# Inputs of so many bytes are made, and their reference is computed, by one thread.
+SMALL_BYTES = 4 << 20
 
 # The name of a test's launch as a kernel of its file.
 GIVEN = "given"
@@ -50,7 +55,23 @@ class FileHere(Reference):
         return cls(file, "", file.take(module, device))
 
     def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
-        return _answered(self.file, self._where, os.getpid(), what, **arguments)
+        with self._few_threads():
+            return _answered(self.file, self._where, os.getpid(), what, **arguments)
+
+    @contextlib.contextmanager
+    def _few_threads(self) -> Iterator[None]:
+        """Have torch make small inputs and references by one thread: others would spin on, next to what is timed."""
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch is not None else 1
+        if torch is None or threads == 1 or sum(leaf.spec.get("bytes", 0) for leaf in self.file.leaves) > SMALL_BYTES:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() == 1:
+                torch.set_num_threads(threads)
 
     def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
         return self.ask("check_object", end_s, out=left)

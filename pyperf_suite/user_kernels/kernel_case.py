@@ -68,12 +68,12 @@ class KernelCase(UserFile):
     def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
         """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
         self._slot_of = [slots[index % len(slots)] for index in range(sets)]
-        self._sets = [[leaf.room() for leaf in self._leaves] for _ in range(sets)]
+        self._sets = [[leaf.room() for leaf in self.leaves] for _ in range(sets)]
         self._calls, self._times_filled = [()] * sets, [0] * sets
-        self._restored = [at for at, leaf in enumerate(self._leaves) if leaf.role == "modified"]
+        self._restored = [at for at, leaf in enumerate(self.leaves) if leaf.role == "modified"]
         self._called = methodcaller("__call__") if self._launch.kwargs else self._function
         self._load(list(enumerate(self._slot_of)))
-        on_gpu = any(leaf.spec.get("device", "").startswith("cuda") for leaf in self._leaves)
+        on_gpu = any(leaf.spec.get("device", "").startswith("cuda") for leaf in self.leaves)
         if on_gpu or isinstance(self._function, self._api.CudaKernel):
             self._take_gpu_clock(sets)
         name = self._stopwatch.name if self._stopwatch else "perf_counter_ns in the kernel process"
@@ -99,7 +99,7 @@ class KernelCase(UserFile):
         """
         for index, slot in sets:
             if layout or index in self._laid_out:
-                self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self._leaves], ()
+                self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self.leaves], ()
                 (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
             self._fill(index, _is_any)
@@ -111,13 +111,13 @@ class KernelCase(UserFile):
         """Give the wanted leaves of a set the values of its slot, which stays open; an output is poisoned."""
         path, values = self._slot_of[index], self._sets[index]
         plain: Iterator[Any] = iter(())
-        has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
+        has_plain = any(leaf.kind == "plain" for leaf in self.leaves)
         if has_plain:
             with open(f"{path}.plain", "rb") as file:
                 plain = iter(pickle.load(file))
         if path not in self._open_slots:
             self._open_slots[path] = open(path, "rb")  # noqa: SIM115 - closed after all sets
-        for at, leaf in enumerate(self._leaves):
+        for at, leaf in enumerate(self.leaves):
             fresh = next(plain) if leaf.kind == "plain" else None
             if not wanted(leaf):
                 continue
@@ -233,7 +233,7 @@ class KernelCase(UserFile):
         if self._last and self._last[-1] is not None:
             return self._last[-1]
         values = self._sets[self._last_set] if self._sets else []
-        written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
+        written = [value for leaf, value in zip(self.leaves, values) if leaf.role != "input" and leaf.kind == "array"]
         return written[0] if len(written) == 1 else tuple(written) if written else None
 
     def _keep_result(self) -> None:
@@ -262,15 +262,15 @@ class KernelCase(UserFile):
             reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
-                for leaf, value in zip(self._leaves, values):
+                for leaf, value in zip(self.leaves, values):
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
-        plain = digest(self._leaves, values)
+        plain = digest(self.leaves, values)
         owned = [
-            extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+            extent(value) for leaf, value in zip(self.leaves, values) if leaf.kind == "array" and leaf.role == "input"
         ]
         arrays = list(arrays_in(out))
-        outputs = [value for leaf, value in zip(self._leaves, values) if leaf.role == "output"]
+        outputs = [value for leaf, value in zip(self.leaves, values) if leaf.role == "output"]
         fresh = [each for each in arrays if not overlaps(each, owned)]
         self._fetched = [each for each in fresh if not any(each is value for value in outputs)]
         found = {"overlaps": len(fresh) < len(arrays), "repeats": repeats(arrays)}

@@ -72,7 +72,7 @@ class UserFile:
         self._guards: Guards | None = None
         self._launch: Any = None
         self._function: Any = None
-        self._leaves: list[Leaf] = []
+        self.leaves: list[Leaf] = []
         # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
         self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._subject = "the file"
@@ -218,11 +218,11 @@ class UserFile:
         self._function = self._launch.functions[implementation]
         where = self._api._where(self._function)
         self._shown_where = where if where[0] else self._shown_where
-        self._leaves = self._find_leaves(self._launch)
-        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self._leaves]
+        self.leaves = self._find_leaves(self._launch)
+        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self.leaves]
         launch = self._launch
         return {
-            "leaves": [leaf.spec for leaf in self._leaves],
+            "leaves": [leaf.spec for leaf in self.leaves],
             "bytes": launch.bytes,
             "flop": launch.flop,
             "random": launch.random,
@@ -240,7 +240,7 @@ class UserFile:
             "reference_at": self._place_of(launch.reference or launch.check),
             "closes_over": _arrays_closed_over(self._function),
             "versions": _versions(),
-            "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self._leaves),
+            "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self.leaves),
         }
 
     def _take_case(self, kernel: str, axes: dict[str, Any]) -> None:
@@ -299,7 +299,7 @@ class UserFile:
                 "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
             )
-        self._leaves = leaves
+        self.leaves = leaves
         with open(slot, "r+b") as file:
             for leaf in leaves:
                 leaf.write(file)
@@ -317,9 +317,9 @@ class UserFile:
         """
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[launch.baseline]
-        owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        owned = [extent(leaf.value) for leaf in self.leaves if leaf.kind == "array" and leaf.role == "input"]
         try:
-            out = self._result_of(reference, [leaf.value for leaf in self._leaves])
+            out = self._result_of(reference, [leaf.value for leaf in self.leaves])
         except Exception as error:
             if self._kind == self._api.USUAL:
                 raise
@@ -341,21 +341,19 @@ class UserFile:
         with exact_arithmetic() if launch.reference is not None else contextlib.nullcontext():
             out = reference(*args, **kwargs)
         if out is None:
-            written = [
-                each for leaf, each in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
-            ]
+            written = [each for leaf, each in zip(self.leaves, values) if leaf.role != "input" and leaf.kind == "array"]
             out = written[0] if len(written) == 1 else tuple(written) if written else None
         return out
 
     def _measure_sizes(
         self, reference: Callable[..., Any], out: Any, path: str, budget_s: float, terms: float | None
     ) -> dict[str, Any]:
-        moving = [leaf for leaf in self._leaves if leaf.role != "output"]
+        moving = [leaf for leaf in self.leaves if leaf.role != "output"]
 
         def evaluate(change: Callable[[Any], Any]) -> Any:
-            values = [leaf.room() if leaf.role == "output" else leaf.value for leaf in self._leaves]
+            values = [leaf.room() if leaf.role == "output" else leaf.value for leaf in self.leaves]
             with open(self._slot, "rb") as file:
-                for at, leaf in enumerate(self._leaves):
+                for at, leaf in enumerate(self.leaves):
                     if leaf.role == "modified" and leaf.kind == "array":
                         values[at] = leaf.room()
                         leaf.read(file, values[at])

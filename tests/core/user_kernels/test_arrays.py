@@ -32,3 +32,15 @@ def test_references_are_computed_in_full_precision_however_a_lower_one_was_set(n
     finally:
         torch.backends.fp32_precision = "none"
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.slow
+def test_references_are_computed_by_torchs_own_default_type():
+    torch = pytest.importorskip("torch")
+    try:
+        torch.set_default_dtype(torch.float64)
+        with exact_arithmetic():
+            assert torch.zeros(1).dtype is torch.float32
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
