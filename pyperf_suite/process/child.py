@@ -207,10 +207,9 @@ class ChildProcess:
     def lost(self, cause: str, words: str) -> Exception:
         """End the process, and return the exception that says why."""
         code = None
-        if cause != HUNG:
-            with contextlib.suppress(psutil.TimeoutExpired):
-                code = self._process.wait(_ENDING_S)
-        elif self.WRITES_STACKS:
+        with contextlib.suppress(psutil.TimeoutExpired):
+            code = self._process.wait(_ENDING_S if cause == ENDED else 0)
+        if cause == HUNG and self.WRITES_STACKS:
             self.signal(STACKS_SIGNAL)
             end_s = time.monotonic() + _WRITING_S
             while not self._said()[1] and time.monotonic() < end_s:
