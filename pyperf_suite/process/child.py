@@ -89,9 +89,6 @@ class ChildProcess:
     # How long a process that is to end by itself may take.
     POLITE_S = 2.0
 
-    # True where the command itself serves, and so writes its stacks down on request.
-    WRITES_STACKS = False
-
     def __init__(
         self,
         command: Sequence[str],
@@ -209,7 +206,7 @@ class ChildProcess:
         code = None
         with contextlib.suppress(psutil.TimeoutExpired):
             code = self._process.wait(_ENDING_S if cause == ENDED else 0)
-        if cause == HUNG and self.WRITES_STACKS:
+        if cause == HUNG:  # what serves writes down where it is
             self.signal(STACKS_SIGNAL)
             end_s = time.monotonic() + _WRITING_S
             while not self._said()[1] and time.monotonic() < end_s:

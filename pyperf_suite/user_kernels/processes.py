@@ -40,7 +40,6 @@ class UserProcess(ChildProcess):
     """
 
     POLITE_S = 0.3
-    WRITES_STACKS = True
 
     def __init__(
         self,

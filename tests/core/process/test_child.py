@@ -25,6 +25,7 @@ SERVING = """
     """
 
 
+HANG = "exec(compile('while True: pass', '/home/me/bench.py', 'exec'))"
 CRASH = (
     "print('so far', file=sys.stderr); source = 'import ctypes\\nctypes.string_at(0)'; "
     "exec(compile(source, '/home/me/bench.py', 'exec'))"
@@ -66,7 +67,7 @@ def ask(process: ChildProcess) -> dict:
         ("sys.exit(3)", r"died \(exit code 3\)$"),
         ("os.write(requests._answers, b'half a line'); os._exit(0)", r"died \(exit code 0\)$"),
         (CRASH, r"died \(signal SIGSEGV\) at /home/me/bench.py:2; its last words: so far$"),
-        ("time.sleep(60)", "did not answer within 0.5 s"),
+        (HANG, "did not answer within 0.5 s and was ended at /home/me/bench.py:1$"),
         ("held = b'1' * (600 << 20); time.sleep(60)", r"took 0\.\d GB of memory, where 0.2 GB were free"),
     ],
 )
