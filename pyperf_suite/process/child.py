@@ -154,6 +154,8 @@ class ChildProcess:
 
         Raises `failure` if nobody reads it any more, or if answers to the last request are due.
         """
+        if self.is_closed:
+            raise self.lost(ENDED, "had ended before it was sent a request")
         if self.is_waited_for:
             raise self.lost("request refused", "was sent a request before it had answered the last one, and was ended")
         self._bound_log()
@@ -211,7 +213,8 @@ class ChildProcess:
             end_s = time.monotonic() + _WRITING_S
             while not self._said()[1] and time.monotonic() < end_s:
                 time.sleep(0.05)
-        self._kill(self._family())
+        if not self.is_closed:
+            self._kill(self._family())
         last_words, place = self._said()
         failure = self.failure(ProcessLost(cause, words, code, place, last_words, self._deadline_s))
         self.close()
