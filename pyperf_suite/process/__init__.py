@@ -1,1 +1,1 @@
-"""Processes that answer requests: the handle on one, the side that serves, templates, what the system says of them."""
+"""Processes that answer requests: the handle on one, the side that serves, and what the system says of them."""

@@ -1,10 +1,12 @@
 """The handle on a process that answers requests: ask with a deadline, bound its memory, say how it ended, end it.
 
 Whatever the process does costs its one request: it is ended with all that it started, by its group and by its descent.
+Templates are processes that have imported modules and run nobody's code, of which copies start in no time.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
@@ -13,6 +15,8 @@ import re
 import secrets
 import select
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,17 +28,17 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from pyperf_suite.process.serving import PARENT_VARIABLE, STACKS_SIGNAL
+from pyperf_suite.process.serving import PARENT_VARIABLE, STACKS_SIGNAL, TOLD
 from pyperf_suite.process.system import crash_place
-from pyperf_suite.process.template import copy_of_a_template
 
 # How often a waiting handle looks whether there is progress, and at the memory of a process that is bounded.
 LOOK_S, LOOK_AT_MEMORY_S, LOOK_FOR_CHILDREN_S = 1.0, 0.05, 0.5
 
 # Of what the process prints, the last is read; a log that is larger than the second number is emptied.
-LOG_TAIL_BYTES, LARGEST_LOG_BYTES = 64 << 10, 16 << 20
+LOG_TAIL_BYTES, LARGEST_LOG_BYTES, LARGEST_ANSWER_BYTES = 64 << 10, 16 << 20, 64 << 20
 
-LARGEST_ANSWER_BYTES = 64 << 20
+# A template imports its modules before it answers; a process that waited so long is started by itself.
+ANSWERS_WITHIN_S = 30.0
 
 # Causes of a loss that are reported in other words, or by name.
 HUNG, ENDED, FORGED = "no answer in time", "process ended", "forged answer"
@@ -88,9 +92,6 @@ class ChildProcess:
 
     # How long a process that is to end by itself may take.
     POLITE_S = 2.0
-
-    # True where the command itself serves, and so writes its stacks down on request.
-    WRITES_STACKS = False
 
     def __init__(
         self,
@@ -157,6 +158,8 @@ class ChildProcess:
 
         Raises `failure` if nobody reads it any more, or if answers to the last request are due.
         """
+        if self.is_closed:
+            raise self.lost(ENDED, "had ended before it was sent a request")
         if self.is_waited_for:
             raise self.lost("request refused", "was sent a request before it had answered the last one, and was ended")
         self._bound_log()
@@ -207,15 +210,15 @@ class ChildProcess:
     def lost(self, cause: str, words: str) -> Exception:
         """End the process, and return the exception that says why."""
         code = None
-        if cause != HUNG:
-            with contextlib.suppress(psutil.TimeoutExpired):
-                code = self._process.wait(_ENDING_S)
-        elif self.WRITES_STACKS:
+        with contextlib.suppress(psutil.TimeoutExpired):
+            code = self._process.wait(_ENDING_S if cause == ENDED else 0)
+        if cause == HUNG:  # what serves writes down where it is
             self.signal(STACKS_SIGNAL)
             end_s = time.monotonic() + _WRITING_S
             while not self._said()[1] and time.monotonic() < end_s:
                 time.sleep(0.05)
-        self._kill(self._family())
+        if not self.is_closed:
+            self._kill(self._family())
         last_words, place = self._said()
         failure = self.failure(ProcessLost(cause, words, code, place, last_words, self._deadline_s))
         self.close()
@@ -331,6 +334,72 @@ class ChildProcess:
             with contextlib.suppress(psutil.Error):
                 each.kill()
         self._process.wait()
+
+
+class Template:
+    """One template, started at once. With `serve CHANNEL MODULES` behind it `command` serves copies (serving.py)."""
+
+    def __init__(self, command: Sequence[str], modules: Sequence[str]) -> None:
+        self._environment = _read_by_libraries()
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(ANSWERS_WITHIN_S)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "serve", str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+            )
+
+    @property
+    def is_usable(self) -> bool:
+        """True while it lives and would import the same in this environment."""
+        return self._process.poll() is None and self._environment == _read_by_libraries()
+
+    def copy(self, standard: Sequence[BinaryIO]) -> psutil.Process:
+        """A process with this standard input, output and error. Raises OSError where there is none."""
+        told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
+        message = [str(Path.cwd()), told | {PARENT_VARIABLE: str(os.getpid())}]
+        socket.send_fds(self._channel, [json.dumps(message).encode()], [each.fileno() for each in standard])
+        return psutil.Process(int(self._channel.recv(32)))
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _read_by_libraries() -> dict[str, str]:
+    """The variables that decide what modules do as they are imported."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(TOLD)}
+
+
+templates: dict[tuple[str, ...], Template] = {}
+
+
+def copy_of_a_template(
+    command: Sequence[str], modules: Sequence[str], standard: Sequence[BinaryIO]
+) -> psutil.Process | None:
+    """A copy of the template of that command and modules, which is started where there is none; None without one."""
+    key = (*command, *modules)
+    try:
+        if key not in templates or not templates[key].is_usable:
+            forget_templates()
+            templates[key] = Template(command, modules)
+        return templates[key].copy(standard)
+    except (OSError, ValueError, psutil.Error):
+        forget_templates()
+        return None
+
+
+@atexit.register
+def forget_templates() -> None:
+    """End the templates, as this process does when it ends in order."""
+    while templates:
+        templates.popitem()[1].close()
 
 
 def _pipe() -> tuple[BinaryIO, BinaryIO]:

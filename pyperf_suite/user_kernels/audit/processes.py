@@ -37,7 +37,6 @@ class UserProcess(ChildProcess):
     """
 
     POLITE_S = 0.3
-    WRITES_STACKS = True
 
     is_here, left = False, None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,13 @@ SERVING = """
         DOES
         requests.answer(request)
     """
+
+
+HANG = "exec(compile('while True: pass', '/home/me/bench.py', 'exec'))"
+CRASH = (
+    "print('so far', file=sys.stderr); source = 'import ctypes\\nctypes.string_at(0)'; "
+    "exec(compile(source, '/home/me/bench.py', 'exec'))"
+)
 
 
 @pytest.fixture
@@ -56,7 +64,10 @@ def ask(process: ChildProcess) -> dict:
         ("requests._pid = 1", "forked, and the copy of the process went on"),
         ("os.close(requests._answers); time.sleep(60)", "died$"),
         ("print('so long'); sys.stdout.flush(); os.abort()", r"died \(signal SIGABRT\); its last words: so long$"),
-        ("time.sleep(60)", "did not answer within 0.5 s"),
+        ("sys.exit(3)", r"died \(exit code 3\)$"),
+        ("os.write(requests._answers, b'half a line'); os._exit(0)", r"died \(exit code 0\)$"),
+        (CRASH, r"died \(signal SIGSEGV\) at /home/me/bench.py:2; its last words: so far$"),
+        (HANG, "did not answer within 0.5 s and was ended at /home/me/bench.py:1$"),
         ("held = b'1' * (600 << 20); time.sleep(60)", r"took 0\.\d GB of memory, where 0.2 GB were free"),
     ],
 )
@@ -73,8 +84,9 @@ def test_a_process_that_does_so_is_lost_with_the_reason(monkeypatch, serving, do
 def test_a_request_before_the_last_one_was_answered_ends_the_process(serving):
     process = serving("time.sleep(60)")
     process.send({})
-    with pytest.raises(ProcessLost, match="before it had answered"):
-        process.send({})
+    for words in ("before it had answered", "had ended before"):
+        with pytest.raises(ProcessLost, match=words):
+            process.send({})
 
 
 def test_each_request_has_its_own_answer_and_what_is_printed_is_none(serving):
@@ -93,11 +105,18 @@ def test_a_log_does_not_grow_beyond_its_bound(serving, monkeypatch):
         assert 0 < Path(f"/proc/self/fd/{process._log.fileno()}").stat().st_size <= 5000
 
 
-def test_what_a_process_started_ends_with_it_although_in_another_session(serving, tmp_path):
-    sleeper = "child = subprocess.Popen(['sleep', '600'], start_new_session=True); request['pid'] = child.pid"
-    process = serving(sleeper, memory_bytes=1e12)
-    pid = ask(process)["pid"]
-    started = psutil.Process(pid)
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_a_process_started_ends_with_it_although_in_another_session(serving, hangs):
+    starts = "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, file=sys.stderr, flush=True)"
+    process = serving(f"{starts}; time.sleep({600 * hangs})", memory_bytes=1e12)
+    process.send({})
+    while not (pid := process._said()[0]):
+        time.sleep(0.01)
+    started = psutil.Process(int(pid))
+    if hangs:
+        process.deadline_in(0.1)
+        with pytest.raises(ProcessLost, match=r"within 0\.1 s"):
+            process.receive()
     process.close()
     started.wait(5)
 

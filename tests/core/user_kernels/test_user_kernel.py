@@ -15,7 +15,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.process import template
+from pyperf_suite.process import child
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
@@ -388,9 +388,9 @@ PIDS = kernel_of(
 @pytest.mark.slow
 def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does(bench, tmp_path):
     bench(PIDS)
-    template.forget_templates()
+    child.forget_templates()
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
-    ((key, first),) = template.templates.items()
+    ((key, first),) = child.templates.items()
     assert key[-2:] == ("numpy", "numpy.random")
     pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
     assert len(pids - {first._process.pid}) >= 2
@@ -409,10 +409,10 @@ def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(benc
 
 @pytest.mark.slow
 def test_a_file_that_sets_variables_before_it_imports_has_processes_that_do_so(bench):
-    template.forget_templates()
+    child.forget_templates()
     bench("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '1'\n" + kernel_of("lambda x: x + 1, suite.rand(8)"))
     assert measured()["outcome"] == "ok"
-    assert not template.templates
+    assert not child.templates
 
 
 @pytest.mark.slow
