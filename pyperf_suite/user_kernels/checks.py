@@ -59,8 +59,8 @@ UNSUITED = "unsuited"
 # slower is looked at after each 12, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
-# The fastest of so many bursts takes no longer a launch than so many times what is reported of one, and so long besides,
-# in which threads of a library wake after a pause. Single launches of honest torch took 36 and, on busy cores, 550 times.
+# The fastest of so many bursts takes at most so many times what is reported of a launch, and so long besides, in which
+# threads of a library wake after a pause: single launches of honest torch took 36 and, on busy cores, 550 times.
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
