@@ -93,12 +93,18 @@ def _plain(value: Any) -> bool | int | float | str | None:
     return None if unclear else text
 
 
+class PytestProcess(WorkerProcess):
+    """A fresh pytest process."""
+
+    OPTION = "--suite-deadline"
+
+
 class Children:
     """Answers of tests in fresh processes. Where one is lost, the next test gets another."""
 
     def __init__(self, config: pytest.Config, device: Device, effort: Effort, deadline_s: float) -> None:
         self._config, self._device, self._effort, self._deadline_s = config, device, effort, deadline_s
-        self._process: WorkerProcess | None = None
+        self._process: PytestProcess | None = None
         self._expected = ""
 
     @functools.cached_property
@@ -146,9 +152,9 @@ class Children:
         if "_folder" in vars(self):
             self._folder.cleanup()
 
-    def _start(self) -> WorkerProcess:
+    def _start(self) -> PytestProcess:
         try:
-            self._process = WorkerProcess(self._command(), {CHILD: "1"})
+            self._process = PytestProcess(self._command(), {CHILD: "1"})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None

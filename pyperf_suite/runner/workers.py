@@ -76,6 +76,9 @@ class WorkerLost(Exception):
 class WorkerProcess(ChildProcess):
     """One worker; any request may raise WorkerLost, after which this handle is closed."""
 
+    # The option of the command that sets the deadline.
+    OPTION = "--deadline"
+
     def __init__(
         self,
         command: tuple[str, ...] = COMMAND,
@@ -106,7 +109,7 @@ class WorkerProcess(ChildProcess):
     def failure(self, lost: ProcessLost) -> WorkerLost:
         """What ended the worker, how, where and with which last words."""
         if lost.cause == HUNG:
-            lost.words = f"did not answer within its deadline of {lost.deadline_s:g} s (--deadline) and was ended"
+            lost.words = f"did not answer within its deadline of {lost.deadline_s:g} s ({self.OPTION}) and was ended"
         # What was killed may have taken too much memory, which depends on the case.
         witnesses = 0 if lost.how == "signal SIGKILL" else 2
         return WorkerLost(f"The worker process {lost}", self.progress()[0], witnesses)

@@ -303,7 +303,7 @@ def test_pedantic_makes_its_rounds_alone_and_a_modules_fixture_is_made_once_in_e
 
 def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in):
     assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
-    for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s")):
+    for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s (--suite-deadline)")):
         (record,) = drop_in.of(test)
         assert record.outcome == "failed"
         assert why in record.reason
