@@ -218,7 +218,7 @@ class Auditor:
         self._together = max(1, min(self._together, TOGETHER_BYTES // max(1, size_bytes)))
 
     def differs(self, launches: int) -> bool:
-        """Whether one of so many launches on the same inputs leaves another result than the first."""
+        """Tell if one of so many launches on the same inputs leaves another result than the first."""
         process, first = self._process, None
         for number in range(launches):
             process._load([(0, process._slot_of[0])])

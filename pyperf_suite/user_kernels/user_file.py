@@ -208,6 +208,7 @@ class UserFile:
 
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         self._api._library = library
+        self._api.draw_inputs(self._api.USUAL)
         self._take_case(kernel, axes)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
