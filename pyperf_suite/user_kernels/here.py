@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from pyperf_suite.errors import Failed, Unsupported
+from pyperf_suite.process.serving import end_copy
 from pyperf_suite.user_kernels.api import DeclaredKernel, Launch
 from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
 from pyperf_suite.user_kernels.kernel_case import KernelCase
@@ -22,6 +27,40 @@ from pyperf_suite.user_kernels.user_file import UserFile
 
 # The name of a test's launch as a kernel of its file.
 GIVEN = "given"
+
+# What code may set for its whole process, and the suite measures by: a user's holds while the user's code runs.
+_CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns")
+
+
+def _settings() -> tuple[Any, ...]:
+    return np.geterr(), warnings.filters, {name: getattr(time, name) for name in _CLOCKS}
+
+
+_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+# Those that do not hold now: the suite's, as numpy and `time` have them, and no warning an error.
+_others: tuple[Any, ...] = (_ERRORS, [], _settings()[2])
+
+
+@contextmanager
+def exchanged() -> Iterator[None]:
+    """The other party's settings: the suite's within a user's, and the user's within those."""
+    _exchange()
+    try:
+        yield
+    finally:
+        _exchange()
+
+
+def _exchange() -> None:
+    global _others
+    mine, (errors, filters, clocks) = _settings(), _others
+    np.seterr(**errors)
+    warnings.filters = filters
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+    for name, clock in clocks.items():
+        setattr(time, name, clock)
+    _others = mine
 
 
 class FileHere(Reference):
@@ -104,9 +143,10 @@ class CaseHere:
 
 
 def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:
-    answer = file.answer({"do": what, **arguments})
+    with exchanged():
+        answer = file.answer({"do": what, **arguments})
     if os.getpid() != pid:
-        os._exit(0)  # a copy that the user's code forked and let go on
+        end_copy()
     return require_answered(answer, where)
 
 
