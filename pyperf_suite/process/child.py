@@ -111,6 +111,7 @@ class ChildProcess:
         self._tokens: deque[str] = deque([""], maxlen=8)  # of the latest requests; each answer repeats its own
         self._unanswered = 0
         self._unread = b""
+        self._heard_bytes = 0  # of the log, before its last words
         self._end_s = self._deadline_s = 0.0
         self._root = Path.cwd()
         self._log = _new_log()
@@ -193,6 +194,11 @@ class ChildProcess:
             self._checked(line)
             raise self._forged()
 
+    def forget_words(self) -> None:
+        """What was printed until now is of something that is over."""
+        if not self.is_closed:
+            self._heard_bytes = os.fstat(self._log.fileno()).st_size
+
     def signal(self, number: int) -> None:
         """Send it a signal, if it still lives."""
         if not self.is_closed:
@@ -257,7 +263,8 @@ class ChildProcess:
         if self.is_closed:
             return "", ""
         size = os.fstat(self._log.fileno()).st_size
-        log = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(errors="replace")
+        begin = max(size - LOG_TAIL_BYTES, self._heard_bytes if self._heard_bytes <= size else 0)
+        log = os.pread(self._log.fileno(), LOG_TAIL_BYTES, begin).decode(errors="replace")
         printed, *stacks = _STACKS.split(log, maxsplit=1)
         return self.choose(printed.strip().splitlines())[:300], crash_place("".join(stacks), self._root)
 

@@ -165,6 +165,7 @@ class SuiteFixture:
 
     def __init__(self, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
         self._benchmark, self._measurer, self._clock = benchmark, measurer, clock
+        self._is_used = False
         api._outputs.clear()  # of tests before this one
 
     def __call__(
@@ -174,7 +175,12 @@ class SuiteFixture:
 
         Fails the test with a sentence where a result is wrong. Raises TypeError or ValueError for what cannot be meant.
         """
+        if self._is_used:
+            raise TypeError(
+                'suite measures once a test: pass {"name": function, ...}, or make it @pytest.mark.parametrize'
+            )
         launch = api.launch(function, *args, **kwargs)
+        self._is_used = True
         for name, each in launch.functions.items():
             if inspect.iscoroutinefunction(each):
                 raise TypeError(f"{name} is a coroutine function: pass one that runs it, as lambda: asyncio.run(...)")
@@ -316,6 +322,9 @@ class PytestChild:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        # Before a test can put another clock in the place of the one that is measured by.
+        import pyperf_suite.pytest_plugin.launches  # noqa: F401
+
         items = {item.nodeid: item for item in session.items}
         self._answer({"ready": True})
         for request in self._requests:
@@ -363,7 +372,10 @@ class PytestChild:
         case, effort = self._begun()
         for name in launch.functions:
             own = dataclasses.replace(case, implementation=name)
-            self.answers[name] = answer(launch, name, own, effort, device_of(launch))
+            try:
+                self.answers[name] = answer(launch, name, own, effort, device_of(launch))
+            except pytest.skip.Exception as skipped:  # by the function itself
+                self.answers[name] = {"outcome": "unsupported", "reason": str(skipped)}
         pytest.skip("measured")
 
     def _begun(self) -> tuple[Any, Any]:

@@ -28,12 +28,16 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.user_kernels.arrays import is_torch, walk
+from pyperf_suite.user_kernels.here import exchanged
 from pyperf_suite.user_kernels.workload import UserLaunches
 from pyperf_suite.workloads.backends import leave_nothing_behind
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Prepared, Work
 
 # Rounds that a test requests are taken in blocks of so many seconds.
 _BLOCK_S = 0.1
+
+# A test may put another in its place.
+_CLOCK = time.perf_counter_ns
 
 
 def effort_of(call: Call, profile: Effort) -> Effort:
@@ -62,13 +66,13 @@ class CallStopwatch:
         if self._leave_out:
             self._leave_out = 0
             return [0.0] * samples
-        with garbage_collector_at_rest():
+        with exchanged(), garbage_collector_at_rest():
             if self._call.rounds:
                 return [self._round() for _ in range(samples)]
             return self._samples(samples, range(launches_per_sample))
 
     def _samples(self, samples: int, calls: range) -> list[float]:
-        clock, function, args, kwargs = time.perf_counter_ns, self._call.function, self._call.args, self._call.kwargs
+        clock, function, args, kwargs = _CLOCK, self._call.function, self._call.args, self._call.kwargs
         seconds = [0.0] * samples
         for sample in range(samples):
             begin = clock()
@@ -78,7 +82,7 @@ class CallStopwatch:
         return seconds
 
     def _round(self) -> float:
-        call, clock, function = self._call, time.perf_counter_ns, self._call.function
+        call, clock, function = self._call, _CLOCK, self._call.function
         args, kwargs = call.arguments()
         if call.iterations == 1:
             begin = clock()
@@ -98,7 +102,8 @@ class CallStopwatch:
 def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], Any]:
     """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
     prepared = _PreparedCall(call)
-    answer = _timed(prepared, case, effort_of(call, profile), Device("cpu"))
+    with exchanged():
+        answer = _timed(prepared, case, effort_of(call, profile), Device("cpu"))
     answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
     if call.rounds and not call.warmup_rounds:
         answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
@@ -163,7 +168,7 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
     """The measured part of one implementation's record; verified alone without an effort. Every way to end is one."""
     try:
         place = ExecutionContext(device, deadline_s=math.inf, sets=1 if effort is None else None)
-        with contextlib.closing(UserLaunches(case.operator, {}, name, place, launch)) as prepared:
+        with exchanged(), contextlib.closing(UserLaunches(case.operator, {}, name, place, launch)) as prepared:
             found = _timed(prepared, case, effort, device)
     except Unsupported as reason:
         found = {"outcome": "unsupported", "reason": str(reason)}

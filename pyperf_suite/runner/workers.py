@@ -99,6 +99,11 @@ class WorkerProcess(ChildProcess):
         self._turn.unlink(missing_ok=True)
         super().send(request, answers)
 
+    def receive(self, deadline_s: float | None = None) -> dict[str, Any]:
+        answer = super().receive(deadline_s)
+        self.forget_words()
+        return answer
+
     def progress(self) -> list[int]:
         """The number of the case whose turn it is, and that of the turn."""
         try:

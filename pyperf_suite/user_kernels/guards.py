@@ -55,8 +55,9 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "torch.testing": (),
 }
 
-# What torch itself replaces when torch._dynamo is imported, as by torch.compile and custom operators.
-_WRAPPED_LATER = {"torch.manual_seed"}
+# What torch itself replaces: when torch._dynamo is imported, as by torch.compile and custom operators, and where a file
+# sets the default dtype.
+_REPLACED_BY_TORCH = {"torch.manual_seed", "torch.Storage"}
 
 # What is no constant of its module, or belongs to whoever reads it.
 _VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
@@ -128,7 +129,7 @@ class Guards:
             return
         self._modules[name] = module
         for path in self._guarded.get(name) or _callables(module):
-            if f"{name}.{path}" in _WRAPPED_LATER:
+            if f"{name}.{path}" in _REPLACED_BY_TORCH:
                 continue
             *outer, attribute = path.split(".")
             holder: Any = module

@@ -6,16 +6,20 @@ only code that attacks its judge takes, two processes that share nothing, is aud
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from pyperf_suite.errors import Failed, Unsupported
+from pyperf_suite.process.serving import end_copy
 from pyperf_suite.user_kernels.api import DeclaredKernel, Launch
 from pyperf_suite.user_kernels.arrays import Leaf, assign, replaced, walk
 from pyperf_suite.user_kernels.kernel_case import KernelCase
@@ -27,6 +31,40 @@ SMALL_BYTES = 4 << 20
 
 # The name of a test's launch as a kernel of its file.
 GIVEN = "given"
+
+# What code may set for its whole process, and the suite measures by: a user's holds while the user's code runs.
+_CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns")
+
+
+def _settings() -> tuple[Any, ...]:
+    return np.geterr(), warnings.filters, {name: getattr(time, name) for name in _CLOCKS}
+
+
+_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+# Those that do not hold now: the suite's, as numpy and `time` have them, and no warning an error.
+_others: tuple[Any, ...] = (_ERRORS, [], _settings()[2])
+
+
+@contextmanager
+def exchanged() -> Iterator[None]:
+    """The other party's settings: the suite's within a user's, and the user's within those."""
+    _exchange()
+    try:
+        yield
+    finally:
+        _exchange()
+
+
+def _exchange() -> None:
+    global _others
+    mine, (errors, filters, clocks) = _settings(), _others
+    np.seterr(**errors)
+    warnings.filters = filters
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+    for name, clock in clocks.items():
+        setattr(time, name, clock)
+    _others = mine
 
 
 class FileHere(Reference):
@@ -58,7 +96,7 @@ class FileHere(Reference):
         with self._few_threads():
             return _answered(self.file, self._where, os.getpid(), what, **arguments)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _few_threads(self) -> Iterator[None]:
         """Have torch make small inputs and references by one thread: others would spin on, next to what is timed."""
         torch = sys.modules.get("torch")
@@ -125,9 +163,10 @@ class CaseHere:
 
 
 def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:
-    answer = file.answer({"do": what, **arguments})
+    with exchanged():
+        answer = file.answer({"do": what, **arguments})
     if os.getpid() != pid:
-        os._exit(0)  # a copy that the user's code forked and let go on
+        end_copy()
     return require_answered(answer, where)
 
 

@@ -35,7 +35,8 @@ from pyperf_suite.user_kernels.user_file import UserFile
 
 # Taken before any code of a user's runs, which may put others in their places.
 _CLOCK = time.perf_counter_ns
-_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
+_GC_DISABLE, _GC_ENABLE, _GC_IS_ENABLED = gc.disable, gc.enable, gc.isenabled
+_STARMAP, _ISLICE = starmap, islice
 
 
 class KernelCase(UserFile):
@@ -148,11 +149,13 @@ class KernelCase(UserFile):
         self._poison_result()
         self._times_called += 1
         timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
+        was_enabled = _GC_IS_ENABLED()
         _GC_DISABLE()
         try:
             return timed(first, samples, batch)
         finally:
-            _GC_ENABLE()
+            if was_enabled:
+                _GC_ENABLE()
 
     def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch

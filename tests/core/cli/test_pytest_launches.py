@@ -1,6 +1,9 @@
 """What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
 
 import cProfile
+import gc
+import time
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -9,10 +12,12 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.pytest_plugin.launches import answer, device_of
+from pyperf_suite.measure.verify_result import compare
+from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.pytest_plugin.launches import answer, device_of, time_call
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.user_kernels import api
+from pyperf_suite.user_kernels import api, workload
 from pyperf_suite.workloads import find_workload
 
 CPU = Device("cpu")
@@ -146,6 +151,44 @@ def test_a_profiler_rests_while_something_is_timed_and_goes_on():
     assert found["outcome"] == "ok", found["reason"]
     calls = {entry.code.co_name: entry.callcount for entry in profiler.getstats() if not isinstance(entry.code, str)}
     assert calls["double"] == 1
+
+
+def test_what_a_test_sets_holds_for_its_function_and_not_for_who_measures_it(monkeypatch):
+    set_for = {"function": [], "judge": []}
+
+    def note(whose: str) -> None:
+        set_for[whose].append((time.perf_counter(), time.monotonic(), np.geterr()["under"], warnings.filters[:1]))
+
+    def function(x: Any) -> Any:
+        note("function")
+        return 2 * x
+
+    def compared(*args: Any) -> Any:
+        note("judge")
+        return compare(*args)
+
+    monkeypatch.setattr(workload, "compare", compared)
+    with monkeypatch.context() as patch, np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("perf_counter", "monotonic"):
+            patch.setattr(time, name, lambda: -1.0)
+        theirs = -1.0, -1.0, "raise", warnings.filters[:1]
+        gc.disable()
+        try:
+            found = measured(api.launch(function, np.ones(50), reference=double))
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
+        note("function")
+        timed = time_call(Call(len, ("a",), {}), Case("test_it.py::test_it", None, "benchmark"), FEW)[0]
+    assert found["outcome"] == timed["outcome"] == "ok", found["reason"]
+    assert all(each == theirs for each in set_for["function"])
+    assert set_for["judge"]
+    for seconds, clock, errors, filters in set_for["judge"]:
+        assert min(seconds, clock) > 0
+        assert errors != "raise"
+        assert filters != theirs[-1]
+    assert min(timed["metrics"]["time"]["samples"]) > 0
 
 
 @pytest.mark.slow

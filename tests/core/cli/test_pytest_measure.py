@@ -393,6 +393,16 @@ def test_exit(suite):
     suite(lambda: os._exit(4))
 
 
+def test_skips(suite):
+    suite(lambda: pytest.skip("not of this machine"))
+
+
+def test_again(suite):
+    suite(sorted, [3, 1, 2])
+    with pytest.raises(TypeError, match="once a test"):
+        suite(sorted, [3, 1, 2, 4])
+
+
 def test_meant_otherwise(suite):
     with pytest.raises(ValueError, match="baseline"):
         suite(softmax, baseline="cublas")
@@ -424,6 +434,13 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture):
     assert all(record.verification["passed"] and record.verification["launches_checked"] > 0 for record in records)
     assert all(record.work["bytes"] == 2 * 4 * 32 * record.case["parameters"]["n"] for record in records)
     assert {record.outcome for record in with_fixture.of("test_slow")} == {"ok"}
+
+
+def test_a_function_that_skips_its_test_is_unsupported_and_skips_it(with_fixture):
+    assert re.search(r"SKIPPED \[1\].*not of this machine", with_fixture.output)
+    assert {(each.outcome, each.reason) for each in with_fixture.of("test_skips")} == {
+        ("unsupported", "not of this machine")
+    }
 
 
 def test_what_is_wrong_or_raises_fails_with_a_sentence_and_is_recorded(with_fixture):

@@ -26,7 +26,7 @@ SHORT = Effort(
 Measure = Callable[..., dict[str, Any]]
 
 # What ends the worker without a stack.
-ENDS_THE_PROCESS = ("ends its process", "kills itself")
+ENDS_THE_PROCESS = ("ends its process", "kills itself", "forks")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_right_kernel_is_measured(measured: Measure, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [each for each in WRONG if each != "forks"])
+@pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_kernel_costs_its_case_and_says_where(measured: Measure, what: str) -> None:
     body, words = WRONG[what]
     launch = "function, suite.rand(64), reference=lambda x: x.astype('float64') + 1"
@@ -65,10 +65,25 @@ def test_a_wrong_kernel_costs_its_case_and_says_where(measured: Measure, what: s
     assert measured("lambda x: x + 1, suite.rand(8)", name="next.py")["outcome"] == "ok"
 
 
-def test_a_copy_that_the_code_forks_measures_nothing(measured: Measure) -> None:
+def test_a_copy_that_a_file_forks_is_seen(measured: Measure) -> None:
     launch = "function, suite.rand(64), reference=lambda x: x + 1.0"
     found = measured(launch, "import os\nbegun = os.fork()\ndef function(x):\n    return x + 1\n")
+    assert found["outcome"] == "failed"
+    assert "forked" in found["reason"]
+
+
+def test_a_file_may_set_the_default_dtype(measured: Measure) -> None:
+    before = "import torch\ntorch.set_default_dtype(torch.float64)\n"
+    found = measured("lambda x: x + 1, suite.rand(64), reference=lambda x: x.double() + 1", before)
     assert found["outcome"] == "ok", found["reason"]
+
+
+def test_last_words_are_those_of_the_case_that_ended_its_process(measured: Measure) -> None:
+    before = "import os\nTIMES = []\ndef function(x):\n    if TIMES:\n        os._exit(7)\n    TIMES.append(1)\n"
+    first, second = (measured("function, suite.rand(64)", f"{before}    raise ValueError('first')\n") for _ in "12")
+    assert "raised ValueError: first" in first["reason"]
+    assert "(exit code 7)" in second["reason"]
+    assert "first" not in second["reason"]
 
 
 def test_two_files_have_modules_of_one_name_in_processes_of_their_own(measured: Measure, tmp_path: Path) -> None:
