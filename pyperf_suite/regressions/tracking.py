@@ -1,12 +1,14 @@
 """Series searched for changes: what `track` reports, and what can be said of each change before anyone reruns it.
 
 A change that is still there is a judgement; one that was made good again, or that came while the code stayed the same,
-is a note: the first concerns nobody, and the second is the machine's. History says when; `confirm` runs the two commits
-between which a change came in live pairs, which alone says whether it was the code.
+is a note: the first concerns nobody, and the second is the machine's. What the newest runs should have measured and did
+not is failed. History says when; `confirm` runs the two commits between which a change came in live pairs, which alone
+says whether it was the code.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +42,14 @@ POINTS_COMPARED = 10
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
+
+# An absence is reported for so many runs; an older one has been seen by earlier runs of `track`.
+RECENT_RUNS = RECENT_POINTS
+# A later run is of the same choice of benchmarks where it holds this share of those measured together.
+SAME_CHOICE = 0.5
+
+Run = tuple[str, str, str]  # machine, profile and run_id
+Case = tuple[str, str]  # probe and case_id
 
 
 def changes_of(series: BenchmarkSeries) -> list[Change]:
@@ -175,7 +185,7 @@ class Tracked:
 
     @property
     def notes(self) -> list[str]:
-        found = [f"{self.searched} series were searched for changes."]
+        found = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
             found.append(
                 f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points since the last break, of one GPU: "
@@ -257,6 +267,86 @@ def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
 def _some(sentences: Sequence[str], what: str) -> list[str]:
     rest = len(sentences) - MOST_NOTES
     return [*sentences[:MOST_NOTES], *([f"{rest} more {what} of this kind."] if rest > 0 else [])]
+
+
+def absent(
+    measured: Sequence[Measured], is_wanted: Callable[[Measured], bool], since: str | None = None
+) -> list[Judgement]:
+    """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
+
+    `measured` holds all trials of all runs, for what was measured together tells what is missing. `since` is ISO 8601:
+    absences that began earlier are left out; without it those that lasted longer than the newest runs.
+    """
+    runs: dict[Run, dict[Case, Measured]] = {}
+    trials: dict[tuple[str, Case], list[Measured]] = {}
+    for one in sorted(measured, key=lambda one: (one.started_at, one.run_id)):
+        if one.kind != "sentinel":
+            runs.setdefault(_run_of(one), {})[one.probe, one.case_id] = one
+            trials.setdefault((one.machine, (one.probe, one.case_id)), []).append(one)
+    later: dict[Run, list[Measured]] = {}
+    found = []
+    for (_, case), own in trials.items():
+        if not is_wanted(own[-1]):
+            continue
+        good = [one for one in own if one.metrics]
+        if own[-1].metrics:
+            newest = _run_of(own[-1])
+            if newest not in later:
+                later[newest] = _later_runs(newest, runs)
+            missed = (
+                [] if len(good) < FEWEST_POINTS else [one for one in later[newest] if case not in runs[_run_of(one)]]
+            )
+            if len(missed) < FEWEST_POINTS:
+                continue
+            sentence = f"vanished: {_runs(missed)} measured what was measured with it. {_new_name(own[-1], trials)}"
+        elif good or own[-1].failed:
+            missed = own[own.index(good[-1]) + 1 :] if good else own
+            sentence = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+        else:
+            continue
+        if missed[0].started_at < since if since else len(missed) > RECENT_RUNS and own[-1].metrics:
+            continue
+        before = f"Last measured {good[-1].started_at[:16]}Z" if good else "Never measured"
+        details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
+        said = f"{before}, {sentence}".strip()
+        found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
+    return found
+
+
+def _run_of(one: Measured) -> Run:
+    return one.machine, one.profile, one.run_id
+
+
+def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Measured]:
+    """A trial of each later run of the same machine, profile and choice of benchmarks."""
+    cases = runs[newest]
+    began = max(one.started_at for one in cases.values())
+    found = []
+    for run, others in runs.items():
+        together = cases.keys() & others.keys() if run[:2] == newest[:2] and run != newest else set()
+        first = next(iter(others.values()))
+        if first.started_at > began and len(together) >= max(1, SAME_CHOICE * (len(cases) - 1)):
+            found.append(first)
+    return found
+
+
+def _runs(missed: Sequence[Measured]) -> str:
+    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
+
+
+def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) -> str:
+    """The benchmark of the same parameters that was first measured after this one was last; "" without any."""
+    for own in trials.values():
+        is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
+        if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
+            return (
+                f"New since then with the same parameters: {own[0].label}; if it was renamed, its series begins anew."
+            )
+    return ""
+
+
+def _parameters(label: str) -> set[str]:
+    return set(re.findall(r"[^\s\[\]]+=[^\s\]]+", label))
 
 
 Rerun = tuple[Nomination, PairedCase]

@@ -64,7 +64,7 @@ def message(results, monkeypatch, tmp_path):
 def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message, write_history, levels, fields, note):
     write_history(levels, **fields)
     data, code = message()
-    assert (data["findings"], code) == ([], 0)
+    assert (data["findings"], code) == ([], 3 if len(levels) == 5 else 0)  # nothing was searched
     assert any(note in each for each in data["notes"])
 
 
