@@ -230,6 +230,7 @@ def _confirmed(
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
+    slower += [each for each in found.newest if each.is_slower and not each.same_code and each.series.kind == "timing"]
     others = [each.judgement() for each in found.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:
