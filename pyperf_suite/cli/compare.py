@@ -177,7 +177,8 @@ def track(
     """Search the stored series of all benchmarks, or of BENCHMARK, for changes; the most recent first.
 
     History only nominates: a slower change is undecided (exit code 3) until --confirm has paired the two commits
-    between which it came.
+    between which it came. What the newest runs should have measured and did not is failed (exit code 3), and so is a
+    search of nothing.
 
     \b
     Examples:
@@ -186,14 +187,20 @@ def track(
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.regressions.stored.series import sentence_of_doubt
-    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.stored.store import Store, matches
+    from pyperf_suite.regressions.tracking import absent
     from pyperf_suite.regressions.tracking import track as search
 
     store = Store(results)
     wanted = store.series(benchmark, machine)
-    if not wanted:
+    begin = since.isoformat() if since else None
+    missing = [
+        *absent(store.of_machine(machine), lambda one: matches(benchmark, one.probe, one.label, one.case_id), begin),
+        *(store.unreadable(machine) if benchmark is None else ()),
+    ]
+    if not wanted and not any(one.case_id for one in missing):
         raise UserError(store.why_nothing(benchmark, machine))
-    found = search(wanted, since.isoformat() if since else None)
+    found = search(wanted, begin)
     doubt = sentence_of_doubt(point for series in wanted for point in series.points)
     notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
     findings = [nomination.judgement() for nomination in found.current]
@@ -201,11 +208,12 @@ def track(
         findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
         notes += extra_notes
     finish(
-        findings,
+        [*missing, *findings],
         outcome,
         "Changes in history" + (f" of {benchmark}" if benchmark else ""),
         notes,
         {"earlier": [nomination.sentence for nomination in found.earlier]},
+        found.searched,
     )
 
 
@@ -222,6 +230,7 @@ def _confirmed(
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
+    slower += [each for each in found.newest if each.is_slower and not each.same_code and each.series.kind == "timing"]
     others = [each.judgement() for each in found.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:

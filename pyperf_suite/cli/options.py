@@ -230,16 +230,17 @@ def finish(
     heading: str,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
+    unchanged: int = 0,
 ) -> NoReturn:
     """Print the findings, write the requested files, and exit with the code that the findings make.
 
-    `extra` stands next to the findings in JSON. Raises UserError where a file cannot be written, after all is printed;
-    SystemExit otherwise.
+    `extra` stands next to the findings in JSON; `unchanged` is as for `exit_code`. Raises UserError where a file cannot
+    be written, after all is printed; SystemExit otherwise.
     """
     from pyperf_suite.regressions.verdict import exit_code
 
     fail_on = requested.fail_on
-    code = exit_code(findings, fail_on)
+    code = exit_code(findings, fail_on, unchanged)
     if requested.as_json:
         from pyperf_suite.render.comparisons import comparisons_as_json
 

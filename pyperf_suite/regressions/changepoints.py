@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ NEIGHBOURHOOD = 5
 # Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is known; what is estimated, and
 # correlated, needs more.
 STEP_PENALTY = 5.0
+
+# A drift is looked for in all points, their newest half and quarter, by the means of so many blocks.
+DRIFTS_SEARCHED = (1, 2, 4)
+FEWEST_BLOCKS, MOST_BLOCKS = 8, 20
 
 # Correlation beyond this cannot be distinguished from a step in series of this length.
 MOST_CORRELATED = 0.9
@@ -116,20 +120,65 @@ def find_changes(
         for left, start, right in _levels_around(cleaned, starts):
             last, first = int(members[start - 1]), int(members[start])
             step = _step(cleaned, steps, starts, left, start, right)
-            low, high, _ = step.interval(1 - CONFIDENCE)
+            change = _change(members, start, np.mean(cleaned[left:start]), step, start - left, right - start)
             found.append(
-                Change(
-                    first,
-                    math.exp(float(np.mean(cleaned[left:start]))),
-                    math.exp(float(np.mean(cleaned[start:right]))),
-                    ratio_of(step.centre, low, high),
-                    start - left,
-                    right - start,
-                    commits[last] if commits else "",
-                    commits[first] if commits else "",
-                )
+                replace(change, commit_before=commits[last], commit_after=commits[first]) if commits else change
             )
     return sorted(found, key=lambda change: change.index)
+
+
+def find_newest(values: Sequence[float], members: np.ndarray, begin: int) -> Change | None:
+    """The newest one or two points where they lie beyond all others of their level and beyond its noise.
+
+    Three would be a level of their own. `members` are the indices of comparable points, `begin` that of the first of
+    the newest level.
+    """
+    level = np.log(np.asarray(values, dtype=np.float64)[members[members >= begin]])
+    for fresh in range(FEWEST_POINTS - 1, 0, -1):
+        before, newest = level[:-fresh], level[-fresh:]
+        if len(before) < NEIGHBOURHOOD or (newest.min() <= before.max() and newest.max() >= before.min()):
+            continue
+        cleaned = draw_in_outliers(before)
+        noise = max(float(np.std(cleaned, ddof=1)), LEAST_NOISE)
+        rise = float(np.mean(newest) - np.mean(cleaned))
+        step = LogDifference(rise, noise * math.sqrt(1 + 1 / len(before)), len(before) - 1)
+        if step.p_value(math.log1p(LEAST_EFFECT)) < 1 / (ONE_ALARM_IN * len(before)):
+            return _change(members, len(members) - fresh, np.mean(cleaned), step, len(before), fresh)
+    return None
+
+
+def find_drift(values: Sequence[float], members: np.ndarray, explained: float = 0.0) -> Change | None:
+    """A rise beyond the least effect in steps too small for levels, over all points or the newest half or quarter.
+
+    `explained` is the logarithm of the steps found among them. Means of blocks that follow each other rise more evenly
+    than a random walk would, by Student's t of their differences. `index` is where the rise passed the least effect
+    for good, `points_before` all points before it.
+    """
+    logs = draw_in_outliers(np.log(np.asarray(values, dtype=np.float64)[members]))
+    least = math.log1p(LEAST_EFFECT)
+    for count in (len(logs) // part for part in DRIFTS_SEARCHED):
+        length = max(FEWEST_POINTS, count // MOST_BLOCKS)
+        blocks = count // length
+        if blocks < FEWEST_BLOCKS:
+            break
+        begin = len(logs) - blocks * length
+        means = logs[begin:].reshape(blocks, length).mean(axis=1)
+        # Differences of a random walk's means share a part, which makes their sum vary half as much again.
+        error = float(np.std(np.diff(means), ddof=1)) * math.sqrt(1.5 * (blocks - 1))
+        drift = LogDifference(float(means[-1] - means[0]), max(error, LEAST_NOISE), blocks - 2)
+        if drift.centre - max(explained, 0.0) <= least or drift.p_value(least) >= 1 / (
+            ONE_ALARM_IN * len(DRIFTS_SEARCHED)
+        ):
+            continue
+        passed = begin + length * int(np.flatnonzero(means <= means[0] + least)[-1] + 1)
+        return _change(members, passed, means[0], drift, passed - begin, len(logs) - passed)
+    return None
+
+
+def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, earlier: int, later: int) -> Change:
+    low, high, _ = step.interval(1 - CONFIDENCE)
+    levels = (math.exp(before), math.exp(before + step.centre), ratio_of(step.centre, low, high))
+    return Change(int(members[start]), *levels, earlier, later)
 
 
 def comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:

@@ -111,7 +111,7 @@ def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> L
 
 
 def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
-    """A judgement for each benchmark that both sides hold and at least one could measure, in the old side's order.
+    """A judgement for each benchmark that both sides hold and measured, or failed to measure, in the old side's order.
 
     `margin_of` gives a benchmark's margin by probe and label, `noise_of` what is known of its noise from run to run. A
     sentinel is not a benchmark: it shows how the machine moved. Raises UserError if the sides are of different
@@ -130,18 +130,20 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
         [
             _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
             for key in common
-            if old.benchmarks[key].metrics or new.benchmarks[key].metrics
+            if any(side.benchmarks[key].metrics or side.benchmarks[key].failed for side in (old, new))
         ]
     )
 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
-    """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither could measure."""
+    """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither supports."""
     both = [(one, new.benchmarks[key]) for key, one in old.benchmarks.items() if key in new.benchmarks]
     return {
         "only_old": [one.label for key, one in old.benchmarks.items() if key not in new.benchmarks],
         "only_new": [one.label for key, one in new.benchmarks.items() if key not in old.benchmarks],
-        "neither": [one.label for one, other in both if not (one.metrics or other.metrics)],
+        "neither": [
+            one.label for one, other in both if not (one.metrics or other.metrics or one.failed or other.failed)
+        ],
     }
 
 
@@ -162,9 +164,13 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
 
     if not (old.metrics and new.metrics):
-        lost, one = ("new", new) if old.metrics else ("old", old)
-        did = "compiled" if old.kind == "static" else "measured"
-        return judgement("failed", None, f"Not {did} in the {lost} run: {one.reason or 'it holds no figures'}")
+        lost = [(name, side) for name, side in (("old", old), ("new", new)) if not side.metrics]
+        which = "either" if len(lost) > 1 else f"the {lost[0][0]}"
+        return judgement(
+            "failed",
+            None,
+            f"Not {'compiled' if old.kind == 'static' else 'measured'} in {which} run: {lost[-1][1].why_absent}",
+        )
     if not (old.medians and new.medians):
         figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
         word, sentence, changed = judge_figures(*figures)

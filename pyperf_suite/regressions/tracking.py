@@ -1,23 +1,36 @@
 """Series searched for changes: what `track` reports, and what can be said of each change before anyone reruns it.
 
 A change that is still there is a judgement; one that was made good again, or that came while the code stayed the same,
-is a note: the first concerns nobody, and the second is the machine's. History says when; `confirm` runs the two commits
-between which a change came in live pairs, which alone says whether it was the code.
+is a note: the first concerns nobody, and the second is the machine's. What the newest runs should have measured and did
+not is failed. History says when; `confirm` runs the two commits between which a change came in live pairs, which alone
+says whether it was the code.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pyperf_suite.errors import UserError
 from pyperf_suite.probes import is_users
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.journal import placed_records
-from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, comparable_points, find_changes
+from pyperf_suite.regressions.changepoints import (
+    FEWEST_POINTS,
+    LEAST_EFFECT,
+    Change,
+    comparable_points,
+    find_changes,
+    find_drift,
+    find_newest,
+)
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
@@ -40,6 +53,14 @@ POINTS_COMPARED = 10
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
+
+# An absence is reported for so many runs; an older one has been seen by earlier runs of `track`.
+RECENT_RUNS = RECENT_POINTS
+# A later run is of the same choice of benchmarks where it holds this share of those measured together.
+SAME_CHOICE = 0.5
+
+Run = tuple[str, str, str]  # machine, profile and run_id
+Case = tuple[str, str]  # probe and case_id
 
 
 def changes_of(series: BenchmarkSeries) -> list[Change]:
@@ -65,12 +86,16 @@ def _edges(series: BenchmarkSeries) -> tuple[list[str], list[int]]:
 
 @dataclass(frozen=True)
 class Nomination:
-    """A change of one series; `undone` says that a later one made it good, `same_code` that no commit came with it."""
+    """A change of one series; `undone` says that a later one made it good, `same_code` that no commit came with it.
+
+    A drift is the sum of small steps: its commits are those of its first and last point.
+    """
 
     series: BenchmarkSeries
     change: Change
-    undone: bool
-    same_code: bool
+    undone: bool = False
+    same_code: bool = False
+    is_drift: bool = False
 
     @property
     def first(self) -> Measured:
@@ -84,7 +109,7 @@ class Nomination:
             [point.clock_hz for point in side if point.clock_hz and point.unit == self.first.unit]
             for side in (points[: change.index], points[change.index :])
         )
-        if self.is_exact or not before or not after:
+        if self.is_exact or self.is_drift or not before or not after:
             return None
         before = before[-min(POINTS_COMPARED, change.points_before) :]
         after = after[: min(POINTS_COMPARED, change.points_after)]
@@ -118,6 +143,8 @@ class Nomination:
             moved = "{} ({} to {})".format(*ends)
         runs = "run" if change.points_after == 1 else "runs"
         clock = self.clock_change
+        if self.is_drift:
+            moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
         return (
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
@@ -152,6 +179,7 @@ class Nomination:
             "points_before": change.points_before,
             "points_after": change.points_after,
             "clock_change": self.clock_change,
+            "is_drift": self.is_drift,
         }
         return Judgement(
             *(self.series.title, self.series.probe, self.series.case_id, word),
@@ -164,23 +192,28 @@ class Nomination:
 
 @dataclass
 class Tracked:
-    """What was found: changes that stand, the most recent first, and the rest, for notes."""
+    """What was found: changes that stand, the most recent first, and the rest, for notes.
+
+    `newest` are of one run or two, which are no level yet.
+    """
 
     current: list[Nomination] = field(default_factory=list)
     earlier: list[Nomination] = field(default_factory=list)
     of_the_machine: list[Nomination] = field(default_factory=list)
+    newest: list[Nomination] = field(default_factory=list)
     searched: int = 0
     too_short: int = 0
     breaks: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        found = [f"{self.searched} series were searched for changes."]
+        found = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
             found.append(
                 f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points since the last break, of one GPU: "
                 "too few for a change to be seen."
             )
+        found += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
         found += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
         found += _some(
             [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
@@ -204,8 +237,11 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
             when = series.points[each.index].started_at
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
-        for nomination in nominations(series):
-            if not nomination.is_recent(since) or nomination.undone:
+        steps = nominations(series)
+        newest, drift = _newest_and_drift(series, [each.change for each in steps])
+        found.newest += newest
+        for nomination in (*steps, *drift):
+            if not nomination.is_drift and (not nomination.is_recent(since) or nomination.undone):
                 found.earlier.append(nomination)
             elif nomination.same_code or series.kind == "sentinel":
                 found.of_the_machine.append(nomination)
@@ -240,6 +276,28 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
     ]
 
 
+def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple[list[Nomination], list[Nomination]]:
+    """The newest runs where they left their level, and a drift that no step explains, of the comparable points."""
+    points = series.points
+    groups = [] if series.kind == "static" else comparable_points(len(points), *_edges(series))
+    members = next((group for group in groups if group[-1] == len(points) - 1), None)
+    if members is None:
+        return [], []
+    inside = [step for step in steps if step.index in members]
+    newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
+    drift = find_drift(series.values, members, sum(math.log(step.ratio.value) for step in inside))
+    found: tuple[list[Nomination], list[Nomination]] = [], []
+    for change, those, length in ((newest, found[0], 1), (drift, found[1], drift.points_before if drift else 0)):
+        if change:
+            start = int(np.searchsorted(members, change.index))
+            own = [points[index] for index in members[start - length :]]
+            last = own[-1] if change is drift else own[1]
+            named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
+            same = _is_one_commit(own) if change is drift else _is_same_code(series, change)
+            those.append(Nomination(series, named, same_code=same, is_drift=change is drift))
+    return found
+
+
 def _makes_good(later: Change, change: Change) -> bool:
     """Whether a later level is back where the change came from, or beyond."""
     if change.ratio.value > 1:
@@ -250,13 +308,96 @@ def _makes_good(later: Change, change: Change) -> bool:
 def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
     first = max(0, change.index - 1 - PLACED_WITHIN)
-    around = series.points[first : change.index + PLACED_WITHIN + 1]
-    return len({point.commit for point in around}) == 1 and not any(p.dirty or not p.commit for p in around)
+    return _is_one_commit(series.points[first : change.index + PLACED_WITHIN + 1])
+
+
+def _is_one_commit(points: Sequence[Measured]) -> bool:
+    return len({point.commit for point in points}) == 1 and not any(p.dirty or not p.commit for p in points)
 
 
 def _some(sentences: Sequence[str], what: str) -> list[str]:
     rest = len(sentences) - MOST_NOTES
     return [*sentences[:MOST_NOTES], *([f"{rest} more {what} of this kind."] if rest > 0 else [])]
+
+
+def absent(
+    measured: Sequence[Measured], is_wanted: Callable[[Measured], bool], since: str | None = None
+) -> list[Judgement]:
+    """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
+
+    `measured` holds all trials of all runs, for what was measured together tells what is missing. `since` is ISO 8601:
+    absences that began earlier are left out; without it those that lasted longer than the newest runs.
+    """
+    runs: dict[Run, dict[Case, Measured]] = {}
+    trials: dict[tuple[str, Case], list[Measured]] = {}
+    for one in sorted(measured, key=lambda one: (one.started_at, one.run_id)):
+        if one.kind != "sentinel":
+            runs.setdefault(_run_of(one), {})[one.probe, one.case_id] = one
+            trials.setdefault((one.machine, (one.probe, one.case_id)), []).append(one)
+    later: dict[Run, list[Measured]] = {}
+    found = []
+    for (_, case), own in trials.items():
+        if not is_wanted(own[-1]):
+            continue
+        good = [one for one in own if one.metrics]
+        if own[-1].metrics:
+            newest = _run_of(own[-1])
+            if newest not in later:
+                later[newest] = _later_runs(newest, runs)
+            missed = (
+                [] if len(good) < FEWEST_POINTS else [one for one in later[newest] if case not in runs[_run_of(one)]]
+            )
+            if len(missed) < FEWEST_POINTS:
+                continue
+            sentence = f"vanished: {_runs(missed)} measured what was measured with it. {_new_name(own[-1], trials)}"
+        elif good or own[-1].failed:
+            missed = own[own.index(good[-1]) + 1 :] if good else own
+            sentence = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+        else:
+            continue
+        if missed[0].started_at < since if since else len(missed) > RECENT_RUNS and own[-1].metrics:
+            continue
+        before = f"Last measured {good[-1].started_at[:16]}Z" if good else "Never measured"
+        details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
+        said = f"{before}, {sentence}".strip()
+        found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
+    return found
+
+
+def _run_of(one: Measured) -> Run:
+    return one.machine, one.profile, one.run_id
+
+
+def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Measured]:
+    """A trial of each later run of the same machine, profile and choice of benchmarks."""
+    cases = runs[newest]
+    began = max(one.started_at for one in cases.values())
+    found = []
+    for run, others in runs.items():
+        together = cases.keys() & others.keys() if run[:2] == newest[:2] and run != newest else set()
+        first = next(iter(others.values()))
+        if first.started_at > began and len(together) >= max(1, SAME_CHOICE * (len(cases) - 1)):
+            found.append(first)
+    return found
+
+
+def _runs(missed: Sequence[Measured]) -> str:
+    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
+
+
+def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) -> str:
+    """The benchmark of the same parameters that was first measured after this one was last; "" without any."""
+    for own in trials.values():
+        is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
+        if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
+            return (
+                f"New since then with the same parameters: {own[0].label}; if it was renamed, its series begins anew."
+            )
+    return ""
+
+
+def _parameters(label: str) -> set[str]:
+    return set(re.findall(r"[^\s\[\]]+=[^\s\]]+", label))
 
 
 Rerun = tuple[Nomination, PairedCase]
@@ -292,8 +433,8 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
         )
     if not change.commit_before or not change.commit_after:
         raise UserError("its runs do not name their commits")
-    around = series.points[change.index - 1 : change.index + 1]
-    if change.commit_before == change.commit_after or any(point.dirty for point in around):
+    ends = {change.commit_before, change.commit_after}
+    if len(ends) == 1 or any(point.dirty and point.commit in ends for point in series.points):
         raise UserError("its runs measured uncommitted changes, which are gone")
     journal = journals[series.machine, nomination.first.run_id]
     for _, record in placed_records(journal):

@@ -466,10 +466,13 @@ def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
     return judgement.verdict in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
-def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> ExitCode:
-    """What failed, if that counts or nothing else was measured; else a regression, else what stayed open, else fine."""
+def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, unchanged: int = 0) -> ExitCode:
+    """What failed, if that counts or nothing else was measured; else a regression, else what stayed open, else fine.
+
+    `unchanged` counts benchmarks that were searched and have no judgement.
+    """
     minded = {judgement.verdict for judgement in judgements if is_minded(judgement, fail_on)}
-    nothing = fail_on != "never" and {judgement.verdict for judgement in judgements} == {"failed"}
+    nothing = fail_on != "never" and not unchanged and {judgement.verdict for judgement in judgements} <= {"failed"}
     if nothing or "failed" in minded:
         return ExitCode.FAILED
     return ExitCode.VERDICT if "slower" in minded else ExitCode.FAILED if minded else ExitCode.FINE

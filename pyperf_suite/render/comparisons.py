@@ -81,7 +81,7 @@ def print_comparisons(
         say(console, "  [dim]…[/dim]", f"{len(moved) - most} more that are not equivalent: {ALL} shows all")
     for each in notes:
         note(console, each)
-    meaning = {0: "fine", 1: "regression", 3: "undecided or failed"}[code]
+    meaning = {0: "fine", 1: "regression", 3: "undecided or failed" if findings else "nothing was searched"}[code]
     say(console, "", f"{counted(findings)}; exit code {code}, {meaning} (--fail-on {fail_on})")
 
 

@@ -87,8 +87,14 @@ class Measured(NamedTuple):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The time, or the names of the exact figures; nothing if no process could measure any."""
-        return (TIME,) if self.medians else tuple(self.exact)
+        """The time, or the names of the exact figures; nothing if a process failed: survivors alone do not count."""
+        return () if self.failed else (TIME,) if self.medians else tuple(self.exact)
+
+    @property
+    def why_absent(self) -> str:
+        """Why there is no metric, and in how many of the processes."""
+        of_all = f"{self.failed} of {self.ok + self.failed} processes failed, the first: " if self.ok else ""
+        return of_all + (self.reason or "it holds no figures")
 
     @property
     def value(self) -> float:
@@ -123,7 +129,7 @@ class BenchmarkSeries:
     """One metric of one case of one probe on one machine, over the runs that measured it, the oldest first.
 
     `metric` is "time", or the name of an exact figure of a kernel's machine code, as in "registers"; `kind` is the
-    record's: timing, static or sentinel. `failed_runs` are those in which no process could measure it.
+    record's: timing, static or sentinel. `failed_runs` are those in which a process failed.
     """
 
     machine: str

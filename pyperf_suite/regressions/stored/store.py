@@ -26,6 +26,7 @@ from pyperf_suite.regressions.stored.series import (
     summarise_journal,
 )
 from pyperf_suite.regressions.thresholds import selects
+from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.workloads.backends import kept_folder
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
@@ -47,11 +48,13 @@ class Store:
         self.results = results
         self.damage: list[str] = []
         self._read: dict[Path, RunSummary] = {}
+        self._lost: dict[Path, str] = {}
         cache = SummaryCache()
         for path in sorted(results.glob(f"*/*/{RECORDS}")):
             try:
                 self._read[path] = cache.summary_of(path)
             except OSError as error:
+                self._lost[path] = str(error.strerror)
                 self.damage.append(f"{path} cannot be read: {error.strerror}.")
                 continue
             self.damage += [f"{path}, {each}" for each in self._read[path].damage]
@@ -62,20 +65,35 @@ class Store:
         """What each run measured of each case."""
         return [one for summary in self._read.values() for one in summary.measured]
 
+    def of_machine(self, machine: str | None) -> list[Measured]:
+        """What each run of that machine, or of any, measured of each case."""
+        return [one for one in self.measured if machine in (None, one.machine)]
+
+    def unreadable(self, machine: str | None = None) -> list[Judgement]:
+        """A failed judgement for the newest run of each machine if it holds no record that can be read."""
+        newest = {path.parent.parent.name: path for path in sorted((*self._read, *self._lost))}
+        found = []
+        for name, path in newest.items():
+            read = self._read.get(path)
+            if machine in (None, name) and not (read and read.measured):
+                why = next(iter(read.damage), read.torn) if read else self._lost[path]
+                sentence = f"{path}, the newest run, holds no record that can be read{f': {why}' if why else ''}."
+                found.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
+        return found
+
     def series(self, pattern: str | None = None, machine: str | None = None) -> list[BenchmarkSeries]:
         """The series of all that was measured, or of what matches: by machine, probe and label.
 
         `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
         """
         cases: dict[tuple[str, ...], list[Measured]] = {}
-        for one in self.measured:
-            if machine in (None, one.machine):
-                cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
+        for one in self.of_machine(machine):
+            cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
         found = [
             each
             for runs in cases.values()
             for each in _series_of(runs)
-            if pattern is None or selects(pattern, each.probe, each.title, each.case_id)
+            if matches(pattern, each.probe, each.title, each.case_id)
         ]
         return sorted(found, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
@@ -96,6 +114,11 @@ class Store:
             more = f" {len(self.damage) - 1} more such." if len(self.damage) > 1 else ""
             return f"No measured run that can be read was found in {where}: {self.damage[0].rstrip('.')}.{more}"
         return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
+
+
+def matches(pattern: str | None, probe: str, title: str, case_id: str) -> bool:
+    """True if no pattern was named, or it selects the benchmark."""
+    return pattern is None or selects(pattern, probe, title, case_id)
 
 
 def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:

@@ -156,9 +156,11 @@ def test_failures_are_counted_unless_resumed_and_a_run_of_failures_is_named(writ
     write_run("20260101T000000Z-0001", [None, 1e-3, None])
     write_run("20260101T000000Z-0001", [1e-3])
     write_run("20260102T000000Z-0001", [None, None])
+    write_run("20260103T000000Z-0001", [None, 1e-3])
+    write_run("20260103T000000Z-0001", [1e-3])
     series = only_series()
-    assert [(one.ok, one.failed) for one in series.points] == [(2, 1)]
-    assert series.failed_runs == ("20260102T000000Z-0001",)
+    assert [(one.ok, one.failed) for one in series.points] == [(2, 0)]
+    assert series.failed_runs == ("20260101T000000Z-0001", "20260102T000000Z-0001")
 
 
 def test_a_run_resumed_with_other_code_is_dirty(write_run, make_record, only_series):

@@ -44,7 +44,8 @@ ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", rat
 @pytest.mark.parametrize(
     ("verdicts", "fail_on", "code"),
     [
-        ((), "undecided", 0),
+        ((), "undecided", 3),  # nothing was compared
+        ((), "never", 0),
         (("equivalent", "faster"), "undecided", 0),
         (("undecided", "slower"), "undecided", 1),
         (("undecided", "slower", "failed"), "undecided", 3),

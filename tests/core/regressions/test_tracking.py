@@ -1,5 +1,6 @@
 import datetime
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab, builds
 from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.tracking import changes_of, nominations
+from pyperf_suite.regressions.tracking import track as search
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from tests.core.series import BEGIN, a_series, commit
 
@@ -64,7 +66,7 @@ def message(results, monkeypatch, tmp_path):
 def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message, write_history, levels, fields, note):
     write_history(levels, **fields)
     data, code = message()
-    assert (data["findings"], code) == ([], 0)
+    assert (data["findings"], code) == ([], 3 if len(levels) == 5 else 0)  # nothing was searched
     assert any(note in each for each in data["notes"])
 
 
@@ -165,6 +167,81 @@ def test_a_faster_change_is_not_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [0.9] * 6)
     assert message("--confirm", "--device", "cpu")[1] == 0
     assert rerun.compared == []
+
+
+@pytest.mark.parametrize("nights", [1, 2])
+@pytest.mark.parametrize("level", [10.0, 1.1])
+def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level):
+    write_history([1.0] * 30 + [level] * nights)
+    data, code = message()
+    assert (data["findings"], code) == ([], 0)
+    [note] = [each for each in data["notes"] if each.startswith("Outside the range of its level: matmul")]
+    assert f"2026-01-31T00:00Z, {nights} run" in note
+    data, code = message("--confirm", "--device", "cpu")
+    assert [commits[:2] for commits in rerun.compared] == [(commit(29), commit(30))]
+    assert ([each["verdict"] for each in data["findings"]], code) == (["slower"], 1)
+
+
+@pytest.mark.parametrize(
+    ("levels", "commits"),
+    [
+        ([1.0] * 30 + [1.0], None),  # as before
+        ([1.0, 1.0, 3.0] * 10 + [3.0], None),  # within the range of its level
+        ([1.0] * 30 + [10.0], ["a" * 40] * 31),  # noted, but with no other commit to pair
+        ([1.0] * 30 + [0.1], None),  # faster
+    ],
+)
+def test_a_newest_night_like_others_or_without_a_slower_commit_is_not_rerun(
+    message, write_history, rerun, levels, commits
+):
+    write_history(levels, commits)
+    data, code = message("--confirm", "--device", "cpu")
+    assert (rerun.compared, data["findings"], code) == ([], [], 0)
+    noted = any("Outside the range of its level" in each for each in data["notes"])
+    assert noted is (levels[-1] in (10.0, 0.1))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize(
+    ("levels", "total"), [(1.005 ** np.arange(200), 2.58), (1.019 ** (np.arange(200) // 10), 1.43)]
+)
+def test_the_sum_of_small_steps_is_a_drift(levels, total, noise):
+    values = 1e-3 * levels * np.exp(noise * np.random.default_rng(1).standard_normal(200))
+    [found] = search([a_series(values)]).current
+    finding = found.judgement()
+    assert found.is_drift
+    assert abs(math.log(finding.ratio.value / total)) < 0.05
+    assert (finding.verdict, finding.details["commit_before"], finding.details["commit_after"]) == (
+        "undecided",
+        commit(0),
+        commit(199),
+    )
+    passed = next(index for index, level in enumerate(levels) if level > 1.02)
+    assert passed - 10 <= found.change.index <= passed + 15
+    assert f"in small steps, beyond +2.0 % since {found.first.started_at[:16]}Z" in finding.sentence
+
+
+def test_a_drift_of_one_commit_or_of_the_sentinel_is_the_machines():
+    levels = list(1.005 ** np.arange(100))
+    assert search([a_series(levels, kind="sentinel")]).current == []
+    found = search([a_series(levels, commits=["a" * 40] * 100)])
+    assert (found.current, [each.is_drift for each in found.of_the_machine]) == ([], [True])
+
+
+def test_a_drift_is_confirmed_between_its_first_and_its_last_commit(message, write_history, rerun):
+    write_history(1.005 ** np.arange(100))
+    assert message()[1] == 3
+    assert message("--confirm", "--device", "cpu")[1] == 1
+    assert [commits[:2] for commits in rerun.compared] == [(commit(0), commit(99))]
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.01])
+def test_a_random_walk_is_no_drift(noise):
+    generator = np.random.default_rng(0)
+    found = [
+        search([a_series(1e-3 * np.exp(noise * np.cumsum(generator.standard_normal(200))))]).current for _ in range(60)
+    ]
+    assert sum(map(bool, found)) <= 1
 
 
 def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:
