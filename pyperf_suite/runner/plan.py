@@ -197,10 +197,10 @@ START_OF_FRESH_RANKS_S = 6.5
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
-# Importing a user's file, by what its arrays are of; then the processes of each case, and checks that processes share.
-START_OF_A_FILE_S = {"": 0.0, "numpy": 0.7, "torch": 4.0}
-AROUND_A_USERS_CASE_S = {"": AROUND_A_CASE_S, "numpy": 0.1, "torch": 0.25}
-CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.25, "torch": 0.4}
+# Importing a user's file, by what its arrays are of; then preparing each case, and checks that processes share.
+START_OF_A_FILE_S = {"": 0.0, "numpy": 0.3, "torch": 2.0}
+AROUND_A_USERS_CASE_S = {"": AROUND_A_CASE_S, "numpy": 0.03, "torch": 0.05}
+CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.1, "torch": 0.25}
 
 # The share of their caps that warm-up and sampling take, slices included that are measured again; of a user's kernels,
 # which converge sooner.
