@@ -31,6 +31,7 @@ from pyperf_suite.user_kernels.arrays import (
     digest,
     exact_arithmetic,
     extent,
+    is_array,
     lay_out,
     overlaps,
     read_result,
@@ -48,6 +49,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # Libraries that take long to import, and whose state a copy of a process may share.
 PRELOADED = ("numpy", "numpy.random", "scipy", "torch", "triton") if sys.platform == "linux" else ()
 
+# Among so many objects arrays are looked for that an argument holds.
+MOST_LOOKED_AT = 1000
 
 # Requests in which no code of a user's runs, but for what its objects do by themselves.
 OWN_REQUESTS = ("fetch", "load", "place", "changed")
@@ -221,7 +224,7 @@ class UserFile:
         self._shown_where = where if where[0] else self._shown_where
         self.leaves = self._find_leaves(self._launch)
         self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self.leaves]
-        launch = self._launch
+        launch, seen = self._launch, _closed_over(self._function)
         return {
             "leaves": [leaf.spec for leaf in self.leaves],
             "bytes": launch.bytes,
@@ -239,7 +242,8 @@ class UserFile:
             "kernel_line": self._kernel.line,
             "kernel_file": self._shown(self._kernel.file),
             "reference_at": self._place_of(launch.reference or launch.check),
-            "closes_over": _arrays_closed_over(self._function),
+            "closes_over": [name for name, held in seen.items() if any(True for _ in arrays_in(held))],
+            "objects": _objects_with_arrays([self._function, seen, launch.args, launch.kwargs]),
             "versions": _versions(),
             "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self.leaves),
         }
@@ -407,19 +411,38 @@ class UserFile:
         return [each for each in frames if not each[0].startswith((str(PACKAGE), "<", *library))]
 
 
-def _arrays_closed_over(function: Any) -> list[str]:
-    """Names of arrays that a function has not been given but sees: they are other ones in the other process."""
+def _closed_over(function: Any) -> dict[str, Any]:
+    """What a function has not been given but sees, by its name."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     names = getattr(code, "co_freevars", ())
-    found = []
+    found = {}
     for name, cell in zip(names, cells):
-        try:
-            held = cell.cell_contents
-        except ValueError:
-            continue
-        if any(True for _ in arrays_in(held)):
-            found.append(name)
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
     return found
+
+
+def _objects_with_arrays(values: Any) -> list[str]:
+    """Types of objects among these, a module of torch for one, that hold arrays which nobody copies."""
+    if isinstance(values, (list, tuple, dict)):
+        each_of = values.values() if isinstance(values, dict) else values
+        return [name for each in each_of for name in _objects_with_arrays(each)]
+    is_other = not is_array(values) and not inspect.isroutine(values)
+    return [type(values).__name__] if is_other and _holds_arrays(values) else []
+
+
+def _holds_arrays(value: Any) -> bool:
+    left, seen = [value], set[int]()
+    while left and len(seen) < MOST_LOOKED_AT:
+        each = left.pop()
+        if id(each) in seen or inspect.ismodule(each) or inspect.isclass(each):
+            continue
+        seen.add(id(each))
+        if is_array(each):
+            return True
+        held = each if type(each) in (dict, list, tuple) else getattr(each, "__dict__", {})
+        left += held.values() if isinstance(held, dict) else held
+    return False
 
 
 def _versions() -> dict[str, str]:

@@ -521,8 +521,13 @@ class UserLaunches(Prepared):
 
     def _hint(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         """What else may be the cause: an array that the function closes over, or the reference itself."""
-        names = self._built["closes_over"]
-        if names:
+        names, objects = self._built["closes_over"], self._built["objects"]
+        if objects and not self._is_given:
+            return (
+                f"; where an object that it uses ({', '.join(objects)}) is made with the inputs, the reference has "
+                "another: make it at the top of the file, under a seed"
+            )
+        if names and not self._is_given:
             return f"; the function closes over {', '.join(names)}: what varies has to be an argument of suite.launch"
         if not self._built["has_reference"]:
             return f"; there is no reference=, so it was compared with {self._itself}"

@@ -337,6 +337,19 @@ UNJUDGED = {
         "function",
         ("closes over w",),
     ),
+    **{
+        f"an object with weights, {how}": (
+            f"{NUMPY}import torch\n@suite.kernel()\ndef kernel():\n    layer = torch.nn.Linear(8, 8)\n"
+            f"    return suite.launch({launch}suite.randn(4, 8))\n",
+            implementation,
+            ("where an object that it uses (Linear) is made with the inputs",),
+        )
+        for how, implementation, launch in (
+            ("launched", "Linear", "layer, "),
+            ("closed over", "function", "lambda x: layer(x), "),
+            ("passed", "function", "lambda layer, x: layer(x), layer, "),
+        )
+    },
     "inputs of shapes that change": (
         f"{NUMPY}import random\n@suite.kernel()\ndef kernel():\n"
         "    return suite.launch(np.sort, suite.rand(random.randrange(10, 10**6)), reference=np.sort)\n",
