@@ -67,6 +67,8 @@ class Bounds:
     memory_bytes: float = float("inf")
 
     def __post_init__(self) -> None:
+        if "" in self.vary:
+            raise UserError("--vary has a comma without a name: write names, as in heads,vocab.")
         if unknown := set(self.vary) - set(AXES):
             raise UserError(f"Candidates cannot vary in {min(unknown)!r}: {offer(min(unknown), AXES)}")
 
