@@ -57,7 +57,7 @@ CATALOGUE = (
     ("size --config absent.json --gpu H200", "absent.json"),
     ("explain 1 2 --gpu H100", "'1 2'"),
     ("explain 1 1 1 --gpu H20O", "did you mean"),
-    ("explain 0 1 1 --gpu H100", "0 x 1 x 1"),
+    ("explain 0 1 1 --gpu H100", "m = 0"),
     (f"{LAYOUT} --gpus 8 --global-batch 8 --memory much", "'much'"),
     ("study absent.toml", "absent.toml"),
     ("ab --old tile=1 --new tile=2 tile_wave", "'1'"),
