@@ -8,8 +8,10 @@ says whether it was the code.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +34,7 @@ from pyperf_suite.regressions.changepoints import (
     find_newest,
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
     """The changes to draw in a series, by index: nominated ones of times, every one of an exact figure."""
     points, values = series.points, series.values
     if series.kind != "static":
-        return find_changes(values, [point.commit for point in points], *_edges(series))
+        return find_changes(values, [point.commit for point in points], series.groups)
     starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
     edges = [0, *starts, len(values)]
     found = []
@@ -77,11 +79,6 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
         levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
         found.append(Change(*levels, points[index - 1].commit, points[index].commit))
     return found
-
-
-def _edges(series: BenchmarkSeries) -> tuple[list[str], list[int]]:
-    """What a time must not be compared across: the units of its points, and its breaks."""
-    return [point.unit for point in series.points], [each.index for each in series.breaks]
 
 
 @dataclass(frozen=True)
@@ -147,8 +144,38 @@ class Nomination:
             moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
         return (
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
-            f"{self.commits}.{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
+            f"{self.commits}.{self._hypotheses}"
+            f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
         )
+
+    @functools.cached_property
+    def moved(self) -> dict[str, tuple[str, str]]:
+        """Settings of the machine that changed where the time did, as exactly as its place is known."""
+        if self.is_exact or self.is_drift:
+            return {}
+        points, groups, index = self.series.points, self.series.groups, self.change.index
+        own = [place for place in range(len(points)) if groups[place] == groups[index]]
+        start = own.index(index)
+        before, after = own[max(0, start - 1 - PLACED_WITHIN)], own[min(len(own) - 1, start + PLACED_WITHIN)]
+        return self.series.moved_with(before, after)
+
+    @property
+    def _hypotheses(self) -> str:
+        """What else may have moved the time, and the command that tells it from the code."""
+        if not self.moved:
+            return ""
+        came = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.moved.items())
+        if self.same_code:
+            return f" With it came {came}."
+        # Only what imports packages of its own can be paired with other versions of them.
+        apart = is_users(self.series.probe)
+        packages = [name for name in self.moved if apart and name not in SETTINGS.values()]
+        sides = [self.change.commit_before[:12] or "OLD", self.change.commit_after[:12] or "NEW"]
+        if packages and not any(ABSENT in self.moved[name] for name in packages):
+            sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
+        command = ["ab", "--old", sides[0], "--new", sides[1], self.series.probe, "-k", self.series.label]
+        names = " and ".join(self.moved)
+        return f" With it came {came}: code and {names} cannot be told apart; `{shlex.join(command)}` decides."
 
     @property
     def commits(self) -> str:
@@ -210,13 +237,13 @@ class Tracked:
         found = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
             found.append(
-                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points since the last break, of one GPU: "
+                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points of one GPU and state: "
                 "too few for a change to be seen."
             )
         found += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
         found += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
         found += _some(
-            [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
+            [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks],
             "breaks",
         )
         if older := sum(not each.undone for each in self.earlier):
@@ -229,7 +256,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
     found = Tracked()
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        if series.kind != "static" and not comparable_points(len(series.points), *_edges(series)):
+        if series.kind != "static" and not comparable_points(len(series.points), series.groups):
             found.too_short += 1
             continue
         found.searched += 1
@@ -279,7 +306,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
 def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple[list[Nomination], list[Nomination]]:
     """The newest runs where they left their level, and a drift that no step explains, of the comparable points."""
     points = series.points
-    groups = [] if series.kind == "static" else comparable_points(len(points), *_edges(series))
+    groups = [] if series.kind == "static" else comparable_points(len(points), series.groups)
     members = next((group for group in groups if group[-1] == len(points) - 1), None)
     if members is None:
         return [], []

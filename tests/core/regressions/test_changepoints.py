@@ -101,19 +101,14 @@ def test_a_step_below_the_least_effect_is_not_nominated():
     assert len(find_changes(times, least_effect=0.01)) == 1
 
 
-def test_no_change_is_looked_for_across_a_break():
-    assert find_changes(stepped(), breaks=[25]) == []
-    assert [change.index for change in find_changes(stepped(), breaks=[10, 10])] == [25]
-
-
 def test_gpus_that_take_turns_are_series_of_their_own():
     units = ["GPU-a", "GPU-b"] * 40
     logs = noise(np.random.default_rng(6), 80, 0.0, 0.005)
     logs[1::2] += 0.2  # one is slower than the other, always
-    assert find_changes(np.exp(logs), units=units) == []
+    assert find_changes(np.exp(logs), groups=units) == []
     logs[61::2] += STEP
     commits = [str(index) for index in range(80)]
-    [change] = find_changes(np.exp(logs), units=units, commits=commits)
+    [change] = find_changes(np.exp(logs), groups=units, commits=commits)
     assert change.index == 61
     assert (change.commit_before, change.commit_after) == ("59", "61")
     assert (change.points_before, change.points_after) == (30, 10)
