@@ -56,8 +56,6 @@ POINTS_COMPARED = 10
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
 
-# An absence is reported for so many runs; an older one has been seen by earlier runs of `track`.
-RECENT_RUNS = RECENT_POINTS
 # A later run is of the same choice of benchmarks where it holds this share of those measured together.
 SAME_CHOICE = 0.5
 
@@ -352,8 +350,8 @@ def absent(
 ) -> list[Judgement]:
     """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
 
-    `measured` holds all trials of all runs, for what was measured together tells what is missing. `since` is ISO 8601:
-    absences that began earlier are left out; without it those that lasted longer than the newest runs.
+    `measured` holds all trials of all runs, for what was measured together tells what is missing. What vanished before
+    `since` (ISO 8601), else before the newest runs, is left out.
     """
     runs: dict[Run, dict[Case, Measured]] = {}
     trials: dict[tuple[str, Case], list[Measured]] = {}
@@ -364,29 +362,26 @@ def absent(
     later: dict[Run, list[Measured]] = {}
     found = []
     for (_, case), own in trials.items():
-        if not is_wanted(own[-1]):
+        newest = _run_of(own[-1])
+        if newest not in later:
+            later[newest] = _later_runs(newest, runs)
+        gone = [one for one in later[newest] if case not in runs[_run_of(one)]]
+        if not is_wanted(own[-1]) or (gone and gone[0].started_at < since if since else len(gone) > RECENT_POINTS):
             continue
-        good = [one for one in own if one.metrics]
         if own[-1].metrics:
-            newest = _run_of(own[-1])
-            if newest not in later:
-                later[newest] = _later_runs(newest, runs)
-            missed = (
-                [] if len(good) < FEWEST_POINTS else [one for one in later[newest] if case not in runs[_run_of(one)]]
-            )
-            if len(missed) < FEWEST_POINTS:
+            if min(len(gone), len(own)) < FEWEST_POINTS:
                 continue
-            sentence = f"vanished: {_runs(missed)} measured what was measured with it. {_new_name(own[-1], trials)}"
-        elif good or own[-1].failed:
-            missed = own[own.index(good[-1]) + 1 :] if good else own
-            sentence = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+            last: Measured | None = own[-1]
+            missed = gone
+            said = f"vanished: {_runs(gone)} measured what was measured with it. {_new_name(own[-1], trials)}".strip()
         else:
-            continue
-        if missed[0].started_at < since if since else len(missed) > RECENT_RUNS and own[-1].metrics:
-            continue
-        before = f"Last measured {good[-1].started_at[:16]}Z" if good else "Never measured"
+            last = next((one for one in reversed(own) if one.metrics), None)
+            if not (last or own[-1].failed):
+                continue
+            missed = own[own.index(last) + 1 :] if last else own
+            said = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+        said = f"{f'Last measured {last.started_at[:16]}Z' if last else 'Never measured'}, {said}"
         details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
-        said = f"{before}, {sentence}".strip()
         found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
     return found
 
@@ -417,9 +412,7 @@ def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) ->
     for own in trials.values():
         is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
         if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
-            return (
-                f"New since then with the same parameters: {own[0].label}; if it was renamed, its series begins anew."
-            )
+            return f"New since then with the same parameters: {own[0].label}; a new name begins a new series."
     return ""
 
 
