@@ -294,7 +294,11 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
         Nomination(
             series,
             change,
-            undone=any(_makes_good(later, change) for later in changes[number + 1 :]),
+            undone=any(
+                _makes_good(later, change)
+                for later in changes[number + 1 :]
+                if series.groups[later.index] == series.groups[change.index]
+            ),
             same_code=not is_exact and _is_same_code(series, change),
         )
         for number, change in enumerate(changes)

@@ -169,8 +169,12 @@ class BenchmarkSeries:
 
     @functools.cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """For each point what it may be compared within: its GPU, and the values of settings that returned to one."""
-        turns = [each for each in self._changed.values() if len({value for _, value in each}) < len(each)]
+        """What each point may be compared within: its GPU, the kind of its time, and settings that took turns."""
+        turns = [
+            each
+            for name, each in self._changed.items()
+            if name == SETTINGS["reported_time"] or len({value for _, value in each}) < len(each)
+        ]
         return tuple((point.unit, *(_at(each, index) for each in turns)) for index, point in enumerate(self.points))
 
     @functools.cached_property

@@ -83,15 +83,30 @@ def test_a_break_is_told_and_a_step_with_it_is_the_machines_where_the_code_staye
 
 
 @pytest.mark.parametrize("step", [1.0, 1.08])
-@pytest.mark.parametrize("environments", ["patched", "in turn", "rolled back"])
+@pytest.mark.parametrize("environments", ["patched", "in turn", "slower first", "rolled back"])
 def test_a_step_is_found_whatever_the_machines_state_does(environments, step):
     days = np.arange(80)
-    states = {"patched": days // 3, "in turn": days % 2, "rolled back": (days > 30) & (days < 38)}[environments]
+    states = {
+        "patched": days // 3,
+        "in turn": days % 2,
+        "slower first": 1 - days % 2,
+        "rolled back": (days > 30) & (days < 38),
+    }[environments]
     values = times((60, 1.0), (20, step)) * np.where((environments != "patched") & (states == 1), 1.2, 1.0)
     found = search([a_series(values, drivers=[str(state) for state in states])])
     places = [each.change.index for each in found.current]
-    assert sorted(places) == ([] if step == 1.0 else [60, 61] if environments == "in turn" else [60])
+    assert sorted(places) == ([] if step == 1.0 else [60, 61] if environments in ("in turn", "slower first") else [60])
     assert found.searched == 1
+
+
+def test_times_of_another_kind_are_another_series():
+    series = a_series(times((20, 1.0), (20, 0.9)))
+    points = list(series.points)
+    points[20:] = [
+        each._replace(state={**each.state, "reported_time": "10% quantile of samples"}) for each in points[20:]
+    ]
+    found = search([replace(series, points=tuple(points))])
+    assert (found.current, found.earlier, len(found.breaks)) == ([], [], 1)
 
 
 @pytest.mark.parametrize("upgraded", [20, 22])
