@@ -202,7 +202,8 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int,
         for left, start, right in _levels_around(cleaned, starts):
             step = _step(cleaned, steps, starts, left, start, right)
             effects.append(abs(step.centre))
-            is_real = abs(step.centre) >= least and step.p_value(0.0) < alpha
+            # Of steps as large as the least effect half are estimated smaller: those within their error of it count.
+            is_real = abs(step.centre) + step.error >= least and step.p_value(0.0) < alpha
             stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
         if all(stands):
             break

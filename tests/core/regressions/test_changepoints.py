@@ -52,6 +52,12 @@ def test_10000_points_take_less_than_3_seconds(step):
     assert time.process_time() - began < 3
 
 
+def test_a_step_of_2_percent_is_found_in_4_of_5_series_with_noise_of_half_a_percent():
+    generator = np.random.default_rng(11)
+    series = [noise(generator, 80, 0.0, 0.005) + math.log(1.02) * (np.arange(80) >= 60) for _ in range(100)]
+    assert sum(bool(find_changes(np.exp(logs))) for logs in series) >= 80
+
+
 def test_of_longer_series_the_newest_points_are_searched(monkeypatch):
     monkeypatch.setattr(changepoints, "MOST_POINTS", 50)
     logs = noise(np.random.default_rng(3), 200, 0.0, 0.01)
