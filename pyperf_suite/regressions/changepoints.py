@@ -9,7 +9,7 @@ do, and sharper than a drift. It is never more than nominated: a paired rerun de
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,21 +96,20 @@ class Steps:
 def find_changes(
     values: Sequence[float] | Floats,
     commits: Sequence[str] = (),
-    units: Sequence[str] = (),
-    breaks: Sequence[int] = (),
+    groups: Sequence[Hashable] = (),
     least_effect: float = LEAST_EFFECT,
 ) -> list[Change]:
     """Nominate the changes of a series of positive times in order of time, by index.
 
-    `commits` and `units`, if given, name one for each value; `breaks` are the indices of points before which the
-    machine's state changed. No change is looked for across a break, nor between values of different units: each unit's
-    own values between breaks are a series for themselves. Raises ValueError for a time that is not finite and positive.
+    `commits` and `groups`, if given, name one for each value. No change is looked for between values of different
+    groups: each group's own values are a series for themselves. Raises ValueError for a time that is not finite and
+    positive.
     """
     times = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(times) & (times > 0)):
         raise ValueError("a series of times holds finite positive numbers only")
     found = []
-    for members in comparable_points(len(times), units, breaks):
+    for members in comparable_points(len(times), groups):
         logs = np.log(times[members])
         steps = detect_steps(logs)
         if not steps.starts:
@@ -181,12 +180,11 @@ def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, e
     return Change(int(members[start]), *levels, earlier, later)
 
 
-def comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
-    """Indices of the values that may be compared: of one unit, between two breaks; too few for two levels are left."""
-    since = np.searchsorted(np.sort(np.asarray(breaks, dtype=int)), np.arange(count), side="right")
-    members: dict[tuple[int, str], list[int]] = {}
-    for index, part in enumerate(since):
-        members.setdefault((part, units[index] if units else ""), []).append(index)
+def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.ndarray]:
+    """Indices of the values that may be compared: of one group; those too few for two levels are left out."""
+    members: dict[Hashable, list[int]] = {}
+    for index in range(count):
+        members.setdefault(groups[index] if groups else "", []).append(index)
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
@@ -204,7 +202,8 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int,
         for left, start, right in _levels_around(cleaned, starts):
             step = _step(cleaned, steps, starts, left, start, right)
             effects.append(abs(step.centre))
-            is_real = abs(step.centre) >= least and step.p_value(0.0) < alpha
+            # Of steps as large as the least effect half are estimated smaller: those within their error of it count.
+            is_real = abs(step.centre) + step.error >= least and step.p_value(0.0) < alpha
             stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
         if all(stands):
             break

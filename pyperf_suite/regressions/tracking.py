@@ -8,8 +8,10 @@ says whether it was the code.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +34,7 @@ from pyperf_suite.regressions.changepoints import (
     find_newest,
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ POINTS_COMPARED = 10
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
 
-# An absence is reported for so many runs; an older one has been seen by earlier runs of `track`.
-RECENT_RUNS = RECENT_POINTS
 # A later run is of the same choice of benchmarks where it holds this share of those measured together.
 SAME_CHOICE = 0.5
 
@@ -67,7 +67,7 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
     """The changes to draw in a series, by index: nominated ones of times, every one of an exact figure."""
     points, values = series.points, series.values
     if series.kind != "static":
-        return find_changes(values, [point.commit for point in points], *_edges(series))
+        return find_changes(values, [point.commit for point in points], series.groups)
     starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
     edges = [0, *starts, len(values)]
     found = []
@@ -77,11 +77,6 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
         levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
         found.append(Change(*levels, points[index - 1].commit, points[index].commit))
     return found
-
-
-def _edges(series: BenchmarkSeries) -> tuple[list[str], list[int]]:
-    """What a time must not be compared across: the units of its points, and its breaks."""
-    return [point.unit for point in series.points], [each.index for each in series.breaks]
 
 
 @dataclass(frozen=True)
@@ -147,8 +142,38 @@ class Nomination:
             moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
         return (
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
-            f"{self.commits}.{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
+            f"{self.commits}.{self._hypotheses}"
+            f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
         )
+
+    @functools.cached_property
+    def moved(self) -> dict[str, tuple[str, str]]:
+        """Settings of the machine that changed where the time did, as exactly as its place is known."""
+        if self.is_exact or self.is_drift:
+            return {}
+        points, groups, index = self.series.points, self.series.groups, self.change.index
+        own = [place for place in range(len(points)) if groups[place] == groups[index]]
+        start = own.index(index)
+        before, after = own[max(0, start - 1 - PLACED_WITHIN)], own[min(len(own) - 1, start + PLACED_WITHIN)]
+        return self.series.moved_with(before, after)
+
+    @property
+    def _hypotheses(self) -> str:
+        """What else may have moved the time, and the command that tells it from the code."""
+        if not self.moved:
+            return ""
+        came = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.moved.items())
+        if self.same_code:
+            return f" With it came {came}."
+        # Only what imports packages of its own can be paired with other versions of them.
+        apart = is_users(self.series.probe)
+        packages = [name for name in self.moved if apart and name not in SETTINGS.values()]
+        sides = [self.change.commit_before[:12] or "OLD", self.change.commit_after[:12] or "NEW"]
+        if packages and not any(ABSENT in self.moved[name] for name in packages):
+            sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
+        command = ["ab", "--old", sides[0], "--new", sides[1], self.series.probe, "-k", self.series.label]
+        names = " and ".join(self.moved)
+        return f" With it came {came}: code and {names} cannot be told apart; `{shlex.join(command)}` decides."
 
     @property
     def commits(self) -> str:
@@ -210,13 +235,13 @@ class Tracked:
         found = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
             found.append(
-                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points since the last break, of one GPU: "
+                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points of one GPU and state: "
                 "too few for a change to be seen."
             )
         found += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
         found += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
         found += _some(
-            [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
+            [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks],
             "breaks",
         )
         if older := sum(not each.undone for each in self.earlier):
@@ -229,7 +254,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
     found = Tracked()
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        if series.kind != "static" and not comparable_points(len(series.points), *_edges(series)):
+        if series.kind != "static" and not comparable_points(len(series.points), series.groups):
             found.too_short += 1
             continue
         found.searched += 1
@@ -269,7 +294,11 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
         Nomination(
             series,
             change,
-            undone=any(_makes_good(later, change) for later in changes[number + 1 :]),
+            undone=any(
+                _makes_good(later, change)
+                for later in changes[number + 1 :]
+                if series.groups[later.index] == series.groups[change.index]
+            ),
             same_code=not is_exact and _is_same_code(series, change),
         )
         for number, change in enumerate(changes)
@@ -279,7 +308,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
 def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple[list[Nomination], list[Nomination]]:
     """The newest runs where they left their level, and a drift that no step explains, of the comparable points."""
     points = series.points
-    groups = [] if series.kind == "static" else comparable_points(len(points), *_edges(series))
+    groups = [] if series.kind == "static" else comparable_points(len(points), series.groups)
     members = next((group for group in groups if group[-1] == len(points) - 1), None)
     if members is None:
         return [], []
@@ -325,8 +354,8 @@ def absent(
 ) -> list[Judgement]:
     """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
 
-    `measured` holds all trials of all runs, for what was measured together tells what is missing. `since` is ISO 8601:
-    absences that began earlier are left out; without it those that lasted longer than the newest runs.
+    `measured` holds all trials of all runs, for what was measured together tells what is missing. What vanished before
+    `since` (ISO 8601), else before the newest runs, is left out.
     """
     runs: dict[Run, dict[Case, Measured]] = {}
     trials: dict[tuple[str, Case], list[Measured]] = {}
@@ -337,29 +366,26 @@ def absent(
     later: dict[Run, list[Measured]] = {}
     found = []
     for (_, case), own in trials.items():
-        if not is_wanted(own[-1]):
+        newest = _run_of(own[-1])
+        if newest not in later:
+            later[newest] = _later_runs(newest, runs)
+        gone = [one for one in later[newest] if case not in runs[_run_of(one)]]
+        if not is_wanted(own[-1]) or (gone and gone[0].started_at < since if since else len(gone) > RECENT_POINTS):
             continue
-        good = [one for one in own if one.metrics]
         if own[-1].metrics:
-            newest = _run_of(own[-1])
-            if newest not in later:
-                later[newest] = _later_runs(newest, runs)
-            missed = (
-                [] if len(good) < FEWEST_POINTS else [one for one in later[newest] if case not in runs[_run_of(one)]]
-            )
-            if len(missed) < FEWEST_POINTS:
+            if min(len(gone), len(own)) < FEWEST_POINTS:
                 continue
-            sentence = f"vanished: {_runs(missed)} measured what was measured with it. {_new_name(own[-1], trials)}"
-        elif good or own[-1].failed:
-            missed = own[own.index(good[-1]) + 1 :] if good else own
-            sentence = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+            last: Measured | None = own[-1]
+            missed = gone
+            said = f"vanished: {_runs(gone)} measured what was measured with it. {_new_name(own[-1], trials)}".strip()
         else:
-            continue
-        if missed[0].started_at < since if since else len(missed) > RECENT_RUNS and own[-1].metrics:
-            continue
-        before = f"Last measured {good[-1].started_at[:16]}Z" if good else "Never measured"
+            last = next((one for one in reversed(own) if one.metrics), None)
+            if not (last or own[-1].failed):
+                continue
+            missed = own[own.index(last) + 1 :] if last else own
+            said = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
+        said = f"{f'Last measured {last.started_at[:16]}Z' if last else 'Never measured'}, {said}"
         details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
-        said = f"{before}, {sentence}".strip()
         found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
     return found
 
@@ -390,9 +416,7 @@ def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) ->
     for own in trials.values():
         is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
         if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
-            return (
-                f"New since then with the same parameters: {own[0].label}; if it was renamed, its series begins anew."
-            )
+            return f"New since then with the same parameters: {own[0].label}; a new name begins a new series."
     return ""
 
 

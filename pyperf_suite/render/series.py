@@ -23,7 +23,7 @@ _TICKS = 6
 _LEVEL = "level between changes"
 _CAPTION = (
     "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
-    "Vertical lines: the machine's state changed there, and no change is looked for across them. "
+    "Vertical lines: the machine's state changed there. "
     "The axis need not begin at zero."
 )
 

@@ -8,8 +8,10 @@ count.
 
 from __future__ import annotations
 
+import bisect
 import datetime
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -159,17 +161,51 @@ class BenchmarkSeries:
     @functools.cached_property
     def breaks(self) -> tuple[Break, ...]:
         """Where the machine's state differs from what was last reported of it."""
-        found, known = [], dict[str, str]()
+        found: dict[int, list[str]] = {}
+        for name, values in self._changed.items():
+            for (_, before), (index, after) in itertools.pairwise(values):
+                found.setdefault(index, []).append(f"{name} {before} -> {after}")
+        return tuple(Break(index, ", ".join(found[index])) for index in sorted(found))
+
+    @functools.cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """What each point may be compared within: its GPU, the kind of its time, and settings that took turns."""
+        turns = [
+            each
+            for name, each in self._changed.items()
+            if name == SETTINGS["reported_time"] or len({value for _, value in each}) < len(each)
+        ]
+        return tuple((point.unit, *(_at(each, index) for each in turns)) for index, point in enumerate(self.points))
+
+    @functools.cached_property
+    def _changed(self) -> dict[str, list[tuple[int, str]]]:
+        """From which point on each setting that changed had which value, by its name."""
+        found, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
         previous: Mapping[str, Any] | None = None
         for index, point in enumerate(self.points):
             if point.state is previous:
                 continue
             reported = settings(point.state, self.kind)
-            if changed := changes(known, reported):
-                found.append(Break(index, ", ".join(changed)))
+            for name, value in reported.items():
+                if known.get(name, value) != value:
+                    found.setdefault(name, [(0, known[name])]).append((index, value))
             known |= reported
             previous = point.state
-        return tuple(found)
+        return found
+
+    def moved_with(self, first: int, last: int) -> dict[str, tuple[str, str]]:
+        """Settings that differ between two points, with both values."""
+        found = {}
+        for name, values in self._changed.items():
+            before, after = _at(values, first), _at(values, last)
+            if before != after:
+                found[name] = (before, after)
+        return found
+
+
+def _at(values: Sequence[tuple[int, str]], index: int) -> str:
+    """The value at a point, of values and the points from which on they hold."""
+    return values[bisect.bisect(values, index, key=lambda each: each[0]) - 1][1]
 
 
 MOST_NAMED = 4

@@ -63,6 +63,7 @@ def test_a_benchmark_that_was_wrong_for_20_nights_is_failed(track, write_nights,
     data, code = track("--fail-on", fail_on)
     [finding] = data["findings"]
     assert (finding["verdict"], finding["case_id"], code) == ("failed", IDS[1], 3)
+    assert track("--since", "2026-01-29")[0]["findings"] == [finding]
     assert words in finding["sentence"]
     assert finding["sentence"].endswith("a made-up reason.")
 

@@ -70,12 +70,64 @@ def test_too_few_points_and_what_slowed_down_without_the_code_are_notes(message,
     assert any(note in each for each in data["notes"])
 
 
-def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
+@pytest.mark.parametrize(("commits", "code"), [(["a"] * 20, 0), ([""] * 20, 3), (["a"] * 10 + ["b"] * 10, 3)])
+def test_a_break_is_told_and_a_step_with_it_is_the_machines_where_the_code_stayed(message, write_run, commits, code):
     for index, run_id in enumerate(run_ids(20)):
-        write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state={"compiler": "g++ 12" if index < 10 else "g++ 13"})
-    data, code = message()
-    assert (data["findings"], code) == ([], 0)
-    assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
+        state = {"compiler": "g++ 12" if index < 10 else "g++ 13", "source": {"commit": 40 * commits[index]}}
+        write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state=state)
+    data, found_code = message()
+    assert (len(data["findings"]), found_code) == (1 if code else 0, code)
+    assert sum("g++ 12 -> g++ 13" in note for note in data["notes"]) == (1 if code else 2)
+    for finding in data["findings"]:
+        assert "g++ 12 -> g++ 13: code and compiler cannot be told apart; `ab --old" in finding["sentence"]
+
+
+@pytest.mark.parametrize("step", [1.0, 1.08])
+@pytest.mark.parametrize("environments", ["patched", "in turn", "slower first", "rolled back"])
+def test_a_step_is_found_whatever_the_machines_state_does(environments, step):
+    days = np.arange(80)
+    states = {
+        "patched": days // 3,
+        "in turn": days % 2,
+        "slower first": 1 - days % 2,
+        "rolled back": (days > 30) & (days < 38),
+    }[environments]
+    values = times((60, 1.0), (20, step)) * np.where((environments != "patched") & (states == 1), 1.2, 1.0)
+    found = search([a_series(values, drivers=[str(state) for state in states])])
+    places = [each.change.index for each in found.current]
+    assert sorted(places) == ([] if step == 1.0 else [60, 61] if environments in ("in turn", "slower first") else [60])
+    assert found.searched == 1
+
+
+def test_times_of_another_kind_are_another_series():
+    series = a_series(times((20, 1.0), (20, 0.9)))
+    points = list(series.points)
+    points[20:] = [
+        each._replace(state={**each.state, "reported_time": "10% quantile of samples"}) for each in points[20:]
+    ]
+    found = search([replace(series, points=tuple(points))])
+    assert (found.current, found.earlier, len(found.breaks)) == ([], [], 1)
+
+
+@pytest.mark.parametrize("upgraded", [20, 22])
+@pytest.mark.parametrize(
+    ("probe", "sides"),
+    [
+        ("bench.py", "--old numpy==2.4.6 --new numpy==2.5.0"),
+        ("tile_wave", f"--old {commit(19)[:12]} --new {commit(20)[:12]}"),
+    ],
+)
+def test_a_step_with_an_upgrade_is_undecided_between_both_and_the_command_is_named(upgraded, probe, sides):
+    series = a_series(times((20, 1.0), (20, 1.08)))
+    points = tuple(
+        point._replace(state={**point.state, "packages": {"numpy": "2.4.6" if index < upgraded else "2.5.0"}})
+        for index, point in enumerate(series.points)
+    )
+    [found] = search([replace(series, points=points, probe=probe)]).current
+    finding = found.judgement()
+    assert finding.verdict == "undecided"
+    assert "numpy 2.4.6 -> 2.5.0: code and numpy cannot be told apart" in finding.sentence
+    assert sides in finding.sentence
 
 
 def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
