@@ -94,17 +94,21 @@ def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) ->
     return of
 
 
-def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> LogDifference:
+def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> LogDifference:
     """Welch's comparison of two runs' medians, one a process in seconds, with the noise of both runs added.
+
+    Without noise the processes alone tell the error, and a single one tells none.
 
     That counts what processes differ by twice if runs differ by nothing more, which is the safe side. Degrees of
     freedom after Satterthwaite (1946), doi:10.2307/3002019.
     """
     centre = statistics.fmean(map(math.log, new)) - statistics.fmean(map(math.log, old))
-    parts = [(2 * noise.deviation**2, noise.freedom)]  # variance and degrees of freedom of each
+    parts = [(2 * noise.deviation**2, noise.freedom)] if noise else []  # variance and degrees of freedom of each
     for side in (old, new):
         if len(side) > 1:
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
+    if noise is None and len(parts) < 2:
+        return LogDifference(centre, math.nan, math.inf)
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
     return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
@@ -170,7 +174,7 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         word, sentence, changed = judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
     noise = noise_of(new)
-    seen = difference(old.medians, new.medians, noise or RunNoise(0.0, math.inf, "unknown"))
+    seen = difference(old.medians, new.medians, noise)
     verdict = judge(seen, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
     is_machine = _explains(verdict, max(cause * math.copysign(1, seen.centre) for cause in (clock, sentinel)), margin)

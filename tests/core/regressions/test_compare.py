@@ -14,6 +14,8 @@ from pyperf_suite.regressions.compare import (
 )
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Side, Store
+from pyperf_suite.render.comparisons import change
+from pyperf_suite.render.text import cell
 from tests.core.series import a_series
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
@@ -64,6 +66,16 @@ def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, loo
     assert f"Looks {looks}" in finding.sentence
     assert "unknown" in finding.sentence
     assert finding.details["p_value"] is None
+
+
+@pytest.mark.parametrize("sides", [([1.0], [1.46]), ([1.0, 1.01], [1.46])])
+def test_one_process_has_no_interval_where_the_noise_of_runs_is_unknown(sides):
+    finding = judged(*map(timed, sides), noise=None)
+    assert finding.ratio.value == pytest.approx(1.46, rel=0.01)
+    assert math.isnan(finding.ratio.low)
+    assert math.isnan(finding.ratio.high)
+    assert cell(change(finding.ratio)) in ("+46 %", "+45 %")
+    assert judged(timed([1.0, 1.01]), timed([1.46, 1.47]), noise=None).ratio.low < 1.46
 
 
 def test_a_slower_clock_is_told_from_slower_code():
