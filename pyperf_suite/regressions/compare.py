@@ -35,6 +35,10 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 FEWEST_RUNS = 5
+# A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
+FAR_OUT, SPOILT_SHARE = 5.0, 0.05
+# Clocks of operating systems and GPUs resolve this much at least.
+COARSEST_TICK_S = 1e-6
 
 MarginOf = Callable[[str, str], float]
 
@@ -43,12 +47,19 @@ MarginOf = Callable[[str, str], float]
 class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
-    `freedom` is in degrees. `source` names where it is from.
+    `freedom` is in degrees. `source` names where it is from. `calm` is the noise without spoilt runs, which stood out
+    of their neighbours by `spoilt` (a logarithm) or more.
     """
 
     deviation: float
     freedom: float
     source: str
+    calm: RunNoise | None = None
+    spoilt: float = math.inf
+
+    def around(self, difference: float) -> RunNoise:
+        """The noise that may hide that difference: runs spoilt by more than twice as much do not explain it."""
+        return self.calm if self.calm and self.spoilt > 2 * abs(difference) else self
 
 
 NoiseOf = Callable[[Measured], RunNoise | None]
@@ -63,16 +74,34 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     left_out = set(without)
     edges = [0, *(each.index for each in series.breaks), len(series.points)]
     segments = [
-        [point for point in series.points[start:end] if point.run_id not in left_out]
+        [math.log(point.value) for point in points]
         for start, end in itertools.pairwise(edges)
+        for _, points in itertools.groupby(
+            (point for point in series.points[start:end] if point.run_id not in left_out), lambda point: point.unit
+        )
     ]
+    found = _noise_of(segments)
+    if found is None:
+        return None
+    # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
+    steps = [abs(later - earlier) for logs in segments for earlier, later in itertools.pairwise(logs)]
+    least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(steps), LEAST_MOVE)
+    kept, spoilt = [], list[float]()
+    for logs in segments:
+        off = [abs(log - statistics.median(logs[max(0, at - 3) : at + 4])) for at, log in enumerate(logs)]
+        kept.append([log for log, far in zip(logs, off, strict=True) if far <= least])
+        spoilt += [far for far in off if far > least]
+    calm = _noise_of(kept)
+    if calm is None or not 0 < len(spoilt) <= SPOILT_SHARE * sum(map(len, segments)):
+        return found
+    calm = replace(calm, source=f"{calm.source}, {len(spoilt)} spoilt left out,")
+    return replace(found, calm=calm, spoilt=min(spoilt))
+
+
+def _noise_of(segments: Sequence[Sequence[float]]) -> RunNoise | None:
+    """The noise of runs from their logarithms; None if there are fewer than five."""
     runs = sum(map(len, segments))
-    steps = [
-        math.log(later.value / earlier.value)
-        for segment in segments
-        for earlier, later in itertools.pairwise(segment)
-        if earlier.unit == later.unit
-    ]
+    steps = [later - earlier for logs in segments for earlier, later in itertools.pairwise(logs)]
     if runs < FEWEST_RUNS or len(steps) < FEWEST_RUNS - 1:
         return None
     deviation = math.sqrt(statistics.fmean(step**2 for step in steps) / 2)
@@ -109,9 +138,17 @@ def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | Non
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
     if noise is None and len(parts) < 2:
         return LogDifference(centre, math.nan, math.inf)
+    tick = _tick_s([*old, *new])
+    # A time read to the next tick is off by up to half a tick, evenly.
+    parts += [(tick**2 / 12 / statistics.median(side) ** 2, math.inf) for side in (old, new)]
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
     return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
+
+
+def _tick_s(seconds: Sequence[float]) -> float:
+    """The clock's tick, of which all times are multiples to the picosecond."""
+    return min(COARSEST_TICK_S, math.gcd(*(round(each * 1e12) for each in seconds)) * 1e-12)
 
 
 def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
@@ -173,19 +210,30 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
         word, sentence, changed = judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
-    noise = noise_of(new)
+    known = noise_of(new)
+    noise = known and known.around(difference(old.medians, new.medians, known).centre)
     seen = difference(old.medians, new.medians, noise)
     verdict = judge(seen, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
     is_machine = _explains(verdict, max(cause * math.copysign(1, seen.centre) for cause in (clock, sentinel)), margin)
-    word = "undecided" if is_machine else verdict.word
+    # The sentinel is taken to be as noisy as the benchmark.
+    apart = replace(seen, centre=seen.centre - sentinel, error=math.sqrt(2) * seen.error)
+    beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
+    if beside.word == "equivalent":
+        verdict = beside
+    word = "undecided" if is_machine and verdict is not beside else verdict.word
     return judgement(
         word,
         verdict.ratio,
         _headline(word, verdict.ratio, margin, noise),
         *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
         *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
-        *(["That accounts for the difference as well as the code would."] if is_machine else []),
+        *(
+            ["That accounts for the difference as well as the code would."]
+            if word == "undecided" and is_machine
+            else []
+        ),
+        *(["The change is relative to the sentinel."] if verdict is beside else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
         old_s=old.value,
