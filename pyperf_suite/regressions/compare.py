@@ -194,7 +194,7 @@ def sentinel_sentence(old: Side, new: Side) -> str:
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
     margin = margin_of(new.probe, new.label)
-    moved = changes(settings(old.state, old.kind), settings(new.state, new.kind))
+    moved = changes(*(settings(one.state, one.kind) | _profile_of(one) for one in (old, new)))
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
@@ -245,6 +245,11 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
+
+
+def _profile_of(measured: Measured) -> dict[str, str]:
+    """The profile of a timed benchmark as a setting: it decides how long and in how many processes one is measured."""
+    return {"profile": measured.profile} if measured.profile and measured.medians else {}
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:

@@ -117,6 +117,14 @@ def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_recor
     assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
 
 
+def test_a_ratio_between_two_profiles_says_so():
+    finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
+    assert finding.details["changes"] == ["profile quick -> full"]
+    assert "Between the runs changed: profile quick -> full." in finding.sentence
+    exact = (timed([], kind="static", exact={"registers": ("x", 8.0)}, profile=name) for name in ("quick", "full"))
+    assert "profile" not in judged(*exact).sentence
+
+
 def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
     sentinel = timed([1.0], "sentinel", "sentinel")
     with pytest.raises(UserError, match="no benchmark in common"):
