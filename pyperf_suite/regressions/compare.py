@@ -305,6 +305,8 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
     if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
+    if new.dirty:
+        revisions[1] = "."  # the working tree has what no commit names
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]
     if new.profile in PROFILES and new.profile != QUICK.name:  # ab measures the cases of QUICK by default
         command += ["--profile", new.profile]

@@ -117,6 +117,11 @@ def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_recor
     assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
 
 
+def test_uncommitted_changes_are_paired_with_the_working_tree():
+    old, new = (timed([seconds] * 3, commit="a" * 40, dirty=seconds > 1) for seconds in (1.0, 1.1))
+    assert "ab --old aaaaaaaaaaaa --new . baseline" in judged(old, new, LOUD).sentence
+
+
 def test_a_ratio_between_two_profiles_says_so():
     finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
     assert finding.details["changes"] == ["profile quick -> full"]
