@@ -80,33 +80,31 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
             (point for point in series.points[start:end] if point.run_id not in left_out), lambda point: point.unit
         )
     ]
-    found = _noise_of(segments)
-    if found is None:
+    steps = _steps(segments)
+    if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
-    steps = [abs(later - earlier) for logs in segments for earlier, later in itertools.pairwise(logs)]
-    least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(steps), LEAST_MOVE)
-    kept, spoilt = [], list[float]()
+    least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
+    kept, spoilt, runs = [], list[float](), sum(map(len, segments))
     for logs in segments:
         off = [abs(log - statistics.median(logs[max(0, at - 3) : at + 4])) for at, log in enumerate(logs)]
         kept.append([log for log, far in zip(logs, off, strict=True) if far <= least])
         spoilt += [far for far in off if far > least]
-    calm = _noise_of(kept)
-    if calm is None or not 0 < len(spoilt) <= SPOILT_SHARE * sum(map(len, segments)):
-        return found
-    calm = replace(calm, source=f"{calm.source}, {len(spoilt)} spoilt left out,")
-    return replace(found, calm=calm, spoilt=min(spoilt))
+    noise = _noise_of(steps, f"{runs} runs of its own")
+    if not 0 < len(spoilt) <= SPOILT_SHARE * runs:
+        return noise
+    calm = _noise_of(_steps(kept), f"{runs - len(spoilt)} runs of its own, {len(spoilt)} spoilt left out,")
+    return replace(noise, calm=calm, spoilt=min(spoilt))
 
 
-def _noise_of(segments: Sequence[Sequence[float]]) -> RunNoise | None:
-    """The noise of runs from their logarithms; None if there are fewer than five."""
-    runs = sum(map(len, segments))
-    steps = [later - earlier for logs in segments for earlier, later in itertools.pairwise(logs)]
-    if runs < FEWEST_RUNS or len(steps) < FEWEST_RUNS - 1:
-        return None
+def _steps(segments: Iterable[Sequence[float]]) -> list[float]:
+    return [later - earlier for logs in segments for earlier, later in itertools.pairwise(logs)]
+
+
+def _noise_of(steps: Sequence[float], source: str) -> RunNoise:
     deviation = math.sqrt(statistics.fmean(step**2 for step in steps) / 2)
     # Neighbouring differences share a run: n of them tell about as much as two thirds as many independent values.
-    return RunNoise(deviation, len(steps) * 2 / 3, f"{runs} runs of its own")
+    return RunNoise(deviation, len(steps) * 2 / 3, source)
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:

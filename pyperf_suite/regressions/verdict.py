@@ -112,20 +112,16 @@ class Proportion:
     @property
     def low(self) -> float:
         """The lowest rate that would give so many hits or more in one of forty series."""
+        if not self.hits:
+            return 0.0
         from scipy import special
 
-        return (
-            float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2)) if self.hits else 0.0
-        )
+        return float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2))
 
     @property
     def high(self) -> float:
         """The highest rate that would give so few hits or fewer in one of forty series."""
-        from scipy import special
-
-        if self.hits == self.tries:
-            return 1.0
-        return float(special.betaincinv(self.hits + 1, self.tries - self.hits, (1 + CONFIDENCE) / 2))
+        return 1.0 - Proportion(self.tries - self.hits, self.tries).low
 
     def __str__(self) -> str:
         if not self.tries:
