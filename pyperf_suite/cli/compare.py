@@ -93,8 +93,10 @@ def _compare(
         notes.append(
             "The runs were measured at different times, which is in every difference; pyperf-suite ab takes turns."
         )
-    if old.commit and old.commit == new.commit and not any(one.dirty for one in measured):
-        notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
+    # A sentinel is this suite's code, whatever repository the benchmarks are from.
+    commits = {one.commit for one in measured if one.kind != "sentinel" and one.metrics}
+    if len(commits) == 1 and all(commits) and not any(one.dirty for one in measured):
+        notes.append(f"Both measured commit {min(commits)[:12]}: what differs is not this project's code.")
     common = old.benchmarks.keys() & new.benchmarks.keys()
     converted = sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))

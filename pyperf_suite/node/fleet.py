@@ -85,7 +85,7 @@ def baseline(name: str, results: Path, slug: str) -> dict[RateKey, Quantity]:
     if node.slug != slug:
         raise UserError(f"The baseline {name} is of {node.slug}, but this machine is {slug}: take a run of this one.")
     return {
-        key: Quantity(rate.value, rate.unit, rate.low * (1 - BETWEEN_RUNS), math.inf)
+        key: Quantity(rate.value, rate.unit, _ends(rate)[0] * (1 - BETWEEN_RUNS), math.inf)
         for key, rate in node.rates.items()
     }
 
@@ -143,6 +143,11 @@ class RateComparison:
         return min(-WORTH, self.cutoff * statistics.median(apart)) if apart else -WORTH
 
 
+def _ends(rate: Quantity) -> tuple[float, float]:
+    """The worst and the best round; the value twice of a rate that one round gave."""
+    return (rate.value, rate.value) if math.isnan(rate.low) else (rate.low, rate.high)
+
+
 def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateComparison]:
     """Each check over all nodes and parts that have it, and all checks together; `rates` by (node, part), then check.
 
@@ -155,7 +160,7 @@ def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateCompar
     cutoffs = dict.fromkeys(off, 0.0)
     for what in whats:
         found = {who: held[what] for who, held in rates.items() if what in held}
-        logs = np.log([[rate.value, rate.low, rate.high] for rate in found.values()])
+        logs = np.log([[rate.value, *_ends(rate)] for rate in found.values()])
         apart = logs[:, 0] - np.median(logs[:, 0])
         scale = max(np.median(np.abs(apart)), ROUNDS_SHARE * math.sqrt(np.mean((logs[:, 2] - logs[:, 1]) ** 2)))
         cutoffs[what] = low_cutoff(len(found), CHANCE / len(off))

@@ -28,6 +28,7 @@ from rich.console import Console
 
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.probes import find_probe
 from pyperf_suite.process.system import owned_folder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
@@ -54,6 +55,7 @@ class Node:
     nodeid: str
     name: str
     parameters: Any
+    file: Path
 
     def planned(self, implementation: str = BENCHMARK) -> PlannedCase:
         return PlannedCase(self.name, Case(self.name, self.parameters, implementation))
@@ -61,14 +63,20 @@ class Node:
 
 def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
     """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them."""
-    described = {item.nodeid: (_name_of(item), _parametrisation(item)) for item in items}
-    similar = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
+    described = {item.nodeid: (_name_of(item), _parametrisation(item), item.path) for item in items}
+    similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
     nodes = {}
-    for nodeid, (name, values) in described.items():
+    for nodeid, (name, values, path) in described.items():
         if similar[name, tuple(sorted(values.items()))] > 1:
             values = values | {"id": nodeid.removeprefix(name)}
-        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values))
+        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values), path)
     return nodes
+
+
+@functools.cache
+def _source_of(file: Path) -> dict[str, Any]:
+    """The commit of the repository that holds the file of a test: its code is measured, not this package."""
+    return source_of(file.parent, file.name)
 
 
 def _name_of(item: pytest.Item) -> str:
@@ -272,6 +280,7 @@ class MeasuredTests:
             if failure and answer["outcome"] == "ok":
                 answer |= {"outcome": "failed", "reason": f"The test failed after it was measured: {failure}"}
                 answer["verification"] |= {"passed": False, "message": failure}
+            answer["state"] = {"source": _source_of(node.file)}
             answer["started_at"] = now.isoformat(timespec="milliseconds")
             record = self._open().record(node.planned(name), process, answer, seconds=seconds / len(answers))
             self._records[node.nodeid].append(record)

@@ -35,6 +35,10 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 FEWEST_RUNS = 5
+# A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
+FAR_OUT, SPOILT_SHARE = 5.0, 0.05
+# Clocks of operating systems and GPUs resolve this much at least.
+COARSEST_TICK_S = 1e-6
 
 MarginOf = Callable[[str, str], float]
 
@@ -43,12 +47,19 @@ MarginOf = Callable[[str, str], float]
 class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
-    `freedom` is in degrees. `source` names where it is from.
+    `freedom` is in degrees. `source` names where it is from. `calm` is the noise without spoilt runs, which stood out
+    of their neighbours by `spoilt` (a logarithm) or more.
     """
 
     deviation: float
     freedom: float
     source: str
+    calm: RunNoise | None = None
+    spoilt: float = math.inf
+
+    def around(self, difference: float) -> RunNoise:
+        """The noise that may hide that difference: runs spoilt by more than twice as much do not explain it."""
+        return self.calm if self.calm and self.spoilt > 2 * abs(difference) else self
 
 
 NoiseOf = Callable[[Measured], RunNoise | None]
@@ -63,21 +74,37 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     left_out = set(without)
     edges = [0, *(each.index for each in series.breaks), len(series.points)]
     segments = [
-        [point for point in series.points[start:end] if point.run_id not in left_out]
+        [math.log(point.value) for point in points]
         for start, end in itertools.pairwise(edges)
+        for _, points in itertools.groupby(
+            (point for point in series.points[start:end] if point.run_id not in left_out), lambda point: point.unit
+        )
     ]
-    runs = sum(map(len, segments))
-    steps = [
-        math.log(later.value / earlier.value)
-        for segment in segments
-        for earlier, later in itertools.pairwise(segment)
-        if earlier.unit == later.unit
-    ]
-    if runs < FEWEST_RUNS or len(steps) < FEWEST_RUNS - 1:
+    steps = _steps(segments)
+    if len(steps) < FEWEST_RUNS - 1:
         return None
+    # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
+    least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
+    kept, spoilt, runs = [], list[float](), sum(map(len, segments))
+    for logs in segments:
+        off = [abs(log - statistics.median(logs[max(0, at - 3) : at + 4])) for at, log in enumerate(logs)]
+        kept.append([log for log, far in zip(logs, off, strict=True) if far <= least])
+        spoilt += [far for far in off if far > least]
+    noise = _noise_of(steps, f"{runs} runs of its own")
+    if not 0 < len(spoilt) <= SPOILT_SHARE * runs:
+        return noise
+    calm = _noise_of(_steps(kept), f"{runs - len(spoilt)} runs of its own, {len(spoilt)} spoilt left out,")
+    return replace(noise, calm=calm, spoilt=min(spoilt))
+
+
+def _steps(segments: Iterable[Sequence[float]]) -> list[float]:
+    return [later - earlier for logs in segments for earlier, later in itertools.pairwise(logs)]
+
+
+def _noise_of(steps: Sequence[float], source: str) -> RunNoise:
     deviation = math.sqrt(statistics.fmean(step**2 for step in steps) / 2)
     # Neighbouring differences share a run: n of them tell about as much as two thirds as many independent values.
-    return RunNoise(deviation, len(steps) * 2 / 3, f"{runs} runs of its own")
+    return RunNoise(deviation, len(steps) * 2 / 3, source)
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
@@ -94,20 +121,32 @@ def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) ->
     return of
 
 
-def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> LogDifference:
+def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise | None) -> LogDifference:
     """Welch's comparison of two runs' medians, one a process in seconds, with the noise of both runs added.
+
+    Without noise the processes alone tell the error, and a single one tells none.
 
     That counts what processes differ by twice if runs differ by nothing more, which is the safe side. Degrees of
     freedom after Satterthwaite (1946), doi:10.2307/3002019.
     """
     centre = statistics.fmean(map(math.log, new)) - statistics.fmean(map(math.log, old))
-    parts = [(2 * noise.deviation**2, noise.freedom)]  # variance and degrees of freedom of each
+    parts = [(2 * noise.deviation**2, noise.freedom)] if noise else []  # variance and degrees of freedom of each
     for side in (old, new):
         if len(side) > 1:
             parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
+    if noise is None and len(parts) < 2:
+        return LogDifference(centre, math.nan, math.inf)
+    tick = _tick_s([*old, *new])
+    # A time read to the next tick is off by up to half a tick, evenly.
+    parts += [(tick**2 / 12 / statistics.median(side) ** 2, math.inf) for side in (old, new)]
     variance = sum(part for part, _ in parts)
     shares = sum(part**2 / freedom for part, freedom in parts)
     return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
+
+
+def _tick_s(seconds: Sequence[float]) -> float:
+    """The clock's tick, of which all times are multiples to the picosecond."""
+    return min(COARSEST_TICK_S, math.gcd(*(round(each * 1e12) for each in seconds)) * 1e-12)
 
 
 def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
@@ -155,7 +194,7 @@ def sentinel_sentence(old: Side, new: Side) -> str:
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
     margin = margin_of(new.probe, new.label)
-    moved = changes(settings(old.state, old.kind), settings(new.state, new.kind))
+    moved = changes(*(settings(one.state, one.kind) | _profile_of(one) for one in (old, new)))
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
@@ -175,19 +214,30 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
         word, sentence, changed = judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
-    noise = noise_of(new)
-    seen = difference(old.medians, new.medians, noise or RunNoise(0.0, math.inf, "unknown"))
+    known = noise_of(new)
+    noise = known and known.around(difference(old.medians, new.medians, known).centre)
+    seen = difference(old.medians, new.medians, noise)
     verdict = judge(seen, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
     is_machine = _explains(verdict, max(cause * math.copysign(1, seen.centre) for cause in (clock, sentinel)), margin)
-    word = "undecided" if is_machine else verdict.word
+    # The sentinel is taken to be as noisy as the benchmark.
+    apart = replace(seen, centre=seen.centre - sentinel, error=math.sqrt(2) * seen.error)
+    beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
+    if beside.word == "equivalent":
+        verdict = beside
+    word = "undecided" if is_machine and verdict is not beside else verdict.word
     return judgement(
         word,
         verdict.ratio,
         _headline(word, verdict.ratio, margin, noise),
         *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
         *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
-        *(["That accounts for the difference as well as the code would."] if is_machine else []),
+        *(
+            ["That accounts for the difference as well as the code would."]
+            if word == "undecided" and is_machine
+            else []
+        ),
+        *(["The change is relative to the sentinel."] if verdict is beside else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
         old_s=old.value,
@@ -199,6 +249,11 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
+
+
+def _profile_of(measured: Measured) -> dict[str, str]:
+    """The profile of a timed benchmark as a setting: it decides how long and in how many processes one is measured."""
+    return {"profile": measured.profile} if measured.profile and measured.medians else {}
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
@@ -254,6 +309,8 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
     if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
+    if new.dirty:
+        revisions[1] = "."  # the working tree has what no commit names
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]
     if new.profile in PROFILES and new.profile != QUICK.name:  # ab measures the cases of QUICK by default
         command += ["--profile", new.profile]

@@ -112,20 +112,16 @@ class Proportion:
     @property
     def low(self) -> float:
         """The lowest rate that would give so many hits or more in one of forty series."""
+        if not self.hits:
+            return 0.0
         from scipy import special
 
-        return (
-            float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2)) if self.hits else 0.0
-        )
+        return float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2))
 
     @property
     def high(self) -> float:
         """The highest rate that would give so few hits or fewer in one of forty series."""
-        from scipy import special
-
-        if self.hits == self.tries:
-            return 1.0
-        return float(special.betaincinv(self.hits + 1, self.tries - self.hits, (1 + CONFIDENCE) / 2))
+        return 1.0 - Proportion(self.tries - self.hits, self.tries).low
 
     def __str__(self) -> str:
         if not self.tries:
@@ -205,6 +201,10 @@ class Interval(NamedTuple):
     confidence: float
 
 
+# One value of each side tells nothing of how far the next would lie.
+NO_INTERVAL = Interval(math.nan, math.nan, 0.0)
+
+
 def judge(
     evidence: LogDifference | Pairs,
     margin: float = MARGIN,
@@ -232,7 +232,7 @@ def judge(
 
 @dataclass(frozen=True)
 class LogDifference:
-    """A difference of two means of logarithms: the estimate, its standard error, and its degrees of freedom.
+    """A difference of two means of logarithms: the estimate, its standard error (NaN: unknown), its degrees of freedom.
 
     It is evidence of a change of time as the logarithm of new over old, as `Pairs` are. `p_value(bound)` is that of "no
     further from 0 than the bound", two-sided.
@@ -253,6 +253,8 @@ class LogDifference:
         return min(1.0, 2 * float(tail))
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
+        if math.isnan(self.error):
+            return NO_INTERVAL
         from scipy import special
 
         one_sided = 1 - alpha / 2
@@ -283,8 +285,10 @@ class Pairs:
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
         """At 1 - `alpha`, two-sided, over all looks; with `equivalence` at the share that a test of it may spend.
 
-        Too few pairs give their range, with the confidence that this has.
+        Too few pairs give their range, with the confidence that this has; a single one has none.
         """
+        if len(self.log_ratios) == 1:
+            return NO_INTERVAL
         share = self.share_equivalent if equivalence else self.share
         low, high = signed_rank_interval(self.log_ratios, alpha / 2 * share)
         if math.isfinite(low):
@@ -486,3 +490,10 @@ def ratio_of(centre: float, low: float, high: float) -> Ratio:
 def percent(share: float) -> str:
     """As in `+2.3 %`."""
     return f"{100 * share:+.1f} %"
+
+
+def range_text(ratio: Ratio) -> str:
+    """Changes at the ends of an interval, as in `+1.2 % to +3.4 %`."""
+    if math.isnan(ratio.low):
+        return "no interval from one value"
+    return f"{percent(ratio.low - 1)} to {percent(ratio.high - 1)}"

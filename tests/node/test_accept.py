@@ -12,13 +12,14 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
+from pyperf_suite.node.fleet import compared
 from pyperf_suite.node.probes import accept
 from pyperf_suite.node.probes.accept import AcceptAxes, sweep
 from pyperf_suite.planner.expected_times import expected_times
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
-from pyperf_suite.render.text import sentence, written
+from pyperf_suite.render.text import quantity_text, sentence, written
 from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record
@@ -200,3 +201,17 @@ def test_a_cpu_is_swept_on_one_core_and_on_all():
     cases = list(sweep(AcceptAxes.of("", Device("cpu"))))
     assert {case.operator for case in cases} == {"matmul", "transfer", "collective", "topology"}
     assert sum(case.mode == "sustained" for case in cases) == 1
+
+
+def test_a_rate_of_one_trial_has_no_interval():
+    once, often = (checks_of(rows_of([r for r in cpu_node() if r.process < n])) for n in (1, 3))
+    rates = [each.found for each in once if each.rate_unit]
+    assert rates
+    assert not any("[" in quantity_text(each) for each in rates)
+    assert all("[" in quantity_text(each.found) for each in often if each.rate_unit)
+
+
+def test_rates_of_one_trial_are_compared_within_a_fleet():
+    rates = {(f"n{n}", "cpu"): {"x": Quantity(100.0 + n - 50 * (n == 9), "GB/s")} for n in range(10)}
+    (found,) = compared(rates)
+    assert found.slow == [("n9", "cpu")]

@@ -158,7 +158,8 @@ class _Node:
             # As taken: a node is judged at the clocks that it reaches.
             case, seconds = trials[0].parsed_case(), sorted(trial.metrics["time"].value for trial in trials)
             (amount, unit), what = _amount(case), _name(case)
-            ends = amount / seconds[-1], amount / seconds[0]
+            # A single trial has no range.
+            ends = (amount / seconds[-1], amount / seconds[0]) if len(seconds) > 1 else (math.nan, math.nan)
             found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
             known = self.expected(case)
             expected, by = None, ""
@@ -196,7 +197,7 @@ class _Node:
                 least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
                 slow = ", ".join(f"{one}-{other}" for rate, (one, other) in rates if rate < least)
                 usual = Quantity(max(middle, least), "GB/s", least, math.inf)
-                slowest = Quantity(rates[0][0], "GB/s", rates[0][0], rates[0][0])
+                slowest = Quantity(rates[0][0], "GB/s")
                 yield f"slowest pair by {path or 'any path'}", slowest, usual, f"pairs {slow}"
 
     def states(self) -> Iterator[Check]:

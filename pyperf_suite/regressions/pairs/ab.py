@@ -33,6 +33,7 @@ from pyperf_suite.regressions.verdict import (
     Word,
     judge_figures,
     percent,
+    range_text,
     suite_words,
 )
 from pyperf_suite.runner.workers import WorkerProcess
@@ -322,7 +323,7 @@ def compare_arms(
 
 def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:
     ratio, margin = decision.ratio, rule.margin
-    interval = f"{percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
+    interval = range_text(ratio)
     cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
     if verdict == "equivalent":
         return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."

@@ -19,6 +19,7 @@ from pyperf_suite.cli.main import main
 from pyperf_suite.pytest_plugin.plugin import BENCHMARKS as BENCHMARKS_OF_THE_SUITE
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
+from tests.core.repository import Repository
 
 pytest_plugins = ("pytester",)
 pytestmark = pytest.mark.slow
@@ -524,6 +525,14 @@ def test_a_resumed_session_measures_only_what_is_missing(tmp_path):
     assert (first.code, again.code) == (0, 0)
     assert [record.started_at for record in again.records] == before
     assert again.exported["test_a"]["stats"]["data"] == again.of("test_a")[0].kept_seconds
+
+
+def test_records_name_the_commit_of_the_tests_repository(tmp_path):
+    repository = Repository(tmp_path / "theirs")
+    repository.commit("first", **{"test_theirs.py": SMALL})
+    run = pytest_in(repository.root, SMALL, "--suite-measure", "--suite-device=cpu")
+    sources = [record.state["source"] for record in run.records]
+    assert sources == 2 * [{"commit": repository.git("rev-parse", "HEAD"), "dirty": False}]
 
 
 def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import ExitCode, UserError
 from pyperf_suite.regressions.compare import (
     RunNoise,
     compare_sides,
@@ -14,6 +14,9 @@ from pyperf_suite.regressions.compare import (
 )
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Side, Store
+from pyperf_suite.regressions.verdict import exit_code
+from pyperf_suite.render.comparisons import change
+from pyperf_suite.render.text import cell
 from tests.core.series import a_series
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
@@ -66,6 +69,16 @@ def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, loo
     assert finding.details["p_value"] is None
 
 
+@pytest.mark.parametrize("sides", [([1.0], [1.46]), ([1.0, 1.01], [1.46])])
+def test_one_process_has_no_interval_where_the_noise_of_runs_is_unknown(sides):
+    finding = judged(*map(timed, sides), noise=None)
+    assert finding.ratio.value == pytest.approx(1.46, rel=0.01)
+    assert math.isnan(finding.ratio.low)
+    assert math.isnan(finding.ratio.high)
+    assert cell(change(finding.ratio)) in ("+46 %", "+45 %")
+    assert judged(timed([1.0, 1.01]), timed([1.46, 1.47]), noise=None).ratio.low < 1.46
+
+
 def test_a_slower_clock_is_told_from_slower_code():
     old = timed([1.0] * 3, clock_hz=2e9)
     throttled = judged(old, timed([1.25] * 3, clock_hz=1.6e9))
@@ -81,11 +94,16 @@ def test_a_slower_clock_is_told_from_slower_code():
 def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
     old, new = timed([1.0] * 3), timed([1.1] * 3)
     moved = judged(old, new, sentinels=(1.0, 1.1))
-    assert moved.verdict == "undecided"
-    assert "sentinel" in moved.sentence
+    assert moved.verdict == "equivalent"
+    assert moved.ratio.value == pytest.approx(1.0)
+    assert "took +10.0 % in the new run: the machine itself moved. The change is relative to" in moved.sentence
+    assert exit_code([moved]) == ExitCode.FINE
+    # The code may have become faster on a machine that slowed by more.
+    assert judged(old, new, sentinels=(1.0, 1.15)).verdict == "undecided"
     assert judged(old, new, sentinels=(1.0, 1.004)).verdict == "slower"
     assert judged(old, new, sentinels=(1.1, 1.0)).verdict == "slower"
-    assert judged(new, old, sentinels=(1.1, 1.0)).verdict == "undecided"
+    assert judged(new, old, sentinels=(1.1, 1.0)).verdict == "equivalent"
+    assert judged(old, new, LOUD, sentinels=(1.0, 1.1)).verdict == "undecided"
 
 
 def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_records_have_medians():
@@ -97,6 +115,19 @@ def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_recor
     change = "reported time median of samples -> 10% quantile of samples"
     assert judged(old, new).details["changes"] == [change]
     assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
+
+
+def test_uncommitted_changes_are_paired_with_the_working_tree():
+    old, new = (timed([seconds] * 3, commit="a" * 40, dirty=seconds > 1) for seconds in (1.0, 1.1))
+    assert "ab --old aaaaaaaaaaaa --new . baseline" in judged(old, new, LOUD).sentence
+
+
+def test_a_ratio_between_two_profiles_says_so():
+    finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
+    assert finding.details["changes"] == ["profile quick -> full"]
+    assert "Between the runs changed: profile quick -> full." in finding.sentence
+    exact = (timed([], kind="static", exact={"registers": ("x", 8.0)}, profile=name) for name in ("quick", "full"))
+    assert "profile" not in judged(*exact).sentence
 
 
 def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
@@ -201,6 +232,35 @@ def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
     assert run_noise(series(noise(40) + step, breaks=[20])).deviation == pytest.approx(quiet, rel=0.1)
     other_gpu = series(noise(40) + step, unit=lambda index: "a" if index < 20 else "b")
     assert run_noise(other_gpu).deviation == pytest.approx(quiet, rel=0.1)
+
+
+def test_one_spoilt_night_does_not_hide_a_slowdown_that_is_smaller_than_it():
+    logs = noise(40, 0.02)
+    quiet = run_noise(series(logs))
+    logs[17] += math.log(3)
+    spoilt = run_noise(series(logs))
+    sides = timed([1.0, 1.01, 0.99]), timed([1.4, 1.41, 1.39])
+    finding = judged(*sides, noise=spoilt)
+    assert finding.verdict == judged(*sides, noise=quiet).verdict == "slower"
+    assert finding.ratio.low > 1.25
+    assert "39 runs of its own, 1 spoilt left out, tell" in finding.sentence
+    # A spoilt night may be all there is.
+    assert judged(timed([1.0] * 3), timed([1.9] * 3), noise=spoilt).verdict == "undecided"
+
+
+def test_runs_that_are_often_far_off_are_noise():
+    logs = noise(40, 0.01) + np.where(np.arange(40) % 9 == 4, 0.4, 0.0)
+    assert run_noise(series(logs)).calm is None
+    assert judged(timed([1.0] * 3), timed([1.3] * 3), noise=run_noise(series(logs))).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("ticks", "verdict"), [((12, 13), "undecided"), ((13, 12), "undecided"), ((12, 15), "slower")])
+def test_one_tick_of_the_clock_is_no_difference(ticks, verdict):
+    known = run_noise(a_series([1e-6 * ticks[0]] * 12))
+    assert known.deviation == 0
+    finding = judged(*(timed([1e-6 * tick] * 3) for tick in ticks), noise=known)
+    assert finding.verdict == verdict
+    assert finding.ratio.low < ticks[1] / ticks[0] < finding.ratio.high
 
 
 def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():

@@ -19,6 +19,7 @@ from pyperf_suite.regressions.verdict import (
     judge,
     judge_figures,
     looks_up_to,
+    range_text,
     signed_rank_interval,
     signed_rank_p,
     suite_words,
@@ -148,6 +149,10 @@ def test_too_few_pairs_decide_nothing_and_say_how_little_their_interval_means():
     one, five = (rule.decide([0.3] * pairs, final=True) for pairs in (1, 5))
     assert (one.word, five.word) == ("undecided", "undecided")
     assert one.confidence == 0.0
+    assert math.isnan(one.ratio.low)
+    assert math.isnan(one.ratio.high)
+    assert range_text(one.ratio) == "no interval from one value"
+    assert range_text(five.ratio) == "+35.0 % to +35.0 %"
     assert 0.9 < five.confidence < 0.99
     assert math.isfinite(five.ratio.low)
     assert five.further_pairs == rule.looks[0] - 5
