@@ -8,13 +8,14 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyperf_suite.errors import printable
+from pyperf_suite.errors import UserError, printable
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
@@ -36,6 +37,7 @@ from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE
+from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.
@@ -130,12 +132,23 @@ class Session:
         state = as_plain(self._state)
         placed = placed_records(self.folder.records_path)
         kept = [each for each in placed if not each[1].is_first_visit or each[1].state == state]
+        self._require_one_audit(record for _, record in kept)
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
         self._finished = {record.trial: n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._due = {record.trial for _, record in kept if record.is_first_visit}
         # Its first process has done nothing yet, and goes on with the cases.
         self._measure_sentinel(self._workers)
         return self
+
+    def _require_one_audit(self, records: Iterable[Record]) -> None:
+        """Raise UserError where kept records of users' kernels were checked otherwise than the rest will be."""
+        audits = os.environ.get(AUDIT_VARIABLE) == "1"
+        if any(record.verification.get("audited", audits) is not audits for record in records):
+            before, now = ("without", "with") if audits else ("with", "without")
+            raise UserError(
+                f"{self.folder.run_id} was measured {before} --audit and is to go on {now} it: resume it {before} it, "
+                "or begin a run of its own."
+            )
 
     def finish(self) -> None:
         try:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
@@ -15,6 +16,7 @@ from pyperf_suite.runner.profiles import Effort, Profile
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.workers import Workers
+from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 from tests.records import a_product
 
 CPU = resolve("cpu")
@@ -83,6 +85,20 @@ def test_a_trial_that_failed_or_whose_record_is_damaged_is_made_again_on_resume(
         path.write_bytes(path.read_bytes().replace(b'"outcome"', b'"outcom"', 1))
     with closing(Session(plan, session.folder, workers=[Instant()]).open()) as again:
         assert not again.is_finished(plan.cases[0])
+
+
+def test_a_run_is_not_resumed_with_other_checks_than_its_kernels_had(begin, monkeypatch):
+    plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
+    workers = Instant()
+    workers.measure = lambda *_: {"outcome": "unsupported", "reason": "a double", "verification": {"audited": False}}
+    session = begin(plan, workers)
+    session.measure(plan.cases[0])
+    session.close()
+    with closing(Session(plan, session.folder, workers=[Instant()]).open()) as again:
+        assert again.is_finished(plan.cases[0])
+    monkeypatch.setenv(AUDIT_VARIABLE, "1")
+    with pytest.raises(UserError, match="was measured without --audit"):
+        Session(plan, session.folder, workers=[Instant()]).open()
 
 
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_path, monkeypatch):
