@@ -110,7 +110,7 @@ class CheckBudget:
 
 
 USUAL_BUDGET = CheckBudget(
-    other_inputs_s=0.05, checking_s=0.05, repeated=250, repeating_s=0.1, compared=4, seen_faster=1.6
+    other_inputs_s=0.05, checking_s=0.05, repeated=250, repeating_s=0.05, compared=4, seen_faster=1.6
 )
 AUDIT_BUDGET = CheckBudget(
     other_inputs_s=0.5, checking_s=0.25, repeated=1000, repeating_s=1.5, compared=12, seen_faster=1.25

@@ -13,6 +13,7 @@ import functools
 import math
 import os
 import random
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -141,6 +142,7 @@ class UserLaunches(Prepared):
         """Make ready a case of that name in a user's file, or a `launch` that this process was given."""
         self._is_given = launch is not None
         self._given_expectation: tuple[dict[str, Any], Tolerance] | None = None
+        self._right: Verification | None = None
         self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
         self._resources = contextlib.ExitStack()
         self._clocks_hz: list[float] = []
@@ -412,12 +414,16 @@ class UserLaunches(Prepared):
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
             wanted = read_tree(expected)
-            verdict = self._compared(found, wanted, tolerance)
+            verdict = self._found_before(result) or self._compared(found, wanted, tolerance)
             if not verdict.passed:
                 verdict = replace(verdict, message=f"{verdict.message}{self._hint(found, wanted)}")
             elif self._built["tolerance"] is None:
                 widths = [width for leaf in self._arrays if (width := float_bytes(leaf["dtype"]))]
                 verdict = narrowed(found, wanted, widths) or verdict
+            if verdict.passed and self._is_given and self._right is None:
+                self._right = verdict
+                for ending in ("", ".json"):
+                    shutil.copyfile(f"{result}{ending}", f"{self._files / 'right'}{ending}")
             is_shared = fetched["repeats"] or shares_elements(found)
             if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(wanted)):
                 verdict = refused(
@@ -508,6 +514,11 @@ class UserLaunches(Prepared):
         if self._built["has_reference"]:
             return None
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
+
+    def _found_before(self, result: str) -> Verification | None:
+        """The verdict that the same bits had before, where inputs are the same each time."""
+        right = self._files / "right"
+        return self._right if self._right is not None and are_equal(result, str(right), ".json") else None
 
     def _compared(
         self, found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
