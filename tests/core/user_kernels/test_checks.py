@@ -160,7 +160,7 @@ def test_without_an_audit_fewer_launches_are_compared() -> None:
     launches = Launches(audit=lambda count: asked.append(count) or (count, None))
     checks = checks_of(launches, budget=module.USUAL_BUDGET)
     checks._audit()
-    assert asked == [12] * 21  # an eighth of 0.1 s holds 12 launches of a millisecond, and 250 are enough
+    assert asked == [6] * 42  # an eighth of 0.05 s holds 6 launches of a millisecond, and 250 are enough
     assert checks._budget.compared < module.AUDIT_BUDGET.compared
 
 
