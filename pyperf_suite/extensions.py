@@ -31,7 +31,7 @@ Expect = Callable[[Any], ExpectedTime | None]
 
 
 class OtherRecord(Protocol):
-    """What another part recorded in `<results>/<machine>/<name>/`, as a report shows it; `kind` is its short name."""
+    """A record of another part in `<results>/<machine>/<name>/`, as a report shows it; `kind` is its short name."""
 
     kind: str
     topic: str

@@ -1,4 +1,4 @@
-"""What the planner and the node package have for each other and for the core, which do not import them.
+"""Hand on what the planner and the node package have for each other and for the core, which do not import them.
 
 Commands get it as click's object, and probes as arguments. A part whose folder was deleted has nothing.
 """
@@ -20,14 +20,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def _of(part: str, module: str, name: str) -> Any:
-    """What a module of a part has by that name; None without the part."""
+    """Import a name of a part's module; None without the part."""
     if not (PACKAGE / part).is_dir():
         return None
     return getattr(importlib.import_module(f"{PACKAGE.name}.{part}.{module}"), name)
 
 
 class Parts:
-    """What is there, each imported when it is asked for."""
+    """Names of the parts, each imported when it is asked for."""
 
     @property
     def expected_times(self) -> Callable[[Mapping[str, Any]], Expect] | None:

@@ -18,7 +18,7 @@ MOUNT = PurePosixPath("sys/fs/cgroup")
 NO_LIMIT_BYTES = 1 << 60
 
 
-# Of the memory that is free, what the code of somebody else's may take.
+# Share of the free memory that a user's code may take.
 MEMORY_SHARE = 0.8
 
 
@@ -30,7 +30,7 @@ def available_bytes(files: KernelFiles | None = None) -> int:
 
 
 def limit_bytes() -> int:
-    """What the code of somebody else's may take of the memory that is free."""
+    """Bytes that a user's code may take: a share of the memory that is free."""
     return int(MEMORY_SHARE * available_bytes())
 
 

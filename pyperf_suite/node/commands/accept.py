@@ -110,7 +110,7 @@ def accept(
     run = _measured(request, devices, lambda name: judged if name == PROBE.name else find_probe(name))
     records = run.session.folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), laws, before)
-    # What the budget left out of the first round; the others only make it surer.
+    # Trials that the budget left out of the first round are named; the others only make it surer.
     lacking = any(process < len(devices) for _, process in run.session.left_out)
     bad = lacking or any(each.needs_attention for each in checks)
     code = run.exit_code or (ExitCode.VERDICT if bad else ExitCode.FINE)

@@ -151,7 +151,7 @@ def run_study(
         budget_s=requested.budget_s,
         results=results,
         resume=resume or ("latest" if tell else None),
-        # Of several launches of a job none knows whether it is the first: a run of a name may be new.
+        # No launch of a job knows whether it is the first: a run of a name may be new.
         may_begin=only is not None and not tell,
         deadline_s=deadline_s,
         cases=in_random_order([PlannedCase(PROBE.name, case) for case in cases], steps.seed),
