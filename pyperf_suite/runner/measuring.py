@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, broken_package, out_of_memory
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.checks import CheckedStopwatch, Checks, CheckVerdict, WrongLaunch, require_right
 from pyperf_suite.measure.sampling import Measurement, OwnTime, Turns, to_the_end
-from pyperf_suite.measure.spot_checks import CONFIDENCE, CheckVerdict, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
@@ -47,9 +46,6 @@ from pyperf_suite.workloads.workload import (
     Workload,
     together,
 )
-
-# At most this share of the time goes to looking at outputs of iterations that were timed.
-CHECKING_SHARE = 0.05
 
 # In the place of a block's iterations: the case is left until its next turn.
 END_OF_TURN = "end of turn"
@@ -339,17 +335,17 @@ def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
     )
 
 
-class _Lead(Prepared):
-    """The case as rank 0 measures it: its stopwatch lets all ranks run each block, and now and then look at it."""
+class _Lead(Prepared, Checks):
+    """The case as rank 0 measures it: its stopwatch lets all ranks run each part of a block, and look at some."""
 
     def __init__(self, rank: _Rank) -> None:
+        super().__init__()
         self._rank, self._group, self._deadline_s = rank, rank.group, rank.deadline_s
         self.clock = rank.clock
         self.unchecked = rank.transfers.unchecked
-        self._blocks: list[list[RankTimes]] = []  # of each block, each rank's times
-        self._launches_checked = 0
+        self._blocks: list[list[RankTimes]] = []  # of each part, each rank's times
+        self._is_armed = False
         self._wrong: Checked | None = None  # the first that was found while timing
-        self._began_s = 0.0
 
     @property
     def kernel(self) -> Kernel:  # type: ignore[override]
@@ -360,18 +356,23 @@ class _Lead(Prepared):
         return
 
     def before_timing(self) -> CheckVerdict:
-        verdict = self._rank.checked()
-        if not verdict.passed:
-            raise WrongLaunch(verdict)
-        return verdict
+        return require_right(self._rank.checked())
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         self._rank.align()
-        self._began_s = self._rank.clock()
-        return RankedStopwatch(self._block)
+        self.begin()
+        return CheckedStopwatch(RankedStopwatch(self.run), self)
 
-    def after_block(self) -> None:
-        return
+    @property
+    def may_look(self) -> bool:
+        return not self.unchecked and self._rank.checking_s <= self._allowed_s
+
+    def arm(self, last: int, launches: int) -> None:
+        self._is_armed = True
+
+    def look(self, last: int, launches: int) -> None:
+        """All ranks have looked, in the same step as they timed the part: it is told when all are out of the blocks."""
+        self._is_armed, self.checked = False, self.checked + 1
 
     def end_turn(self) -> None:
         """Let the other ranks leave this case until its next turn."""
@@ -402,40 +403,18 @@ class _Lead(Prepared):
 
     def report(self) -> dict[str, Any]:
         """How many iterations were looked at while they were timed, or why none could be."""
-        if self._launches_checked:
-            return {
-                "launches_checked": self._launches_checked,
-                "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self._launches_checked)),
-                "confidence": CONFIDENCE,
-            }
-        return {"unchecked": self.unchecked} if self.unchecked else {}
+        return super().report() if self.checked else {"unchecked": self.unchecked} if self.unchecked else {}
 
-    def _block(self, iterations: int, is_counted: bool = True) -> NDArray[np.float64]:
-        """The seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
-
-        Only what ran last can be looked at, and nothing that runs can know when that will be.
-        """
-        if not is_counted:
-            return self._part(iterations, is_checked=False, is_counted=False)
-        affordable_s = CHECKING_SHARE * (self._rank.clock() - self._began_s)
-        if self.unchecked or self._rank.checking_s > affordable_s:
-            return self._part(iterations, is_checked=False)
-        drawn = 1 + secrets.randbelow(iterations)
-        parts = [self._part(drawn, is_checked=True)]
-        parts += [self._part(iterations - drawn, is_checked=False)] if drawn < iterations else []
-        return np.concatenate(parts)
-
-    def _part(self, iterations: int, is_checked: bool, is_counted: bool = True) -> NDArray[np.float64]:
+    def run(self, iterations: int, is_counted: bool = True) -> NDArray[np.float64]:
         """Publish iterations, run them with the others, and return the seconds of each over ranks."""
-        self._group.from_first("next block", [iterations, is_checked], self._deadline_s)
-        mine = self._rank.time(iterations, is_checked)
+        self._group.from_first("next block", [iterations, self._is_armed], self._deadline_s)
+        mine = self._rank.time(iterations, self._is_armed)
         answers = self._group.to_first("collect times", mine, self._deadline_s)
         block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in answers]
         if is_counted:
             self._blocks.append(block)
-        if is_checked:
+        if self._is_armed:
             verdict = _everywhere([found for _, found in answers])
-            self._launches_checked += 1
             self._wrong = self._wrong or (None if verdict.passed else verdict)
         seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
         return seconds
@@ -446,18 +425,18 @@ class RankedStopwatch:
 
     name = "ranks"
 
-    def __init__(self, block: Callable[..., NDArray[np.float64]]) -> None:
-        self._block = block
+    def __init__(self, run: Callable[..., NDArray[np.float64]]) -> None:
+        self._run = run
         self.resolution_s = CpuStopwatch().resolution_s
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample; `launch` is not called, the ranks know what they run."""
-        iterations = self._block(samples * launches_per_sample)
+        iterations = self._run(samples * launches_per_sample)
         summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
         return summed
 
     def wake(self, launch: Launch, first: int, launches: int) -> int:
-        self._block(launches, is_counted=False)
+        self._run(launches, is_counted=False)
         return launches
 
 

@@ -10,15 +10,15 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.checks import Checks, SetChecks, WrongLaunch
 from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.power import Settled, settle
 from pyperf_suite.measure.sampling import Measurement, Turns, WarmUp, sampling
-from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu
 from pyperf_suite.record.case import Case
@@ -48,13 +48,11 @@ def timed(
     """
     if prepared.exact is not None:
         return _read(prepared)
-    checks = checks or prepared.checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
+    checks = checks or prepared.checks or SetChecks(prepared)
     checks.clock = clock
     result: dict[str, Any] = {}
     when = "before timing"
     try:
-        if prepared.sees_more:
-            _require_right(prepared)
         verdict = checks.before_timing()
         result = {
             "kernel": dataclasses.asdict(prepared.kernel),
@@ -83,9 +81,6 @@ def timed(
             }
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
-        when = "after timing"
-        if prepared.sees_more:
-            _require_right(prepared)
     except WrongLaunch as wrong:
         result |= {"kernel": dataclasses.asdict(prepared.kernel), "work": dataclasses.asdict(prepared.work or work)}
         found = wrong.verdict.to_json() | prepared.references() | checks.report()
@@ -93,25 +88,6 @@ def timed(
         return result | {"outcome": "failed", "reason": f"Wrong result {when}: {wrong}"}
     result["verification"] |= checks.report()
     return result | {"outcome": "ok"}
-
-
-class Checks(Protocol):
-    """Who looks at what launches leave; each raises WrongLaunch where it is wrong.
-
-    `clock` runs while this case has its turn: what checks may take is a share of that.
-    """
-
-    clock: Clock
-
-    def before_timing(self) -> CheckVerdict: ...
-
-    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch: ...
-
-    def after_block(self) -> None: ...
-
-    def after_timing(self) -> None: ...
-
-    def report(self) -> dict[str, Any]: ...
 
 
 # The fields of a measurement that say how its samples were taken.
@@ -131,36 +107,6 @@ SAMPLING_FIELDS = (
 Clock = Callable[[], float]
 
 Finish = Callable[[Measurement, dict[str, Any]], None]
-
-
-class Unchecked:
-    """Of launches that build on each other: the whole is checked before timing and after."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self.clock: Clock = time.monotonic
-
-    def before_timing(self) -> CheckVerdict:
-        return _require_right(self._prepared)
-
-    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        return stopwatch
-
-    def after_block(self) -> None:
-        return
-
-    def after_timing(self) -> None:
-        _require_right(self._prepared)
-
-    def report(self) -> dict[str, Any]:
-        return {"unchecked": self._prepared.unchecked}
-
-
-def _require_right(prepared: Prepared) -> CheckVerdict:
-    verdict = prepared.check()
-    if not verdict.passed:
-        raise WrongLaunch(verdict)
-    return verdict
 
 
 def _read(prepared: Prepared) -> dict[str, Any]:
@@ -220,8 +166,6 @@ def sampled(
 
         def watch() -> str | None:
             reason = gpu.why_discard() if gpu else None
-            if timer is watched:
-                checks.after_block()
             if may_pause:
                 may_pause.pause(*getattr(stopwatch, "clocks_hz", lambda _: ())(1))
             return reason

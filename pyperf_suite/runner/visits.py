@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyperf_suite.measure.checks import excluded_rate
 from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
-from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.measure.telemetry import SLOW, Disturbances, are_slow
 from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.runner.timing import SAMPLING_FIELDS, as_plain, time_metric

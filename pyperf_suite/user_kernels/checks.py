@@ -12,7 +12,7 @@ import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,17 +24,14 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware import cpu
-from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.checks import CHECKING_SHARE, Checks, Part, WrongLaunch, require_right
+from pyperf_suite.measure.stopwatch import Launch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Pool, Tolerance, refused
 from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
 from pyperf_suite.user_kernels.guards import recognises
 from pyperf_suite.workloads.operands import widen
-
-# Of the time since timing began, what fresh inputs, references and verdicts may take.
-CHECKING_SHARE = 0.05
 
 # Seconds and numbers below are of a case, save those of audited launches: of several processes each makes its share,
 # and goes on where others ended.
@@ -120,29 +117,21 @@ AUDIT_BUDGET = CheckBudget(
 class PartStopwatch:
     """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
 
-    def __init__(self, launches: Any, checks: PartChecks | None = None) -> None:
+    def __init__(self, launches: Any) -> None:
         """`launches` are the UserLaunches of workload.py, which time a part at a time."""
-        self._launches, self._checks = launches, checks
+        self._launches = launches
         self.name, self.resolution_s = launches.clock
-
-    @property
-    def unsampled_s(self) -> float:
-        """What checks did between samples that is no share of their time."""
-        return self._checks.unsampled_s if self._checks else 0.0
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
-        if self._checks:
-            return self._checks.time(first, samples, launches_per_sample)
         seconds: list[float] = self._launches.time(first, samples, launches_per_sample)[0]
         return seconds
 
 
-class PartChecks:
-    """Checks of launches of which only the last of a part can be looked at (timing.Checks).
+class UserChecks(Checks):
+    """Checks of anybody's launches: the set that ends a part has fresh inputs, and what it left a reference of them.
 
-    The judge draws where a part ends, gives the set that comes last fresh inputs before it begins, and compares what it
-    left. Nothing that runs can know which launch that will be.
+    Before timing other kinds of inputs are tried; after it, what shows in times alone is looked for.
     """
 
     def __init__(
@@ -153,12 +142,11 @@ class PartChecks:
         budget: CheckBudget = USUAL_BUDGET,
     ) -> None:
         """One of so many `processes`, with what `earlier` ones found (`joined`)."""
+        super().__init__()
         self._launches, self._processes, self._earlier, self._budget = launches, processes, earlier, budget
-        self.clock: Callable[[], float] = time.monotonic
-        self._checked = self._before = self._audited = 0
+        self._timed = 0  # launches checked that were timed
         self._fresh_s: list[float] = []
         self._seen_s: list[float] = []
-        self._spent_s = self._begun_s = self._check_s = self.unsampled_s = 0.0
         self._fresh, self._is_long, self._batch = False, False, 1
         self._wall_s = self._launch_s = self._released_s = self._copied_per_s = 0.0
         self._tried: list[str] = []
@@ -172,13 +160,12 @@ class PartChecks:
         begin_s = self.clock()
         # The same set with other values: a result that was kept is seen.
         verdict = self._launch_and_check(0)
-        self._before = 2
         self._check_s = self.clock() - begin_s
         self._is_long = self._launch_s > LONG_S and self._fresh and not self._launches.is_paired
         self._require_that_it_draws()
         self._try_other_inputs()
         self._launches.begin()
-        self._begun_s = self.clock()
+        self.begin()
         return verdict
 
     def _require_that_it_draws(self) -> None:
@@ -205,39 +192,36 @@ class PartChecks:
                 raise
             if self._require_right(0).reason != UNSUITED:
                 self._tried.append(kind)
-                self._before += 1
         if kinds:
             # What is timed lies as its maker laid it, and is what another process has.
             self._launches.refresh(0)
             self._launches.give_back(0)
 
-    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        return PartStopwatch(self._launches, self)
-
-    def time(self, first: int, samples: int, batch: int) -> list[float]:
-        """Samples of one block: now and then a part of them ends where chance has it, to be checked.
-
-        Each long launch is a part of its own, on fresh inputs.
-        """
-        seconds = self._block(first, samples, batch)
-        self._reported_s.extend(each / max(1, batch) for each in seconds)
-        return seconds
-
-    def _block(self, first: int, samples: int, batch: int) -> list[float]:
+    def time(self, part: Part, first: int, samples: int, batch: int) -> list[float]:
+        """Samples of one block, as `Checks.time`; each long launch is a part of its own, on fresh inputs."""
         self._batch = batch
         self._is_long = self._is_long and batch == 1 and self._launch_s > LONG_S / 2
         if self._is_long:
-            return [seconds for index in range(first, first + samples) for seconds in self._fresh_part(index, 1, 1)]
-        if not self._may_check:
-            return self._part(first, samples, batch)
-        drawn = 1 + secrets.randbelow(samples)
-        seconds = self._fresh_part(first, drawn, batch)
-        if drawn < samples:
-            seconds += self._part(first + drawn * batch, samples - drawn, batch)
+            indices = range(first, first + samples)
+            seconds = [each for index in indices for each in self._fresh_part(index, 1, 1, self.may_look)]
+        else:
+            seconds = super().time(self._part, first, samples, batch)
+        self._reported_s.extend(each / max(1, batch) for each in seconds)
         return seconds
 
-    def after_block(self) -> None:
-        """Checks are made within blocks."""
+    def arm(self, last: int, launches: int) -> None:
+        """Give the set that ends the part inputs that it has never seen."""
+        begin_s = self.clock()
+        self._launches.refresh(last)
+        self._refreshing_s = self.clock() - begin_s
+        if self._is_long:
+            self.unsampled_s = min(UNSAMPLED_S, self.unsampled_s + self._refreshing_s)
+
+    def look(self, last: int, launches: int) -> None:
+        begin_s = self.clock()
+        self._require_right(last)
+        self._timed += 1
+        self._check_s = self.clock() - begin_s + (0.0 if self._is_long else self._refreshing_s)
 
     def after_timing(self) -> None:
         """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
@@ -253,20 +237,17 @@ class PartChecks:
             if number >= fewest and self.clock() > end_s:
                 break
             batch = 1 if self._is_long else 1 + secrets.randbelow(16)
-            self._fresh_part(secrets.randbelow(self._launches.sets), 1, batch, must_check=True)
+            self._fresh_part(secrets.randbelow(self._launches.sets), 1, batch)
         self._require_that_it_draws()
         if not self._launches.is_paired and not self._launches.is_random:
             self._audit()
         self._launches.require_nothing_replaced()
 
     def report(self) -> dict[str, Any]:
-        checked = self._before + self._checked + self._audited
         return {
             "sets": self._launches.sets,
-            "launches_checked": checked,
-            "timed_launches_checked": self._checked,
-            "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
-            "confidence": CONFIDENCE,
+            **super().report(),
+            "timed_launches_checked": self._timed,
             "fresh_inputs": self._fresh,
             "inputs_tried": [USUAL, *self._tried],
             "fresh_s": [float(f"{each:.4g}") for each in self._fresh_s],
@@ -286,37 +267,24 @@ class PartChecks:
     def _all_fresh_s(self) -> list[float]:
         return [*self._earlier.get("fresh_s", ()), *self._fresh_s]
 
-    @property
-    def _may_check(self) -> bool:
-        return self._spent_s + self._check_s <= CHECKING_SHARE * (self.clock() - self._begun_s)
-
-    def _fresh_part(self, first: int, samples: int, batch: int, must_check: bool = False) -> list[float]:
-        """A part whose last launch finds inputs that it has never seen; checked if it must be, or may be by now."""
-        begin_s = self.clock()
-        last = first + samples * batch - 1
-        self._launches.refresh(last)
-        refreshing_s = self.clock() - begin_s
-        if self._is_long:
-            self.unsampled_s = min(UNSAMPLED_S, self.unsampled_s + refreshing_s)
-        seconds = self._part(first, samples, batch)
-        if must_check or self._may_check:
-            timed_s = self.clock()
-            self._require_right(last)
-            self._checked += 1
-            self._check_s = self.clock() - timed_s + (0.0 if self._is_long else refreshing_s)
-            self._spent_s += self._check_s
-        return seconds
+    def _fresh_part(self, first: int, samples: int, batch: int, is_looked_at: bool = True) -> Sequence[float]:
+        """A part whose last launch has fresh inputs, looked at or not."""
+        if is_looked_at:
+            return self.looked_at(self._part, first, samples, batch)
+        self.arm(first + samples * batch - 1, samples * batch)
+        return self._part(first, samples, batch)
 
     def _audit(self) -> None:
         """Compare many launches with those that were checked last. Raises WrongLaunch."""
-        most, repeating_s = self._budget.repeated, self._budget.repeating_s
+        most, repeating_s, audited = self._budget.repeated, self._budget.repeating_s, 0
         end_s = self.clock() + repeating_s
         at_once = max(1, min(most, MAX_COMPARED_AT_ONCE, int(repeating_s / 8 / self._wall_s)))
-        while self._audited < most and self.clock() < end_s:
+        while audited < most and self.clock() < end_s:
             equal, verdict = self._launches.audit(at_once)
-            if verdict is not None and not verdict.passed:
-                raise WrongLaunch(verdict)
-            self._audited += equal + (verdict is not None)
+            if verdict is not None:
+                require_right(verdict)
+            audited += equal + (verdict is not None)
+            self.checked += equal + (verdict is not None)
             if verdict is None and equal < at_once:
                 break
 
@@ -440,9 +408,9 @@ class PartChecks:
         return self._require_right(index)
 
     def _require_right(self, index: int) -> Verification:
-        verdict = self._launches.verify_last(index)
-        if not verdict.passed:
-            raise WrongLaunch(verdict)
+        verdict: Verification = self._launches.verify_last(index)
+        require_right(verdict)
+        self.checked += verdict.reason != UNSUITED
         self._launches.give_back(index)
         return verdict
 

@@ -17,7 +17,7 @@ from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.spot_checks import excluded_rate
+from pyperf_suite.measure.checks import excluded_rate
 from pyperf_suite.record.case import MODES, Case
 from pyperf_suite.record.reading import mean_speedup
 from pyperf_suite.user_kernels.declared import Described, canonical, describe, parameters_of

@@ -28,7 +28,7 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.hardware.memory import limit_bytes
-from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, refused
@@ -45,8 +45,8 @@ from pyperf_suite.user_kernels.checks import (
     AUDIT_BUDGET,
     UNSUITED,
     USUAL_BUDGET,
-    PartChecks,
     PartStopwatch,
+    UserChecks,
     are_equal,
     float_bytes,
     holds_poison,
@@ -151,7 +151,7 @@ class UserLaunches(Prepared):
         except BaseException:
             self.close()
             raise
-        self.checks = PartChecks(self, place.processes, place.earlier, AUDIT_BUDGET if place.audit else USUAL_BUDGET)
+        self.checks = UserChecks(self, place.processes, place.earlier, AUDIT_BUDGET if place.audit else USUAL_BUDGET)
 
     def _prepare(
         self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext, launch: Launch | None

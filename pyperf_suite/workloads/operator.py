@@ -23,7 +23,7 @@ import numpy as np
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.spot_checks import CheckVerdict
+from pyperf_suite.measure.checks import CheckVerdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification

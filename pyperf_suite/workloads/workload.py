@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError, check_limits
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.spot_checks import CheckVerdict
+from pyperf_suite.measure.checks import CheckVerdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Prepared(ABC):
     """A case made ready: nothing is left to do in a timed region but `launch`.
 
     Launch i works on set i modulo `sets`. `unchecked` says why what timed launches leave cannot be checked, empty where
-    it can: then `poison`, `verify_last`, `snapshot` and `matches` look at a set (measure/spot_checks.py). `check` does
+    it can: then `poison`, `verify_last`, `snapshot` and `matches` look at a set (measure/checks.py). `check` does
     the whole. It is called before timing, and after only where it `sees_more`.
     """
 
@@ -127,7 +127,7 @@ class Prepared(ABC):
     sampling: Mapping[str, Any] = {}
     # What of the machine's state is another one for it: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
-    # Who looks at what launches leave, where it takes another way than the usual (runner/timing.Checks).
+    # Who looks at what launches leave, where it takes another way than the usual (measure/checks.py).
     checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None

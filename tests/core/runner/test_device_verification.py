@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
+from pyperf_suite.measure.checks import SetChecks, WrongLaunch
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
@@ -81,7 +81,7 @@ def judged(case: Case, launches: OnDevice) -> tuple[Any, OutputVerifier]:
     operands = workload.operands(case.parameters, case.seed)
     judge = launches.judge = OutputVerifier(workload.launched(case.parameters), operands, launches.kernel.name)
     try:
-        return SpotChecks(launches).before_timing(), judge
+        return SetChecks(launches).before_timing(), judge
     except WrongLaunch as wrong:
         return wrong.verdict, judge
 

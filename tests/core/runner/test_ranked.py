@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.measure import checks
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
-from pyperf_suite.runner import measuring
 from pyperf_suite.runner.measuring import measure_ranked
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
@@ -134,7 +134,7 @@ def measured_alone(transfers: Transfers, until: StopRule = BRIEFLY) -> dict[str,
 )
 @pytest.mark.slow
 def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at_random(monkeypatch, is_wrong, until):
-    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(checks, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
     answer = measured_alone(SometimesWrong(is_wrong, repeatable=True), until)
     assert answer["outcome"] == "failed"
@@ -145,7 +145,7 @@ def test_what_is_wrong_while_it_is_timed_is_seen_also_in_a_few_launches_drawn_at
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
     monkeypatch,
 ):
-    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(checks, "CHECKING_SHARE", 100)
     verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
     checked = verification["launches_checked"]
     assert checked >= 5

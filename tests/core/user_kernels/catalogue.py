@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.checks import excluded_rate
 from pyperf_suite.measure.sampling import to_the_end
-from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measuring
 from pyperf_suite.runner.profiles import QUICK, Effort

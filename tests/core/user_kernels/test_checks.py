@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import Failed
-from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.checks import WrongLaunch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.user_kernels import checks as module
 from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
-from pyperf_suite.user_kernels.checks import UNSUITED, PartChecks
+from pyperf_suite.user_kernels.checks import UNSUITED, PartStopwatch, UserChecks
 
 RIGHT = Verification(True, "full", 0.0, 0.0, 0.0, (), "right")
 
@@ -82,17 +82,22 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return limits
 
 
-def checks_of(launches: Launches, **how: Any) -> PartChecks:
+def checks_of(launches: Launches, **how: Any) -> UserChecks:
     """Checks of launches that were found right before timing; what was asked since is in `asked`."""
-    checks = PartChecks(launches, **{"budget": module.AUDIT_BUDGET, **how})
+    checks = UserChecks(launches, **{"budget": module.AUDIT_BUDGET, **how})
     checks.clock = lambda: launches.now_s
     assert checks.before_timing() is RIGHT
     return checks
 
 
+def block_of(checks: UserChecks, first: int, samples: int, batch: int) -> list[float]:
+    """A block as the sampler asks for it."""
+    return list(checks.checking(PartStopwatch(checks._launches), False).time(lambda _: None, first, samples, batch))
+
+
 def test_before_timing_one_set_is_launched_on_two_inputs_and_on_each_of_another_kind() -> None:
     launches = Launches(begin=lambda: None)
-    assert PartChecks(launches).report()["launches_checked"] == 0
+    assert UserChecks(launches).report()["launches_checked"] == 0
     report = checks_of(launches).report()
     usual = [("refresh", 0, USUAL), ("time", 0, 1, 1), ("verify", 0), ("give back", 0)]
     other = [("refresh", 0, "sparse"), ("launch", 0), ("verify", 0), ("give back", 0)]
@@ -100,7 +105,7 @@ def test_before_timing_one_set_is_launched_on_two_inputs_and_on_each_of_another_
     assert (report["launches_checked"], report["inputs_tried"]) == (3, [USUAL, "sparse"])
     # (1 - rate)^3 = 5 % at a rate of 0.63.
     assert (report["timed_launches_checked"], report["excludes_errors_in_one_of"]) == (0, 1)
-    known = PartChecks(Launches(), earlier={"inputs_tried": ["sparse"]})
+    known = UserChecks(Launches(), earlier={"inputs_tried": ["sparse"]})
     known.before_timing()
     assert known.report()["inputs_tried"] == [USUAL]
 
@@ -109,33 +114,37 @@ def test_a_block_is_checked_where_chance_ends_a_part_and_only_in_a_twentieth_of_
     launches = Launches(check_s=0.011)
     checks = checks_of(launches)
     launches.now_s += 0.01
-    assert checks.time(10, 5, 3) == [3e-3] * 5
+    assert block_of(checks, 10, 5, 3) == [3e-3] * 5
     assert launches.asked == [("time", 10, 5, 3)]
     launches.now_s += 10
     launches.asked.clear()
-    assert len(checks.time(10, 5, 3)) == 5
+    assert len(block_of(checks, 10, 5, 3)) == 5
     assert (drawn, launches.asked[1:3]) == ([5], [("time", 10, 5, 3), ("verify", 24)])
 
 
-def test_the_rest_of_a_block_follows_the_part_that_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: 2)
-    launches = Launches()
+def test_the_rest_of_a_block_follows_and_is_checked_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: min(2, limit - 1))
+    launches = Launches(check_s=0.3)
     checks = checks_of(launches)
     launches.now_s += 10
-    assert len(checks.time(10, 5, 3)) == 5
+    assert len(block_of(checks, 10, 5, 3)) == 5
     timed = [("refresh", 18, USUAL), ("time", 10, 3, 3), ("verify", 18), ("give back", 18), ("time", 19, 2, 3)]
     assert launches.asked == timed
+    launches.now_s += 10
+    launches.asked.clear()
+    assert len(block_of(checks, 10, 4, 1)) == 4
+    assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 10, 3, 1), ("time", 13, 1, 1)]
 
 
 @pytest.mark.parametrize(("launch_s", "later_s", "parts"), [(6e-3, 3e-3, 3), (6e-3, 2e-3, 1), (4e-3, 3e-3, 1)])
 def test_long_launches_have_fresh_inputs_each_until_they_take_half_as_long(launch_s, later_s, parts) -> None:
     launches = Launches(launch_s)
     checks = checks_of(launches)
-    checks.time(0, 1, 1)
+    block_of(checks, 0, 1, 1)
     launches.launch_s = later_s
-    checks.time(0, 1, 1)
+    block_of(checks, 0, 1, 1)
     launches.asked.clear()
-    assert checks.time(4, 3, 1) == [later_s] * 3
+    assert block_of(checks, 4, 3, 1) == [later_s] * 3
     timed = [asked for asked in launches.asked if asked[0] == "time"]
     assert timed == ([("time", index, 1, 1) for index in (4, 5, 6)] if parts == 3 else [("time", 4, 3, 1)])
 
@@ -168,12 +177,13 @@ def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_a_thousan
     answers, asked = iter([(187, None)] * 5 + [(186, RIGHT)]), []
     launches = Launches(audit=lambda count: asked.append(count) or next(answers))
     checks = checks_of(launches)
+    before = checks.checked
     checks._audit()
     # An eighth of 1.5 s holds 187 launches of a millisecond, and six times that are more than a thousand.
-    assert (asked, checks._audited) == ([187] * 6, 6 * 187)
-    checks._audited, answers = 0, iter([(100, None)])
+    assert (asked, checks.checked - before) == ([187] * 6, 6 * 187)
+    answers = iter([(100, None)])
     checks._audit()
-    assert checks._audited == 100, "there is nothing more to audit"
+    assert checks.checked - before == 6 * 187 + 100, "there is nothing more to audit"
     answers = iter([(0, Verification(False, "full", 0.0, 0.0, 0.0, (), "wrong"))])
     with pytest.raises(WrongLaunch, match="wrong"):
         checks._audit()
@@ -185,10 +195,10 @@ def test_reported_times_are_no_longer_than_what_passed_but_for_a_twentieth(wall_
     checks = checks_of(launches)
     launches.time = lambda *_: ([reported_s], wall_s)
     if passes:
-        assert checks.time(0, 1, 1) == [reported_s]
+        assert block_of(checks, 0, 1, 1) == [reported_s]
     else:
         with pytest.raises(WrongLaunch, match=r"1\.06 s were reported for a part that took 1 s"):
-            checks.time(0, 1, 1)
+            block_of(checks, 0, 1, 1)
 
 
 def test_a_clock_that_reports_half_of_the_time_is_refused_after_seven_tries_and_two_thirds_are_enough(drawn) -> None:
@@ -295,7 +305,7 @@ def test_one_fast_launch_on_fresh_inputs_is_enough() -> None:
     ],
 )
 def test_the_most_telling_inputs_are_drawn_again_where_the_reference_failed_on_them(monkeypatch, verdicts, tried):
-    checks, answers = PartChecks(Launches(other_inputs=lambda: ["sparse", "offset"])), iter(verdicts)
+    checks, answers = UserChecks(Launches(other_inputs=lambda: ["sparse", "offset"])), iter(verdicts)
     checks.clock = itertools.count(0.0, 100.0).__next__  # no time is left after the first
     monkeypatch.setattr(checks, "_require_right", lambda _: SimpleNamespace(reason=next(answers)))
     checks._try_other_inputs()

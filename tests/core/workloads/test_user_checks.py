@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.measure.spot_checks import WrongLaunch
-from pyperf_suite.user_kernels.checks import AUDIT_BUDGET, PartChecks
+from pyperf_suite.measure.checks import WrongLaunch
+from pyperf_suite.user_kernels.checks import AUDIT_BUDGET, UserChecks
 
 
 class Sets:
@@ -44,7 +44,7 @@ class Sets:
 
 def compare(launches: Any) -> int:
     """How many pairs of launches on fresh and on seen inputs were compared."""
-    checks = PartChecks(launches, budget=AUDIT_BUDGET)
+    checks = UserChecks(launches, budget=AUDIT_BUDGET)
     checks._require_that_it_computes()
     return len(checks._fresh_s)
 

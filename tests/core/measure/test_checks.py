@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pyperf_suite.measure import checks as module
+from pyperf_suite.measure.checks import SetChecks, WrongLaunch, excluded_rate
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch, excluded_rate
 from pyperf_suite.measure.verify import Verification
 from tests.records import measure
 
@@ -19,7 +20,7 @@ STANDARD = (StopRule(relative_half_width=1e-9, time_cap_s=0.4, max_samples=10**6
 class Simulated:
     """Launches on a clock of their own that write 1, or what `fault(number of the launch, set)` says instead."""
 
-    name, resolution_s = "simulated", 1e-8
+    name, resolution_s, unchecked, sees_more = "simulated", 1e-8, "", False
 
     def __init__(
         self,
@@ -70,29 +71,42 @@ class Simulated:
             seconds.append(self.now_s - begin_s)
         return seconds
 
-    def measured(self, checks: SpotChecks) -> None:
+    def check(self) -> Verification:
+        return self.verify_last(0)
+
+    def measured(self, checks: SetChecks) -> None:
         """One trial of the standard profile. Raises WrongLaunch."""
-
-        def watch() -> None:
-            checks.after_block()
-
-        measure(self.launch, checks.checking(self, self.can_stop), *STANDARD, watch, self.clock)
+        measure(self.launch, checks.checking(self, self.can_stop), *STANDARD, clock=self.clock)
         checks.after_timing()
 
 
-def visited(launches: Simulated, seed: int = 0) -> SpotChecks:
+@pytest.fixture(autouse=True)
+def chance(monkeypatch: pytest.MonkeyPatch) -> random.Random:
+    """A seeded one, in the place of the system's."""
+    drawn = random.Random(0)
+    monkeypatch.setattr(module, "secrets", SimpleNamespace(randbelow=drawn.randrange, SystemRandom=lambda: drawn))
+    return drawn
+
+
+def checks_of(launches: Simulated) -> SetChecks:
+    checks = SetChecks(launches)
+    checks.clock = launches.clock
+    return checks
+
+
+def visited(launches: Simulated) -> SetChecks:
     """The checks of a trial that was found right."""
-    checks = SpotChecks(launches, chance=random.Random(seed), clock=launches.clock)
+    checks = checks_of(launches)
     assert checks.before_timing().passed
     launches.measured(checks)
     return checks
 
 
-def is_caught(fault: Callable[[int, int], float | None], seed: int, processes: int = 3, can_stop: bool = True) -> bool:
+def is_caught(fault: Callable[[int, int], float | None], processes: int = 3, can_stop: bool = True) -> bool:
     """Whether a run sees it, in any of its processes."""
-    for process in range(processes):
+    for _ in range(processes):
         launches = Simulated(fault=fault, can_stop=can_stop)
-        checks = SpotChecks(launches, chance=random.Random(seed * 10 + process), clock=launches.clock)
+        checks = checks_of(launches)
         try:
             checks.before_timing()
             launches.measured(checks)
@@ -109,11 +123,11 @@ def one_in(count: int, seed: int) -> Callable[[int, int], float]:
 @pytest.mark.parametrize("can_stop", [True, False], ids=["host", "device"])
 @pytest.mark.parametrize(("count", "least"), [(10, 40), (100, 40), (1000, 38)])
 def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count, least, can_stop):
-    assert sum(is_caught(one_in(count, seed), seed, can_stop=can_stop) for seed in range(40)) >= least
+    assert sum(is_caught(one_in(count, seed), can_stop=can_stop) for seed in range(40)) >= least
 
 
 def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught():
-    caught = sum(is_caught(lambda launch, _set: 2.0 if launch % 100 == 99 else 1.0, seed) for seed in range(20))
+    caught = sum(is_caught(lambda launch, _set: 2.0 if launch % 100 == 99 else 1.0) for _ in range(20))
     assert caught == 20
 
 
@@ -121,13 +135,13 @@ def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught():
 def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong):
     launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
     with pytest.raises(WrongLaunch) as found:
-        SpotChecks(launches).before_timing()
+        SetChecks(launches).before_timing()
     assert str(found.value) == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
 
 
 def test_a_kernel_that_stops_writing_is_caught():
     # What stands there is right again and again, unless it is poisoned in between.
-    assert all(is_caught(lambda launch, _set: 1.0 if launch < 2000 else None, seed, 1) for seed in range(10))
+    assert all(is_caught(lambda launch, _set: 1.0 if launch < 2000 else None, 1) for _ in range(10))
 
 
 def test_right_launches_pass_and_cost_less_than_a_tenth():
@@ -140,15 +154,16 @@ def test_right_launches_pass_and_cost_less_than_a_tenth():
 
 
 def test_a_kernel_that_sums_in_no_fixed_order_is_held_to_its_limits():
-    chance = random.Random(1)
-    checks = visited(Simulated(fault=lambda _launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3)))
+    noise = random.Random(1)
+    checks = visited(Simulated(fault=lambda _launch, _set: 1.0 + noise.uniform(-1e-3, 1e-3)))
     assert not checks.bitwise
-    assert is_caught(lambda launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3) + (launch % 50 == 49), 0)
+    assert is_caught(lambda launch, _set: 1.0 + noise.uniform(-1e-3, 1e-3) + (launch % 50 == 49))
 
 
-def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing():
+def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing(monkeypatch):
+    monkeypatch.setattr(module, "CHECKING_SHARE", 0.0)
     launches = Simulated(sets=1, fault=lambda launch, _set: 1.0 if launch < 2 else 2.0)
-    checks = SpotChecks(launches, share=0.0, clock=launches.clock)
+    checks = checks_of(launches)
     assert checks.before_timing().passed
     with pytest.raises(WrongLaunch):
         launches.measured(checks)
@@ -157,46 +172,34 @@ def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_
 def test_checks_after_timing_go_on_for_twenty_milliseconds():
     launches = Simulated()
     launches.now_s, launches.noise = 1000.0, SimpleNamespace(uniform=lambda *_: 1.0)
-    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks = checks_of(launches)
     checks.before_timing()
     checks.after_timing()
     # A launch and its check take 33 us, 606 of them 19.998 ms; before timing each of eight sets was checked.
     assert checks.checked == 8 + 606
 
 
-def test_of_timed_launches_the_later_half_of_a_rotation_is_checked_and_first_what_was_poisoned(monkeypatch):
-    launches, seen = Simulated(7), []
-    monkeypatch.setattr(
-        launches, "matches", lambda index, right: seen.append(index) or launches.outputs[index] == right
-    )
-    checks = SpotChecks(launches, share=1.0, chance=random.Random(0), clock=launches.clock)
+def test_of_a_part_the_last_launch_is_looked_at_and_the_later_half_of_a_rotation(monkeypatch):
+    launches, seen, poisoned = Simulated(7), [], []
+    checks = checks_of(launches)
     checks.before_timing()
-    (poisoned,) = unwritten(launches)
-
-    def timed(first: int, end: int) -> list[int]:
-        seen.clear()
-        for index in range(first, end):
-            launches.launch(index)
-        checks.at_stop(end)
-        return list(seen)
-
-    # Launches 16 to 19 wrote sets 2 to 5, and launches 20 and 21 sets 6 and 0.
-    found = timed(0, 20)
-    assert (found[0], set(found), len(found)) == (poisoned, {poisoned, 2, 3, 4, 5}, len({poisoned, 2, 3, 4, 5}))
-    assert checks.checked == 7 + len(found)
-    assert sorted(timed(20, 22)) == [0, 6]
-    checks.after_block()
-    assert len(unwritten(launches)) == 1, "another set is poisoned once the last was checked"
-
-
-def unwritten(launches: Simulated) -> list[int]:
-    return [index for index, output in enumerate(launches.outputs) if math.isnan(output)]
+    monkeypatch.setattr(launches, "matches", lambda index, right: seen.append(index) or True)
+    monkeypatch.setattr(launches, "poison", poisoned.append)
+    launches.now_s += 1.0
+    # Launches 16 to 19 wrote sets 2 to 5.
+    checks.looked_at(lambda *_: [], 0, 20, 1)
+    assert (seen[0], sorted(seen), poisoned) == (5, [2, 3, 4, 5], [5])
+    # A set that comes after two launches would be found in the cache.
+    seen.clear()
+    checks.looked_at(lambda *_: [], 20, 2, 1)
+    assert (seen, poisoned) == ([0, 6], [5])
+    assert checks.checked == 7 + 6
 
 
 @pytest.mark.parametrize("can_stop", [True, False])
 def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
     launches = Simulated()
-    checks = SpotChecks(launches, chance=random.Random(0), clock=launches.clock)
+    checks = checks_of(launches)
     checks.before_timing()
     launched = launches.launched
     assert len(checks.checking(launches, can_stop).time(launches.launch, 0, 50, 3)) == 50
@@ -205,8 +208,12 @@ def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
 
 @pytest.mark.parametrize(("sets", "least", "most"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
 def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(sets, least, most):
-    checks = SpotChecks(Simulated(sets), chance=random.Random(0))
-    assert {checks.next_stop() for _ in range(1000)} == set(range(least, most + 1))
+    checks = SetChecks(Simulated(sets))
+    for looks in (True, False):
+        assert {checks.samples_of_part(1000, 1, looks) for _ in range(1000)} == set(range(least, most + 1))
+    assert {checks.samples_of_part(1000, 100, True) for _ in range(9)} == {1}
+    checks.checking(Simulated(sets), can_stop=False)
+    assert checks.samples_of_part(1000, 1, True) == 1000
 
 
 def test_the_bound_says_which_rate_so_many_right_launches_exclude():
