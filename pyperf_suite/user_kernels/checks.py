@@ -12,7 +12,7 @@ import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +59,9 @@ MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 # The fastest of so many bursts takes at most so many times what is reported of a launch, and so long besides, in which
 # threads of a library wake after a pause: single launches of honest torch took 36 and, on busy cores, 550 times.
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
+
+# Launches of a burst on sets that were all given fresh inputs: enough that one computed ahead is no large share.
+PAIRED_BURST = 8
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
@@ -337,32 +340,66 @@ class UserChecks(Checks):
         without a pause. One that is not counted comes first, on what is then seen: a set that was not used for a while
         is slower.
         """
-        fresh, seen = self._all_fresh_s, [*self._earlier.get("seen_s", ())]
-        known, compared = len(fresh), self._budget.compared
-        least = min(known + self._share(compared), max(compared, known))
-        allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
-        begin_s, looks_alike = self.clock(), True
-        while len(fresh) < known + MOST_COMPARED and self.clock() - begin_s < allowed_s:
-            if looks_alike and len(fresh) >= least:
-                break
+
+        def pair() -> tuple[float, float]:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
             self._launches.make()
-            not_counted: list[float] = []
-            pair = [(fresh, -1), (seen, -1)] if secrets.randbelow(2) else [(seen, -2), (fresh, -1)]
-            for seconds, made in [(not_counted, -2), *pair]:
+            is_fresh_first = bool(secrets.randbelow(2))
+            seconds = []
+            for made in (-2, -1, -1) if is_fresh_first else (-2, -2, -1):
                 self._launches.fill(index, made)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
-            looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen)
+            return (seconds[1], seconds[2]) if is_fresh_first else (seconds[2], seconds[1])
+
+        earlier = self._all_fresh_s, [*self._earlier.get("seen_s", ())]
+        compared = self._budget.compared
+        least = min(self._share(compared), max(compared - len(earlier[0]), 0))
+        self._fresh_s, self._seen_s = self._alike(pair, *earlier, least, "on inputs that it was given before")
+        fastest_s = min((*earlier[0], *self._fresh_s), default=math.inf)
+        self._require_that_bursts_compute(fastest_s)
+        self._alike(self._pair_of_bursts, [], [], self._share(compared), "on sets that were left as they were")
+
+    def _pair_of_bursts(self) -> tuple[float, float]:
+        """Seconds of launches without a pause on sets that were all given fresh inputs, and on sets left as they were.
+
+        What is computed ahead while another set is launched is of no use in the former.
+        """
+        count, seconds = min(self._launches.sets, PAIRED_BURST), [0.0, 0.0]
+        order = (0, 1) if secrets.randbelow(2) else (1, 0)
+        for is_left in order:
+            first = secrets.randbelow(self._launches.sets)
+            for index in range(first, first + count):
+                self._launches.make()
+                if not is_left:
+                    self._launches.fill(index)
+            seconds[is_left] = math.fsum(self._launches.time(first, count, 1)[0]) / count
+        return seconds[0], seconds[1]
+
+    def _alike(
+        self, pair: Callable[[], tuple[float, float]], fresh: list[float], known: list[float], least: int, words: str
+    ) -> tuple[list[float], list[float]]:
+        """Compare as many pairs as it takes to see that both take the same time; those made now.
+
+        `fresh` and `known` are from earlier processes. Raises WrongLaunch where the latter are faster, beyond chance.
+        """
+        earlier, begin_s, looks_alike = len(fresh), self.clock(), True
+        allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
+        while len(fresh) < earlier + MOST_COMPARED and self.clock() - begin_s < allowed_s:
+            if looks_alike and len(fresh) >= earlier + least:
+                break
+            fresh_s, known_s = pair()
+            fresh.append(fresh_s)
+            known.append(known_s)
+            looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(known)
             if not looks_alike and len(fresh) >= SUSPECTED_AFTER:
                 # What looks as if it remembered is given the time to show it.
                 allowed_s = SUSPECTED_S
-            if len(fresh) % LOOK_AFTER == 0 and recognises(fresh, seen, self._budget.seen_faster):
-                ratio = statistics.median(fresh) / statistics.median(seen)
-                message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
+            if len(fresh) % LOOK_AFTER == 0 and recognises(fresh, known, self._budget.seen_faster):
+                ratio = statistics.median(fresh) / statistics.median(known)
+                message = f"{words} it is {ratio:.1f} times as fast as on fresh inputs"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
-        self._fresh_s, self._seen_s = fresh[known:], seen[known:]
-        self._require_that_bursts_compute(min(fresh, default=math.inf))
+        return fresh[earlier:], known[earlier:]
 
     def _require_that_bursts_compute(self, fastest_s: float) -> None:
         """Raise WrongLaunch where launches are never nearly as fast as is reported if each set is launched once.

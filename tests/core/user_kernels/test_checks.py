@@ -70,7 +70,7 @@ class Launches:
     def make(self) -> None:
         pass
 
-    def fill(self, index: int, made: int) -> None:
+    def fill(self, index: int, made: int = -1) -> None:
         pass
 
 
@@ -273,10 +273,30 @@ def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> No
     factors = itertools.cycle([1.0, 1.0, 1.5])
     times = launches.time
     launches.time = lambda *part: ([each * next(factors) for each in times(*part)[0]], 1.0)
-    with pytest.raises(WrongLaunch, match=r"it is 1\.5 times as fast as on fresh ones"):
+    with pytest.raises(WrongLaunch, match=r"it is 1\.5 times as fast as on fresh inputs"):
         checks._require_that_it_computes()
     # One that is not counted and the seen one on what was made before, the fresh one on what was made last.
     assert filled == [-2, -2, -1] * 12
+
+
+@pytest.mark.parametrize(("left_s", "passes"), [(1.0, True), (0.7, True), (0.5, False)])
+def test_bursts_on_fresh_inputs_take_as_long_as_on_sets_that_were_left(monkeypatch, left_s, passes) -> None:
+    filled: list[int] = []
+    launches = Launches(fill=lambda index, made=-1: filled.append(index))
+    checks = checks_of(launches, budget=module.USUAL_BUDGET)
+    times = launches.time
+
+    def time(first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        seconds, wall_s = times(first, samples, batch)
+        is_left = samples == 8 and filled != list(range(first, first + 8))
+        filled.clear()
+        return [each * (left_s if is_left else 1.0) for each in seconds], wall_s
+
+    launches.time = time
+    with nullcontext() if passes else pytest.raises(WrongLaunch, match=r"left as they were it is 2\.0 times as fast"):
+        checks._require_that_it_computes()
+    bursts = [asked for asked in launches.asked if asked[:1] == ("time",) and asked[2] == 8]
+    assert len(bursts) == (8 if left_s == 1.0 else 24 if not passes else 120), "four pairs, twelve, or sixty"
 
 
 @pytest.mark.parametrize(("fresh_s", "tries"), [(449e-6, 0), (451e-6, 40)])
