@@ -58,15 +58,26 @@ def parent_of(pid: int) -> int:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether the process that started then still runs."""
-    return bool(state_of(pid)) and start_of(pid) == start
+    """Whether the process that started then still runs; true where that cannot be read."""
+    try:
+        fields = _read_stat(pid)
+    except OSError:
+        return True
+    return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == start
 
 
 def _stat(pid: int) -> list[str]:
-    """What /proc/PID/stat says after the name: state, parent and so on; nothing if the process is gone."""
+    try:
+        return _read_stat(pid)
+    except OSError:
+        return []
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Return what /proc/PID/stat says after the name: state, parent and so on; nothing if the process is gone."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 

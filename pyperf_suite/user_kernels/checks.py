@@ -80,6 +80,9 @@ CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
 # Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
 
+# Bytes of two files that are compared at a time.
+COMPARED_BYTES = 1 << 18
+
 # bfloat16 and float8 are bits to numpy.
 BITS = {
     "bfloat16": np.uint16,
@@ -570,6 +573,16 @@ def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
 def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
     """Part of a file."""
     return np.fromfile(path, np.uint8, size_bytes, offset=offset)
+
+
+def first_difference(paths: tuple[str, str], offset: int, size_bytes: int) -> int | None:
+    """The first byte, from `offset` on, in which two files differ within so many; read by blocks that a cache holds."""
+    for begin in range(0, size_bytes, COMPARED_BYTES):
+        count = min(COMPARED_BYTES, size_bytes - begin)
+        one, other = (read_bytes(path, offset + begin, count) for path in paths)
+        if not np.array_equal(one, other):
+            return begin + int((one != other).argmax())
+    return None
 
 
 def are_equal(slot: str, other: str, rest: str = ".plain") -> bool:

@@ -21,7 +21,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite import __version__
@@ -48,11 +47,11 @@ from pyperf_suite.user_kernels.checks import (
     PartStopwatch,
     UserChecks,
     are_equal,
+    first_difference,
     float_bytes,
     holds_poison,
     narrowed,
     read_array,
-    read_bytes,
     read_sizes,
     read_tree,
     shares_elements,
@@ -494,9 +493,9 @@ class UserLaunches(Prepared):
         for number, leaf in enumerate(self._built["leaves"]):
             if leaf["kind"] != "array" or leaf["role"] != "input":
                 continue
-            was, now = (read_bytes(path, leaf["offset"], leaf["bytes"]) for path in (self._slots[-1], self._inputs))
-            if not np.array_equal(was, now):
-                at = int(np.flatnonzero(was != now)[0]) // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
+            changed = first_difference((self._slots[-1], self._inputs), leaf["offset"], leaf["bytes"])
+            if changed is not None:
+                at = changed // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
                 return refused(
                     "inputs modified",
                     f"it changed its input {leaf['argument']} (element {at} first, array {number} of the arguments): "

@@ -89,6 +89,8 @@ class UserProcess(ChildProcess):
         if lost.cause == HUNG:
             doing = {"start": "be imported", "build": "make its inputs", "make": "make inputs and a reference"}
             words = f"did not {doing.get(self._doing, 'return')} within {lost.deadline_s:.3g} s and was ended"
+            if lost.deadline_s <= 0:
+                words = f"was not begun to {doing.get(self._doing, 'return')}: the case's time was over (--deadline)"
             place, witnesses = lost.place, 2
         elif lost.cause == FORGED:
             words = "wrote to the suite's own descriptors"

@@ -1,4 +1,5 @@
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,20 @@ def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporar
     assert [path.name for path in temporary.iterdir()] == [Path(own.name).name]
     own.cleanup()
     assert not list(temporary.iterdir())
+
+
+def test_a_process_without_descriptors_left_takes_nobody_for_dead(temporary):
+    """A sweep that cannot read /proc would remove the folders of running processes."""
+    own = system.owned_folder("run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        alive = system.is_alive(os.getpid(), 1), system.is_alive(2**22 + 1, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert alive == (True, True)
+    assert not system.is_alive(2**22 + 1, 1)
+    own.cleanup()
 
 
 def test_sweeping_follows_no_link_and_takes_nothing_with_another_name(temporary, sleeper, tmp_path_factory):
