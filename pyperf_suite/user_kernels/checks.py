@@ -61,7 +61,7 @@ MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
 
 # Launches of a burst on sets that were all given fresh inputs: enough that one computed ahead is no large share.
-PAIRED_BURST = 8
+PAIRED_BURST = 4
 
 SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 

@@ -281,6 +281,7 @@ def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> No
 
 @pytest.mark.parametrize(("left_s", "passes"), [(1.0, True), (0.7, True), (0.5, False)])
 def test_bursts_on_fresh_inputs_take_as_long_as_on_sets_that_were_left(monkeypatch, left_s, passes) -> None:
+    monkeypatch.setattr(module, "PAIRED_BURST", 6)
     filled: list[int] = []
     launches = Launches(fill=lambda index, made=-1: filled.append(index))
     checks = checks_of(launches, budget=module.USUAL_BUDGET)
@@ -288,14 +289,14 @@ def test_bursts_on_fresh_inputs_take_as_long_as_on_sets_that_were_left(monkeypat
 
     def time(first: int, samples: int, batch: int) -> tuple[list[float], float]:
         seconds, wall_s = times(first, samples, batch)
-        is_left = samples == 8 and filled != list(range(first, first + 8))
+        is_left = samples == 6 and filled != list(range(first, first + 6))
         filled.clear()
         return [each * (left_s if is_left else 1.0) for each in seconds], wall_s
 
     launches.time = time
     with nullcontext() if passes else pytest.raises(WrongLaunch, match=r"left as they were it is 2\.0 times as fast"):
         checks._require_that_it_computes()
-    bursts = [asked for asked in launches.asked if asked[:1] == ("time",) and asked[2] == 8]
+    bursts = [asked for asked in launches.asked if asked[:1] == ("time",) and asked[2] == 6]
     assert len(bursts) == (8 if left_s == 1.0 else 24 if not passes else 120), "four pairs, twelve, or sixty"
 
 
