@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyperf_suite.findings.data import Findings, Remark, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
-from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE
+from pyperf_suite.laws.tiling import elements_in, largest_power_of_two, round_up
+from pyperf_suite.planner.laws.alignment import BYTES_OF, SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained, counted, legend
 from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_choice
@@ -24,26 +25,37 @@ from pyperf_suite.record.quantity import Quantity
 NEEDED_BYTES, BEST_BYTES = 16, 128
 # Sizes are looked for from this much smaller to this much larger.
 WINDOW = 0.25
-# As good as the best rate in the window: nearer than repeated measurements are to each other.
-AS_GOOD = 0.01
+# A gain that counts: nearer than repeated measurements are to each other. Of a size far from the nearest that wins, a
+# gain on that one: the law's own error.
+GAIN, FAR_GAIN = 0.01, 0.03
+# So little growth costs a model next to nothing.
+LITTLE_GROWTH = 0.02
+# The dimension that counts tokens, by layout, and so is none of a model: M, or of a weight's gradient K.
+TOKENS = {"NT": "K"}
 MOST_SIZES = 4096
+# Sizes on each side that are looked at one by one: 2 % of a vocabulary of 200,000.
+MOST_NEAR = 512
 LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
 
 
 @dataclass(frozen=True)
 class BetterSize:
-    """Another size for one dimension: its seconds, and the rate of useful work relative to the present one.
+    """Another size for a dimension, or for several together: its seconds, and its work a second over the present one's.
 
-    The ratio is between `low` and `high` in nine cases of ten, if the law errs at both sizes independently.
+    The ratio is between `low` and `high` in nine cases of ten.
     """
 
-    dimension: str
-    present: int
-    size: int
+    present: Mapping[str, int]
+    sizes: Mapping[str, int]
     seconds: float
     rate_ratio: float
     low: float
     high: float
+
+    @property
+    def growth(self) -> float:
+        """Elements of the dimensions over those at present, less one."""
+        return math.prod(self.sizes.values()) / math.prod(self.present.values()) - 1
 
 
 @dataclass(frozen=True)
@@ -137,61 +149,130 @@ def priced_product(
     """Price one product and its neighbours under a sustained load."""
     price = prices.gemm(layout, *(np.array([size]) for size in sizes))
     named = dict(zip("MNK", sizes, strict=True))
-    better = tuple(_better_sizes(prices, named, int(BYTES_OF[dtype]), layout))
+    better = tuple(_better_sizes(prices, gpu, named, dtype, layout))
     return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
 
 
-def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
-    """For each dimension the next smaller and the next larger size of about the best rate on that side.
+def _better_sizes(prices: Prices, gpu: GpuSpec, sizes: dict[str, int], dtype: str, layout: str) -> Iterator[BetterSize]:
+    """For each dimension of a model the nearest larger and the nearest smaller size that surely win.
 
-    Sides on which no size is better than the present one by more than the law's error are left out.
+    To win is more work a second than at the present size, by more than the law's error. Further sizes follow if they
+    win more: within `LITTLE_GROWTH` by time, as of a padded vocabulary, and far away by work a second. Where rows of
+    several dimensions are odd these are padded together, for the worst row decides; the others are left.
     """
-    for name, present in sizes.items():
-        step = elements_in(NEEDED_BYTES, element_bytes)
-        # Steps stay whole runs, and coarse enough for a limited number of sizes.
-        step *= max(1, int(2 * WINDOW * present / step / MOST_SIZES))
-        around = np.arange(max(step, int(present * (1 - WINDOW)) // step * step), present * (1 + WINDOW) + step, step)
-        tried = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
-        tried[name] = np.concatenate([[present], around.astype(np.int64)])
-        price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
-        seconds = np.asarray(price.seconds)
-        below, above = (np.broadcast_to(side, seconds.shape) for side in price.margins)
-        rate = tried[name] / seconds
-        # A size is worth no more than it surely has: the upper end of its time counts.
-        surely = rate * np.exp(-above)
-        for side in (tried[name] < present, tried[name] > present):
-            good = np.flatnonzero(side & (surely >= (1 - AS_GOOD) * np.max(surely[side], initial=0.0)))
-            if not len(good):
-                continue
-            nearest = good[np.argmin(np.abs(tried[name][good] - present))]
-            ratio = float(rate[nearest] / rate[0])
-            low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
-            if ratio > 1 + AS_GOOD and low > 1:
-                size = int(tried[name][nearest])
-                high = ratio * float(np.exp(np.hypot(above[0], below[nearest])))
-                yield BetterSize(name, present, size, float(seconds[nearest]), ratio, low, high)
+    run, seen = elements_in(NEEDED_BYTES, int(BYTES_OF[dtype])), set()
+    dimensions = [name for name in "NMK" if name != TOKENS.get(layout, "M")]
+    odd = [name for name in dimensions if name.lower() in SIDE_BY_SIDE[layout] and sizes[name] % run]
+    for name in odd or dimensions:
+        padded = {other: round_up(sizes[other], run) for other in odd if other != name}
+        present = {each: sizes[each] for each in "MNK" if each == name or each in padded}
+        tried = _around(sizes | padded, name, run, sizes)
+        seconds, ratio, low, high = _against_the_first(prices, gpu, tried, dtype, layout)
+        wins, place = (ratio > 1 + GAIN) & (low >= 1), tried[name] - sizes[name]
+        for at in (*_picked(seconds, ratio, wins, place, sizes[name]), *_picked(seconds, ratio, wins, -place, 0)):
+            found = {each: int(tried[each][at]) for each in present}
+            if tuple(found.items()) not in seen:
+                seen.add(tuple(found.items()))
+                yield BetterSize(present, found, *(float(each[at]) for each in (seconds, ratio, low, high)))
+
+
+def _picked(
+    seconds: NDArray[np.float64],
+    ratio: NDArray[np.float64],
+    wins: NDArray[np.bool_],
+    distance: NDArray[np.int64],
+    size: int,
+) -> list[int]:
+    """Of sizes at positive distances the nearest that wins, and those further away that win more."""
+    side = np.flatnonzero(wins & (distance > 0))
+    if not len(side):
+        return []
+    side = side[np.argsort(distance[side])]
+    picked = [int(side[0])]
+    for reach, rate, gain in ((LITTLE_GROWTH * size, 1 / seconds, GAIN), (math.inf, ratio, FAR_GAIN)):
+        near = side[distance[side] <= reach]
+        better = near[rate[near] > (1 + gain) * rate[picked[-1]]]
+        if len(better):
+            good = better[rate[better] * (1 + GAIN) >= np.max(rate[better])]
+            picked.append(int(good[0]))
+    return picked
+
+
+def _around(sizes: dict[str, int], name: str, run: int, present: dict[str, int]) -> dict[str, NDArray[np.int64]]:
+    """The present sizes first, then these with one dimension from `WINDOW` smaller to as much larger, by whole runs."""
+    size = present[name]
+    # Far away steps are coarse enough for a limited number of sizes.
+    step = run * max(1, int(2 * WINDOW * size / run / MOST_SIZES))
+    far = np.arange(max(step, int(size * (1 - WINDOW)) // step * step), size * (1 + WINDOW) + step, step)
+    near = size // run * run + run * np.arange(-MOST_NEAR, MOST_NEAR + 1)
+    around = np.union1d(far, near[(near > 0) & (np.abs(near - size) <= WINDOW * size + run)])
+    moved = {each: around if each == name else np.full(len(around), sizes[each]) for each in sizes}
+    return {each: np.concatenate([[present[each]], moved[each].astype(np.int64)]) for each in sizes}
+
+
+def _against_the_first(
+    prices: Prices, gpu: GpuSpec, tried: Mapping[str, NDArray[np.int64]], dtype: str, layout: str
+) -> tuple[NDArray[np.float64], ...]:
+    """Seconds, and work a second over that of the first sizes, with its bounds.
+
+    The law errs at both independently. Where rows are better aligned and little else differs it errs alike, and what is
+    known of alignment alone leaves the ratio open.
+    """
+    sizes = tried["M"], tried["N"], tried["K"]
+    price = prices.gemm(layout, *sizes)
+    seconds = np.asarray(price.seconds)
+    below, above = (np.broadcast_to(side, seconds.shape) for side in price.margins)
+    work = np.multiply.reduce([each.astype(np.float64) for each in sizes])
+    ratio = work / work[0] * seconds[0] / seconds
+    low, high = ratio * np.exp(-np.hypot(below[0], above)), ratio * np.exp(np.hypot(above[0], below))
+    factor, least, most = (
+        np.broadcast_to(each, seconds.shape) for each in alignment_penalty(gpu, *sizes, dtype, layout)
+    )
+    alike = (np.abs(work / work[0] - 1) <= LITTLE_GROWTH) & (factor < factor[0])
+    low = np.where(alike, np.maximum(ratio * (least[0] / factor[0]) / (most / factor), np.minimum(ratio, 1.0)), low)
+    high = np.where(alike, ratio * (most[0] / factor[0]) / (least / factor), high)
+    return seconds, ratio, low, high
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
     """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
     return findings(
+        _answer(product),
         _time(product),
         _tiles(product),
         None if product.has_steps else _STEPLESS,
         _bound(product),
         _alignment(product),
         _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
-        None if product.better else remark(_NO_BETTER),
-        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
         table("Next good sizes", SIZES, [(better, product) for better in product.better]),
+        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
         remark(legend(cause for cause, _ in product.main_causes)),
     )
 
 
 _NO_BETTER = "No size up to a quarter smaller or larger does its work faster by more than the law's error."
+_VOCABULARY = " A vocabulary is only padded up."
 _EXTRAPOLATED = remark(
     "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
 )
+
+
+def _answer(product: ProductExplained) -> Remark:
+    """The nearest larger size that wins, else the nearest smaller one, or that there is none."""
+    if not product.better:
+        return remark(_NO_BETTER, kind="predicted")
+    nearest = min(product.better, key=lambda each: (each.growth < 0, abs(each.growth)))
+    return remark(
+        "{sizes} in place of {present}: {seconds} in place of {now} ({change}), {ratio} the work a second.{padded}",
+        kind="predicted",
+        sizes=" and ".join(f"{name} = {size}" for name, size in nearest.sizes.items()),
+        present=" and ".join(map(str, nearest.present.values())),
+        seconds=Quantity(nearest.seconds, "duration", predicted=True),
+        now=Quantity(product.seconds, "duration", predicted=True),
+        change=Quantity(nearest.seconds / product.seconds - 1, "+%", predicted=True),
+        ratio=Quantity(nearest.rate_ratio, "x", nearest.low, nearest.high, predicted=True),
+        padded=_VOCABULARY if any(each.growth < 0 for each in product.better) else "",
+    )
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
@@ -309,10 +390,10 @@ CAUSES = (
     Column("share", lambda row: row[1] / row[2].seconds, "%"),
 )
 SIZES = (
-    Column("dimension", lambda row: row[0].dimension),
-    Column("now", lambda row: row[0].present),
-    Column("good size", lambda row: row[0].size),
-    Column("larger by", lambda row: row[0].size / row[0].present - 1, "+%"),
+    Column("dimension", lambda row: " and ".join(row[0].sizes)),
+    Column("now", lambda row: " and ".join(map(str, row[0].present.values()))),
+    Column("good size", lambda row: " and ".join(map(str, row[0].sizes.values()))),
+    Column("larger by", lambda row: row[0].growth, "+%"),
     Column("time", lambda row: row[0].seconds, "us"),
     Column("time changes by", lambda row: row[0].seconds / row[1].seconds - 1, "+%"),
     Column("throughput", lambda row: Quantity(row[0].rate_ratio, "x", row[0].low, row[0].high, predicted=True), "x"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from pyperf_suite.planner.laws.alignment import (
     cliffs_of,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 H100, ADA = find_gpu("H100"), find_gpu("RTX 4090")
 DIMENSIONS = st.integers(1, 1 << 20)
 LAYOUTS = st.sampled_from(("TN", "NN", "NT", "TT"))
@@ -75,6 +78,21 @@ def test_hoppers_cliff_is_the_one_that_was_published(measured_tables):
     measured = [function(aligned) / rates[10922] for function in (np.median, min, max)]
     assert measured == pytest.approx(ON_HOPPER[4], abs=0.01)
     assert max(aligned) / min(aligned) < 1.01
+
+
+def test_hoppers_rows_of_16_bytes_cost_no_more_than_was_measured_on_silicon():
+    """Four sizes of cuBLAS on an H200 against the next multiple of 128, by clock cycles, in a run that is kept here."""
+    cycles = {}
+    (journal,) = ROOT.glob("bench_results/*h200*/20261126T060756Z-19ae/records.jsonl")
+    for line in journal.read_text("utf-8").splitlines():
+        record = json.loads(line)
+        sizes = record["case"]["parameters"]
+        if record["case"]["implementation"] == "cublas" and (sizes["m"], sizes["k"]) == (1536, 2048):
+            metrics = record["metrics"]
+            cycles[sizes["n"]] = metrics["time"]["value"] * metrics["sm_clock"]["value"]
+    ratios = [cycles[n] / cycles[n - 8] for n in (1416, 1544, 2696, 2824)]
+    assert max(ratios) == pytest.approx(ON_HOPPER[16][2], abs=0.005)
+    assert min(ratios) < ON_HOPPER[16][0]
 
 
 def test_adas_cliffs_are_those_published_without_what_tiles_explain(measured_tables):
