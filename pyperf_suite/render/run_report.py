@@ -26,7 +26,7 @@ from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
 from pyperf_suite.render.terminal import (
     ALL,
-    SCREEN_LINES,
+    PLACES_LINES,
     print_answer,
     print_cautions,
     print_findings,
@@ -67,18 +67,19 @@ def report_run(
     """
     findings = findings_of(records, find)
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
-    if everything:
-        print_findings(console, printed, records)
-    else:
-        print_first_tables(console, printed, more)
     of_the_run, _ = cautions_of(records, ())
-    console.print()
     if len(printed) == 1 and not everything:
         (found,) = printed.values()
-        print_summary(console, failures_of(records))
-        # The place of the records takes the others.
-        print_answer(console, Findings((*of_the_run, *found.remarks)), more, SCREEN_LINES - 3)
+        failures = failures_of(records)
+        console.print()
+        print_summary(console, failures)
+        print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, PLACES_LINES + len(failures))
     else:
+        if everything:
+            print_findings(console, printed, records)
+        else:
+            print_first_tables(console, printed, more)
+        console.print()
         print_summary(console, [*failures_of(records), *summary_of(printed)])
         print_cautions(console, [*of_the_run, *(each for found in printed.values() for each in found.cautions)], more)
     print_places(console, folder.records_path, write_all(findings, records, folder), more)

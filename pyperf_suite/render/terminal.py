@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 # No line is broken and no column left out: for `--all`, and if output goes into a file.
 WIDE = 100_000
 _GAP = "  "
-# What a command ends with, unless all is requested; of it a table's rows, and lines of a summary with its heading.
-SCREEN_LINES = 25
+# What a command ends with, unless all is requested, where no height is known; of it a table's rows, and lines of a
+# summary with its heading. The line of the command itself and the next prompt are left on a terminal.
+SCREEN_LINES, PROMPT_LINES = 25, 2
+# Lines of `print_places`.
+PLACES_LINES = 3
 _MOST_ROWS, MOST_LINES = 8, 7
 # Of a run, so many probes' tables come before that.
 _MOST_PROBES = 2
@@ -65,31 +68,44 @@ def print_first_tables(console: Console, findings: Mapping[str, Findings], more:
             print_table(console, table, more, most_rows=2 * _MOST_ROWS)
 
 
-def print_answer(console: Console, found: Findings, more: str = ALL, most_lines: int = SCREEN_LINES) -> None:
-    """What was found, on one screen: the first findings, the first table, and how much more there is."""
+def print_answer(console: Console, found: Findings, more: str = ALL, besides: int = 0) -> None:
+    """Print one screen: cautions, the first finding, the first table, then others, and how much more there is.
+
+    `besides` is the number of lines that follow.
+    """
 
     def one(each: Remark | tuple[Claim, list[ClaimVerdict]]) -> None:
         print_remarks_and_tables(console, Findings((each,) if isinstance(each, Remark) else tuple(each[1])), more)
 
-    def first_table() -> None:
-        for table in found.tables[:1]:
-            print_table(console, table, more, most_rows=_MOST_ROWS)
-
-    print_cautions(console, found.cautions, more)
-    others = [each for each in text.by_claim(found.remarks) if each not in found.cautions]
-    room = most_lines - 1 - _height(console, lambda: print_cautions(console, found.cautions, more))
-    room, shown = room - _height(console, first_table), 0
-    for each in others:
-        room -= _height(console, functools.partial(one, each))
-        if room < 0 and shown:
-            break
-        one(each)
-        shown += 1
-    first_table()
-    left = [(len(others) - shown, "finding"), (len(found.tables[1:]), "table")]
-    if any(count for count, _ in left):
-        counted = " and ".join(f"{count} more {name}{'s' * (count > 1)}" for count, name in left if count)
+    parts: list[tuple[str, Callable[[], None]]] = [
+        ("finding", functools.partial(one, each)) for each in text.by_claim(found.remarks) if each not in found.cautions
+    ]
+    tables: list[tuple[str, Callable[[], None]]] = [
+        ("table", functools.partial(print_table, console, table, more, most_rows=_MOST_ROWS)) for table in found.tables
+    ]
+    parts = [*parts[:1], *tables[:1], *parts[1:], *tables[1:]]
+    cautions = functools.partial(print_cautions, console, found.cautions, more)
+    cautions()
+    room, left = (
+        screen_lines(console) - besides - 1 - _height(console, cautions),
+        dict.fromkeys(("finding", "table"), 0),
+    )
+    for place, (name, draw) in enumerate(parts):
+        height = _height(console, draw)
+        if height > room and place > 1:
+            left[name] += 1
+            continue
+        draw()
+        room -= height
+    counted = " and ".join(f"{count} more {name}{'s' * (count > 1)}" for name, count in left.items() if count)
+    if counted:
         say(console, "  [dim]…[/dim]", f"{counted}: {more} shows all")
+
+
+def screen_lines(console: Console) -> int:
+    """Lines that a command may end with: those of the terminal, or of LINES, less a prompt."""
+    known = console.is_terminal or os.environ.get("LINES")
+    return max(SCREEN_LINES // 2, console.height - PROMPT_LINES) if known else SCREEN_LINES
 
 
 def _height(console: Console, draw: Callable[[], None]) -> int:
