@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyperf_suite.errors import ExitCode
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from pyperf_suite.record.record import Record
 
 MOST_POINTS = 7
+# What the suite is about, by the probe that measures it: each has a line, found or not.
+SUBJECTS = {
+    "tile_wave": "What tiles and waves cost",
+    "alignment": "What odd sizes cost",
+    "attention_heads": "What the size of heads costs",
+    "collectives": "The bandwidth of collectives",
+}
+# A standard run takes so many times as long as a quick one: three processes, each of twice the samples.
+STANDARD_OVER_QUICK = 6
 _MOST_FAILING, _MOST_UNDECIDED = 2, 2
 _MOST_CAUSES, _MOST_NAMES = 4, 3
 
@@ -24,16 +33,69 @@ _MOST_CAUSES, _MOST_NAMES = 4, 3
 class SummaryPoint:
     """One line of a summary: the probe that it is of, empty where several are, and the finding."""
 
-    kind: Literal["slow", "failed", "effect", "fails", "undecided"]
+    kind: Literal["slow", "failed", "subject", "effect", "fails", "undecided"]
     message: Remark | ClaimVerdict
     probe: str = ""
 
 
-def summary_of(findings: Mapping[str, Findings]) -> list[SummaryPoint]:
-    """At most seven points: effects by what of them is certain, then claims that do not hold, then open ones."""
+def summary_of(findings: Mapping[str, Findings], records: Sequence[Record] = ()) -> list[SummaryPoint]:
+    """A line a subject, then effects by what of them is certain, claims that do not hold, and open ones."""
     verdicts = [(name, each) for name, found in findings.items() for each in found.verdicts]
+    subjects = list(_subjects(findings, records))
     others = [*_failing(verdicts), *_undecided(verdicts)]
-    return [*_effects(findings)][: MOST_POINTS - len(others)] + others
+    told = [each.message for each in subjects]
+    effects = [each for each in _effects(findings) if each.message not in told]
+    return [*subjects, *effects[: max(0, MOST_POINTS - len(subjects) - len(others))], *others]
+
+
+def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> Iterator[SummaryPoint]:
+    """Of each subject that was measured next to other probes the largest effect, else the first thing that was found.
+
+    Else what leaves it open, and what it would cost to decide.
+    """
+    for probe, subject in SUBJECTS.items() if len(findings) > 1 else ():
+        if probe not in findings:
+            continue
+        remarks = [each for each in findings[probe].remarks if isinstance(each, Remark)]
+        found = [each for each in remarks if each.kind in ("", "law") and not each.is_noise]
+        if point := next(_effects({probe: findings[probe]}), None):
+            yield SummaryPoint("subject", point.message, probe)
+        elif found:
+            yield SummaryPoint("subject", found[0], probe)
+        else:
+            cost_s = STANDARD_OVER_QUICK * sum(each.trial_s or 0.0 for each in records if each.probe == probe)
+            template = "{subject} does not stand out of the noise here; run {probe} --profile standard decides{cost}"
+            cost = f", in about {math.ceil(cost_s / 60)} min" if cost_s else ""
+            yield SummaryPoint("subject", remark(template, subject=subject, probe=probe, cost=cost), probe)
+
+
+def fitness_of(records: Sequence[Record]) -> Remark | None:
+    """Whether figures of a run are fit to act on, and why not; None where nothing was timed."""
+    measured = [each for each in _timed(records) if each.outcome == "ok"]
+    if not measured:
+        return None
+    converged = sum(bool(each.quality["converged"]) for each in measured)
+    values: dict[str, Any] = {"converged": converged, "measured": len(measured)}
+    reasons = []
+    for each in about_the_machine(records):
+        (name, found), *_ = each.values.items()
+        values[name] = found
+        reasons.append(_UNFIT[name])
+    if converged < LEAST_CONVERGED * len(measured):
+        reasons.append("{converged} of {measured} measurements are as narrow as the profile asks")
+    if reasons:
+        return remark(f"Not fit to act on, only for a first look: {'; '.join(reasons)}", kind="caution", **values)
+    sentence = "Fit for use: the machine kept its speed; {converged} of {measured} measurements are as narrow as asked"
+    return remark(sentence, **values)
+
+
+# Below this share of measurements that converged, figures are no more than a first look.
+LEAST_CONVERGED = 0.5
+_UNFIT = {
+    "drift": "the machine's speed changed by {drift}",
+    "others": "other processes kept {others} cores busy",
+    "stolen": "the hypervisor gave {stolen} cores' time to other machines",
+}
 
 
 def exit_code(records: Sequence[Record]) -> ExitCode:

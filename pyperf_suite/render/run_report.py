@@ -18,7 +18,7 @@ from pyperf_suite import files
 from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.rows import grouped
-from pyperf_suite.findings.summary import cautions_of, failures_of, summary_of
+from pyperf_suite.findings.summary import about_the_machine, cautions_of, failures_of, fitness_of, summary_of
 from pyperf_suite.probes import FindProbe, all_probes, find_probe, is_users
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
@@ -31,6 +31,7 @@ from pyperf_suite.render.terminal import (
     print_cautions,
     print_findings,
     print_first_tables,
+    print_fitness,
     print_places,
     print_summary,
 )
@@ -68,6 +69,7 @@ def report_run(
     findings = findings_of(records, find)
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
     of_the_run, _ = cautions_of(records, ())
+    fitness = fitness_of(records)
     if len(printed) == 1 and not everything:
         (found,) = printed.values()
         failures = failures_of(records)
@@ -80,8 +82,11 @@ def report_run(
         else:
             print_first_tables(console, printed, more)
         console.print()
-        print_summary(console, [*failures_of(records), *summary_of(printed)])
-        print_cautions(console, [*of_the_run, *(each for found in printed.values() for each in found.cautions)], more)
+        print_fitness(console, fitness)
+        print_summary(console, [*failures_of(records), *summary_of(printed, records)])
+        # Those about the machine are said at the top.
+        of_the_cases = [each for each in of_the_run if each not in about_the_machine(records)]
+        print_cautions(console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more)
     print_places(console, folder.records_path, write_all(findings, records, folder), more)
 
 
@@ -98,7 +103,7 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     title = f"{folder.run_id} on {folder.path.parent.name}"
     profiles = {record.probe: record.profile for record in records}
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
-    summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings))]
+    summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings, records))]
     texts = {
         "findings.md": text.markdown_page(title, findings, records, written, commands, summary),
         FILE: as_text(as_document(findings, records, folder)),
@@ -164,7 +169,7 @@ def as_document(findings: Mapping[str, Findings], records: Sequence[Record], fol
         "machine": folder.path.parent.name,
         "run": dict(folder.manifest),
         **_effort(records),
-        "summary": as_data([*failures_of(records), *summary_of(findings)]),
+        "summary": as_data([*failures_of(records), *summary_of(findings, records)]),
         "cautions": as_data(of_the_run),
         "probes": [
             {

@@ -40,7 +40,14 @@ _MOST_VERDICTS = 3
 # As narrow as a column of words becomes before columns are left out, and after.
 _NARROW, _NARROWEST = 24, 10
 _STYLES = {"holds": "green", "does not hold here": "red", "undecided": "yellow"}
-_POINTS = {"slow": "bold yellow", "failed": "bold red", "effect": "cyan", "fails": "red", "undecided": "yellow"}
+_POINTS = {
+    "slow": "bold yellow",
+    "failed": "bold red",
+    "subject": "cyan",
+    "effect": "cyan",
+    "fails": "red",
+    "undecided": "yellow",
+}
 _CAUTION = "[yellow]caution[/yellow]"
 
 
@@ -123,22 +130,32 @@ def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL
         say(console, _CAUTION, text.sentence(cautions[0]).rstrip(".") + "." + counted)
 
 
+def print_fitness(console: Console, fitness: Remark | None) -> None:
+    """Whether the figures are fit for use."""
+    if fitness is not None:
+        say(console, _CAUTION if fitness.kind == "caution" else "", text.sentence(fitness))
+
+
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
-    """What failed, and at most seven lines of the rest: if points take several each, the weakest are left out."""
-    failed = [each for each in points if each.kind in ("slow", "failed")]
-    shown = [each for each in points if each not in failed]
-    many = len({point.probe for point in shown if point.probe}) > 1
+    """What failed and a line a subject, and of the rest what the screen holds: the weakest are left out."""
+    kept = [each for each in points if each.kind in ("slow", "failed", "subject")]
+    shown = [each for each in points if each not in kept]
+    many = len({point.probe for point in points if point.probe}) > 1
 
     def said(point: SummaryPoint) -> str:
         named = many and point.probe and point.kind != "failed"  # which names its cases
         return f"{point.probe}: {text.point(point)}" if named else text.point(point)
 
-    while len(shown) > 1 and 1 + sum(len(_wrapped(console, "  •", said(each))) for each in shown) > MOST_LINES:
+    def lines(those: Sequence[SummaryPoint]) -> int:
+        return sum(len(_wrapped(console, "  •", said(each))) for each in those)
+
+    most = max(MOST_LINES, screen_lines(console) - PLACES_LINES - MOST_LINES - lines(kept))
+    while len(shown) > 1 and 1 + lines(shown) > most:
         of_kind = grouped(shown, lambda point: point.kind)
         shown.remove(max(of_kind.values(), key=len)[-1])
-    if failed or shown:
+    if kept or shown:
         console.print("[bold]Summary[/bold]")
-    for point in (*failed, *shown):
+    for point in (*kept, *shown):
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 

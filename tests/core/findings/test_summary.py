@@ -5,17 +5,19 @@ What makes a run doubtful is found in its records, and nothing is said of a soun
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
-from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, summary_of
+from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, fitness_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
+from pyperf_suite.render import text
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
 
@@ -95,6 +97,51 @@ def a_record(
     case = Case("matmul", MatmulParameters(1, 2, 3, Schedule("library", 1)), "torch")
     fields = {"kind": kind, "outcome": outcome, "quality": {"converged": converged} | quality}
     return made_up.a_record(case, seconds, reason="" if outcome == "ok" else "because", **fields)
+
+
+def subjects(found: dict[str, Findings], records: list[Record] | None = None) -> list[str]:
+    return [text.point(each) for each in summary_of(found, records or []) if each.kind == "subject"]
+
+
+def test_each_subject_has_a_line_found_or_not_and_says_what_it_would_cost_to_decide() -> None:
+    law = remark("a head takes {x:us}", kind="law", x=2e-6)
+    noise = effect("noise", 1.5, 0.6)
+    found = {
+        "collectives": Findings((remark("busbw is 3 GB/s"), remark("and a straggler"))),
+        "other": Findings((effect("other", 9.0),)),
+        "attention_heads": Findings((remark("unsure", kind="caution"), law)),
+        "tile_wave": Findings((effect("small", 1.5), effect("a step", 2.0))),
+        "alignment": Findings((noise, remark("unsure", kind="caution"))),
+    }
+    records = [replace(a_record(), probe="alignment", trial_s=25.0)]
+    first, second, third, fourth = subjects(found, records)
+    assert first.startswith("a step is 2")
+    assert second.startswith("What odd sizes cost does not stand out of the noise here; run alignment ")
+    assert second.endswith("--profile standard decides, in about 3 min")
+    assert (third, fourth) == ("a head takes 2 us", "busbw is 3 GB/s")
+    said = [text.point(each) for each in summary_of(found, records)]
+    assert len(said) == len(set(said)), "no line twice"
+    assert any(each.startswith("other is 9") for each in said)
+    assert subjects({"alignment": Findings((noise,))}) == [], "a run of one probe has its findings on the screen"
+
+
+@pytest.mark.parametrize(
+    ("records", "sentence"),
+    [
+        ([a_record(), a_record(converged=False)], "Fit for use: the machine kept its speed; 1 of 2"),
+        ([a_record(converged=False)], "Not fit to act on, only for a first look: 0 of 1 measurements"),
+        (
+            [a_record("sentinel"), a_record(), a_record("sentinel", seconds=1.25)],
+            "the machine's speed changed by 25 %",
+        ),
+        ([a_record(**BUSY, cpu_steal_s=0.0)], "look: other processes kept 1.5 cores busy"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_run_says_first_whether_its_figures_are_fit_for_use_and_why_not(records: list[Record], sentence: str) -> None:
+    fitness = fitness_of(records)
+    assert fitness is not None
+    assert sentence in text.sentence(fitness)
+    assert fitness_of([a_record("sentinel"), a_record(outcome="failed")]) is None
 
 
 def test_a_sound_run_needs_no_caution() -> None:

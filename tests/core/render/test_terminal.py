@@ -17,6 +17,7 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from pyperf_suite.render.terminal import (
     MOST_LINES,
+    PLACES_LINES,
     SCREEN_LINES,
     WIDE,
     console_for,
@@ -112,13 +113,13 @@ def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> 
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_summary_takes_at_most_seven_lines_however_narrow_the_terminal_is(width: int) -> None:
+def test_a_summary_takes_what_a_screen_leaves_however_narrow_the_terminal_is(width: int) -> None:
     effects = [remark(f"{WORDS} {n}: {{faster}}", effect="faster", faster=Ratio(n, n, n + 1, 3)) for n in range(2, 9)]
     verdicts = [CLAIM.judge(f"{WORDS} {{measured}}", 3.0), CLAIM.judge("it {measured}", Ratio(2, 1, 3, 1))]
     console = Console(file=io.StringIO(), width=width)
     print_summary(console, summary_of({"a": Findings((*effects, *verdicts))}))
     lines = console.file.getvalue().splitlines()
-    assert 1 < len(lines) <= MOST_LINES
+    assert 1 < len(lines) <= SCREEN_LINES - PLACES_LINES - MOST_LINES
     assert max(map(len, lines)) <= width
 
 
@@ -141,6 +142,18 @@ def long_findings() -> Findings:
     return Findings(
         (*cautions, remark("the answer"), *(remark(f"{WORDS} {n}") for n in range(30)), *verdicts), (table, table)
     )
+
+
+@pytest.mark.parametrize(("lines", "shown"), [("24", 24), ("50", 50), ("8", 12)])
+def test_an_answer_takes_the_height_that_there_is_its_first_finding_and_table_first(monkeypatch, lines, shown) -> None:
+    monkeypatch.setenv("LINES", lines)
+    console = Console(file=io.StringIO(), width=200)
+    print_answer(console, long_findings(), besides=3)
+    text = console.file.getvalue()
+    assert shown - 8 <= len(text.splitlines()) + 3 <= max(shown, 18)
+    assert text.index("the answer") < text.index("case 1")
+    assert WORDS not in text.partition("case 1")[0]
+    assert (WORDS in text) is (shown >= 24), "what one came for is shown whole on the lowest terminal"
 
 
 @pytest.mark.parametrize("width", [80, 120])
