@@ -164,8 +164,8 @@ def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--model",
     metavar="NAME=NUMBER,...",
-    help="Judge whether the network is fast enough to train this model in parallel. Default: 32 layers of "
-    "hidden size 4096. Example: --model layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
+    help="Judge whether the network is fast enough to train this model in parallel. "
+    "Example: --model layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
 )
 @measuring_options
 def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tuple[str, ...], **options: Any) -> None:

@@ -33,6 +33,8 @@ KINDS = {"points": "measured", "line": "law, predicted", BASELINE: "measured for
 _LAW = 1  # the colour of a law of a single set of points: orange is easier to see than another blue
 MOST_POINTS = 600  # drawn of one series
 _HEADROOM, _MARGIN = 1.06, 0.04
+# Values that span more than this are read on a logarithmic axis.
+WIDE = 30
 # A whisker that reaches further beyond all values than this share of their height is cut at the other share.
 _LONG_WHISKER, _CUT = 0.6, 0.25
 # Panels of so few places need not begin at 0 if values differ by less than this share.
@@ -58,7 +60,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Chart:
-    """One pair of axes; `ticks` name places of the x axis with their unit; it is logarithmic if `log` is set."""
+    """One pair of axes; `ticks` name places of the x axis with their unit; `log` and `y_log` make axes logarithmic."""
 
     title: str
     x_label: str
@@ -70,6 +72,7 @@ class Chart:
     log: bool = False
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
+    y_log: bool = False
     x_title: str = ""
 
     @property
@@ -92,7 +95,7 @@ def charts_of(figure: Figure) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for row in figure.rows:
         charts = [chart_of(each, colours, units[each.y_unit]) if isinstance(each, Panel) else each for each in row]
-        rows.append(_shared(charts, lambda chart: chart.y_label, lambda same: {"y_range": _y_range(same)}))
+        rows.append(_shared(charts, lambda chart: chart.y_label, _vertical))
     columns = [
         _shared(column, lambda chart: chart.x_label, lambda same: {"x_range": _around(each.x_range for each in same)})
         for column in itertools.zip_longest(*rows)
@@ -144,7 +147,7 @@ def chart_of(panel: Panel, colours: Mapping[str, int | str], y_unit: tuple[str, 
         log,
         x_title=panel.x_label if log else with_unit(panel.x_label, x_name),
     )
-    return replace(chart, x_range=_x_range(chart), y_range=_y_range([chart]))
+    return replace(chart, x_range=_x_range(chart), **_vertical([chart]))
 
 
 def _trace(series: Series, colour: int | str, log: bool, x_scale: float, y_scale: float) -> Trace:
@@ -192,6 +195,15 @@ def _x_range(chart: Chart) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def _vertical(charts: Sequence[Chart]) -> dict[str, Any]:
+    """The y range of charts that are compared by eye; logarithmic where values above zero span more than `WIDE`."""
+    values = [value for chart in charts for trace in chart.traces for value in trace.y]
+    if values and min(values) > 0 and max(values) > WIDE * min(values):
+        margin = (max(values) / min(values)) ** _MARGIN
+        return {"y_log": True, "y_range": (min(values) / margin, max(values) * margin)}
+    return {"y_log": False, "y_range": _y_range(charts)}
+
+
 def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
     """From zero, or below where values are, to a little above the highest; few values close together from near them."""
     traces = [trace for chart in charts for trace in chart.traces]
@@ -220,7 +232,7 @@ def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
     if total > drawn:
         rule = "of each stretch of equally many neighbours the lowest and the highest"
         sentences.append(f"Of {total} values {drawn} are drawn: {rule}.")
-    if any(chart.y_range[0] > 0 for chart in charts) and "zero" not in figure.caption:
+    if any(chart.y_range[0] > 0 and not chart.y_log for chart in charts) and "zero" not in figure.caption:
         sentences.append("The vertical axis does not begin at 0.")
     return " ".join(filter(None, sentences))
 
@@ -493,6 +505,8 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
             axis.errorbar(each.x, each.y, yerr=whiskers, elinewidth=1, label=label, zorder=3, **look)
     if chart.log:
         axis.set_xscale("log")
+    if chart.y_log:
+        axis.set_yscale("log")
     if chart.ticks:
         axis.set_xticks([at for at, _ in chart.ticks], [_plain(name) for _, name in chart.ticks])
         axis.minorticks_off()

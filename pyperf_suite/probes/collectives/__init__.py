@@ -1,8 +1,9 @@
 """Raw collective bandwidth: every collective over sizes, by each path that the machine has, among all its ranks.
 
 Under a launcher the ranks are those that it started; else they are started on this machine, as many as the axis says.
-The laws of the measured curves say whether the network is enough to train in parallel (verdict.py). The records are
-also written as the table of nccl-tests (2.13 and later, src/common.cu: its heading and writeBenchmarkLineBody).
+The laws of the measured curves say whether the network is enough to train a model in parallel, where one is named
+(verdict.py). The records are also written as the table of nccl-tests (2.13 and later, src/common.cu: its heading and
+writeBenchmarkLineBody).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pyperf_suite.laws.traffic import GIGA
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of
-from pyperf_suite.probes.collectives.verdict import network_judge
 from pyperf_suite.ranks.launch import require_launched
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
@@ -205,7 +205,7 @@ Judge = Callable[[Sequence[Curve]], Iterable[Remark | Table]]
 def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Findings:
     """Rates, stragglers, slow links, paths, laws, and the text of nccl-tests.
 
-    `judge` says whether that is enough to train over, by default for a usual model.
+    `judge` says whether that is enough to train a model over.
     """
     curves = curves_of(rows)
     if not curves:
@@ -214,18 +214,17 @@ def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Fin
     sweeps = [c for c in curves if not c.p.pairs or len(c.points) >= FEWEST_SIZES]
     maps = of_ranks.pair_maps([curve for curve in curves if curve not in sweeps])
     soaked = of_ranks.soaked_of(curves)
-    judge = judge or network_judge(str(rows.records[0].identity.get("kind", "cpu")))
     return findings(
         curve_findings.wrong(curves),
         curve_findings.highest_rates(sweeps),
         curve_findings.between_nodes(sweeps),
-        judge(sweeps),
+        curve_findings.tables(sweeps),
+        judge(sweeps) if judge else None,
         of_ranks.stragglers(sweeps),
         (of_ranks.pair_findings(found) for found in maps),
         curve_findings.paths(sweeps),
         curve_findings.laws(sweeps),
         of_ranks.soak_findings(soaked),
-        curve_findings.tables(sweeps),
         curve_findings.figures(sweeps),
         nccl_tests_text(curves),
     )
@@ -233,7 +232,7 @@ def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Fin
 
 PROBE = Probe(
     name="collectives",
-    question="How fast are the links between ranks, and is that enough to train in parallel?",
+    question="How fast are the links between ranks, and is that enough to train a model in parallel?",
     topic="network",
     axes=CollectivesAxes.of,
     sweep=sweep,

@@ -254,16 +254,28 @@ def wrong(curves: Sequence[Curve]) -> Iterator[Remark]:
 
 
 def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """The highest rate of each operation, and its share of the links' peak."""
+    """The highest rate of each operation and its size, that at the largest size, and its share of the links' peak."""
     for curve in plain(curves):
         best, message = curve.best, "{curve}: {rate} busbw at {size}"
+        last = curve.largest if curve.largest.size != best.size else None
+        if last:
+            message = "{curve}: at most {rate} busbw, at {size}, and {last_rate} at the largest, {last_size}"
         if curve.p.ranks == 1:
             message = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
             message += ", {share} of the {peak} of {link}"
         peak, link = (Quantity(best.peak.gb_per_s * GIGA, "GB/s"), best.peak.name) if best.peak else (None, None)
         share = best.share_of_peak
-        yield remark(message, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
+        values: dict[str, Any] = {
+            "curve": curve,
+            "rate": best.rate,
+            "size": best.size,
+            "share": share,
+            "peak": peak,
+            "link": link,
+        }
+        values |= {"last_rate": last.rate, "last_size": last.size} if last else {}
+        yield remark(message, **values)
 
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | ClaimVerdict]:

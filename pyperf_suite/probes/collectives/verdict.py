@@ -18,9 +18,7 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.record.quantity import Quantity
 
-# Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
-DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
-# For expert parallelism the same model with Mixtral's routing (Jiang et al. 2024).
+# For expert parallelism a dense model is taken with Mixtral's routing (Jiang et al. 2024).
 TOP_K, FEWEST_EXPERTS = 2, 8
 USUAL_SEQ = 4096
 # What a rank is taken to compute: 40 % of an H100's dense bfloat16 peak, and what some ten CPU cores do.
@@ -33,8 +31,8 @@ TOLERATED_SHARE = 0.1
 class TrainingSizes:
     """The step that is judged: a sequence of `seq` tokens, on which a rank computes for `compute_s` in all."""
 
-    compute_s: float = 0.0
-    model: ModelDimensions = DEFAULT_MODEL
+    compute_s: float
+    model: ModelDimensions
     seq: int = USUAL_SEQ
 
     def at(self, flop_per_s: float) -> TrainingSizes:
@@ -146,10 +144,9 @@ WAYS_TO_TRAIN = (
 )
 
 
-def network_judge(kind: str, model: str | None = None) -> Callable[[Sequence[Curve]], Iterator[Remark | Table]]:
-    """Return `judged` for a device of that kind, and the model of `--model` or a usual one."""
-    training = TrainingSizes().at(FLOP_PER_S[kind]) if model is None else TrainingSizes.parse(model, FLOP_PER_S[kind])
-    return functools.partial(judged, training)
+def network_judge(kind: str, model: str) -> Callable[[Sequence[Curve]], Iterator[Remark | Table]]:
+    """Return `judged` for a device of that kind, and the model of `--model`."""
+    return functools.partial(judged, TrainingSizes.parse(model, FLOP_PER_S[kind]))
 
 
 def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark | Table]:

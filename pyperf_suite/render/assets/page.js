@@ -86,13 +86,15 @@
       type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below",
       line: { color: colour("edge"), width: 1, dash }, opacity: 0.6,
     });
-    const across = axis({ title: titled(data.x_title), range: data.log ? data.x_range.map(Math.log10) : data.x_range, type: data.log ? "log" : "linear" });
+    const scaled = (title, range, log) =>
+      axis({ title: titled(title), range: log ? range.map(Math.log10) : range, type: log ? "log" : "linear" });
+    const across = scaled(data.x_title, data.x_range, data.log);
     if (data.ticks.length) {
       across.tickvals = data.ticks.map(([x]) => x);
       across.ticktext = data.ticks.map(([, name]) => plain(name));
     }
     const shapes = [...data.strong_edges.map(vertical("solid")), ...data.weak_edges.map(vertical("dot"))];
-    return [traces, layout({ xaxis: across, yaxis: axis({ title: titled(data.y_label), range: data.y_range }), shapes })];
+    return [traces, layout({ xaxis: across, yaxis: scaled(data.y_label, data.y_range, data.y_log), shapes })];
   }
 
   function map(data) {

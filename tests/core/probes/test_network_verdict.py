@@ -27,11 +27,12 @@ def judged(records: list[Record], training: TrainingSizes) -> Findings:
 TRAINED = ("all_reduce", "all_gather", "reduce_scatter", "send_receive", "all_to_all")
 
 
+LLAMA_7B = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
 WAYS = "Ways to train in parallel (predicted)"
 
 
 def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
-    findings = judged(Network().records(cases(op=TRAINED)), TrainingSizes(compute_s=1.0))
+    findings = judged(Network().records(cases(op=TRAINED)), TrainingSizes(1.0, LLAMA_7B))
     found = {row["parallelism"]: row for row in table(findings, WAYS)}
     assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
     assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
@@ -48,7 +49,7 @@ def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
 def test_a_faster_network_turns_the_verdict() -> None:
     words = []
     for gb_per_s in (1.0, 1000.0):
-        findings = judged(Network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(compute_s=1.0))
+        findings = judged(Network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(1.0, LLAMA_7B))
         first = remarks(findings, "for a step that computes")[0].values
         words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
     assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
