@@ -20,7 +20,7 @@ from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
 from pyperf_suite.planner.product_explained import explain_product, findings_of_product, priced_product
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
-from pyperf_suite.planner.sizing.search import Bounds
+from pyperf_suite.planner.sizing.search import Bounds, search
 from pyperf_suite.planner.sizing.step import Setting
 from pyperf_suite.record.quantity import Quantity
 from tests.records import printed_values
@@ -167,16 +167,44 @@ def test_a_model_may_have_no_neighbours(made_up):
     assert {"dimensions": "kv_heads"} in [each.values for each in alone.remarks]
 
 
+def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_measures_them_is_named():
+    """Heads of 80 on an A100: neither kept nor changed by a law that was not fitted on them."""
+    setting = Setting(ModelDimensions(32, 2560, 10240, 32, 50257, bias=True), 4096)
+    answer = sizing(find_gpu("A100"), setting, Bounds())
+    heads = answer.search.alone["heads"]
+    assert heads.unknown
+    assert not heads.is_faster
+    found = findings_of_sizing(answer)
+    (row,) = (row for row in found.tables[0].rows if row[0] == "heads")
+    assert "not known" in row
+    (said,) = (each.values for each in found.remarks if "heads" in each.values and "hidden" in each.values)
+    assert said["hidden"] == 2560
+    assert "32" in str(said["heads"])
+    assert not any("Keep the dimensions" in each.template for each in found.remarks)
+
+
+def test_what_changes_together_stays_near_the_model_and_leaves_the_run_as_it_is(made_up):
+    found = search(Setting(GPT, 4096, micro_batch=2, tp=2), Bounds(), made_up)
+    assert found.pareto
+    for each in found.pareto:
+        model = each.setting.model
+        assert (each.setting.micro_batch, each.setting.tp) == (2, 2)
+        assert abs(model.hidden / GPT.hidden - 1) <= 0.05
+        assert abs(model.layers - GPT.layers) <= 1
+        assert model.head_dim in (64, 128, GPT.head_dim)
+
+
 def test_the_same_change_is_marked_as_extrapolated_in_every_table(made_up):
     answer = sizing(H200, Setting(GPT, 1 << 18, micro_batch=8), Bounds(memory_bytes=1e15), made_up)
-    rules, alone, together = findings_of_sizing(answer).tables[1:]
+    alone, _, rules, together = findings_of_sizing(answer).tables
     changes = [
         *(row[3] for row in rules.rows if row[3]),
         *(row[1] for row in alone.rows),
         *(row[0] for row in together.rows),
     ]
-    assert changes
-    assert all(change.endswith(" *") for change in changes)
+    marks = {change.removesuffix(" *"): change.endswith(" *") for change in changes}
+    assert any(marks.values())
+    assert [marks[change.removesuffix(" *")] for change in changes] == [change.endswith(" *") for change in changes]
 
 
 def test_size_reads_a_config(command, tmp_path):

@@ -197,15 +197,17 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
         _losses(sizing),
         _errors(sizing),
         _memory(sizing),
-        _EXTRAPOLATED if any(each.extrapolated for each in shown) else None,
+        _EXTRAPOLATED
+        if any(each.extrapolated for each in shown) or any(each.extrapolated for each in sizing.spent)
+        else None,
         (remark(note, kind="caution") for note in sizing.notes),
-        _products(sizing),
-        table("The classic rules, and what keeping them is worth here", RULES, sizing.checks),
         table(
             "One dimension at a time",
             (Column("dimension", lambda row: row[0]), *OUTCOMES),
             list(sizing.search.alone.items()),
         ),
+        _products(sizing),
+        table("The classic rules, and what keeping them is worth here", RULES, sizing.checks),
         table(
             "Together: no other is better in time, parameters and memory at once",
             OUTCOMES,
@@ -239,7 +241,12 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
         yield _proposal(word, candidate)
     if found.pareto and len(found.pareto[0].changes) > 1:
         yield _proposal("Together", max(found.pareto, key=lambda each: each.speed))
-    if not singles and not found.pareto:
+    vocab, heads = found.alone.get("vocab"), found.alone.get("heads")
+    if vocab is not None and not vocab.is_faster and vocab.low > 1:
+        yield _proposal("Padding costs nothing", vocab)
+    if heads is not None and heads.unknown:
+        yield _unknown(heads, sizing.setting)
+    elif not singles and not found.pareto:
         yield remark(
             "Keep the dimensions: no neighbour does its work faster by more than the laws' error and the repeatability "
             "of measurements ({noise}).",
@@ -252,6 +259,19 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
         compared=found.priced,
         allowed=found.within,
         faster=found.faster,
+    )
+
+
+def _unknown(candidate: Candidate, setting: Setting) -> Remark:
+    """Why nothing is said of other heads, and the command that measures them."""
+    heads = sorted({setting.model.heads, candidate.setting.model.heads}, reverse=True)
+    return remark(
+        "Not known: what {change} is worth lies beyond the law of attention. Measure with run attention_heads -a "
+        "attention_heads.hidden={hidden} -a attention_heads.heads={heads}",
+        kind="predicted",
+        change=change_of(candidate),
+        hidden=setting.model.hidden,
+        heads=",".join(map(str, heads)),
     )
 
 
@@ -406,6 +426,8 @@ def _marked(candidate: Candidate) -> str:
 
 
 def _verdict(candidate: Candidate) -> str:
+    if candidate.unknown:
+        return "not known"
     return "faster" if candidate.is_faster else "slower" if candidate.is_slower else UNSURE
 
 

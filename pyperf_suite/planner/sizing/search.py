@@ -37,8 +37,12 @@ Floats = NDArray[np.float64]
 
 AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", "tp")
 ATTENTION = ("hidden", "heads", "kv_heads", "head_dim")
-# What attention kernels are built for; a model's own head_dim is kept as well.
-HEAD_DIMS = (64, 96, 128, 192, 256)
+# Of which forward and backward were published (FlashAttention-2 and -3); a model's own head_dim is kept as well.
+HEAD_DIMS = (64, 128)
+# What changes together stays near the model that was requested: shares of its hidden size and of its layers. How many
+# GPUs share a micro-batch, and how large it is, gains nothing that a dimension does.
+NEAR = 0.05
+OF_THE_RUN = ("micro_batch", "tp")
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
 WIDTH_STEP = 64
 MOST_WIDTHS = 33
@@ -183,7 +187,8 @@ class Costs:
     `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `speed` is
     how many times the present rate each does its own work at, without the padding of the vocabulary. In nine cases of
     ten its logarithm is at most `margin_low` below and `margin_high` above what is predicted: parts with equal shapes
-    err equally and cancel, others err independently.
+    err equally and cancel, others err independently. `extrapolated` has those in which a part that differs lies beyond
+    what a law was fitted on, `unknown` those in which that part is attention.
     """
 
     cost_s: Floats
@@ -191,6 +196,7 @@ class Costs:
     margin_low: Floats
     margin_high: Floats
     extrapolated: NDArray[np.bool_]
+    unknown: NDArray[np.bool_]
 
 
 def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
@@ -202,12 +208,15 @@ def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
     # Squares that add up to how far a time can be above and below its prediction, the present one's and the others'.
     above, below = np.zeros((2, count)), np.zeros((2, count))
     levels: dict[tuple[Any, ...], Any] = {}
-    extrapolated = np.zeros(count, dtype=np.bool_)
+    extrapolated, unknown = np.zeros((2, count), dtype=np.bool_)
     for part, its in zip(parts, price(parts, prices), strict=True):
         spent = its.seconds * part.calls * scale
         cost += spent
-        extrapolated |= its.at(its.explained.extrapolated).astype(np.bool_)
         same = np.all([np.broadcast_to(size, count) == np.ravel(size)[0] for size in part.sizes], axis=0)
+        beyond = np.broadcast_to(its.at(its.explained.extrapolated), count).astype(np.bool_)
+        beyond = ~same & (beyond | beyond[0])
+        extrapolated |= beyond
+        unknown |= beyond & (part.law == "attention")
         under, over = (np.broadcast_to(its.at(side), count) for side in its.explained.margins)
         even = (under + over) / 2
         for squares, side in ((above, over), (below, under)):
@@ -227,7 +236,7 @@ def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
     )
     flop = np.asarray(model_flop(replace(model, vocab=np.ravel(model.vocab)[0]), 1, plan.seq) / plan.seq)
     rate = flop / cost
-    return Costs(cost, rate / rate[0], low, high, extrapolated | extrapolated[0])
+    return Costs(cost, rate / rate[0], low, high, extrapolated, unknown)
 
 
 def memory_of(model: ModelDimensions, plan: ParallelPlan) -> Floats:
@@ -260,6 +269,7 @@ class Candidate:
     parameter_change: float
     memory_bytes: float
     extrapolated: bool
+    unknown: bool
     changes: tuple[tuple[str, int, int], ...]
 
     @property
@@ -269,12 +279,12 @@ class Candidate:
 
     @property
     def is_faster(self) -> bool:
-        """True if faster by more than the laws' error and the repeatability of measurements."""
-        return self.low > 1 and self.speed > 1 + REPEATABILITY
+        """True if known to be faster by more than the laws' error and the repeatability of measurements."""
+        return self.low > 1 and self.speed > 1 + REPEATABILITY and not self.unknown
 
     @property
     def is_slower(self) -> bool:
-        return self.high < 1 and self.speed < 1 - REPEATABILITY
+        return self.high < 1 and self.speed < 1 - REPEATABILITY and not self.unknown
 
 
 @dataclass(frozen=True)
@@ -305,7 +315,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     allowed = (np.abs(parameters / parameters[0] - 1) <= bounds.parameter_change) & (memory <= limit)
     within = np.flatnonzero(allowed & model.valid & plan.divides(model))
     costs = costs_of(*candidates.grid(within), prices)
-    faster = np.log(costs.speed) > np.maximum(costs.margin_low, np.log(1 + REPEATABILITY))
+    faster = (np.log(costs.speed) > np.maximum(costs.margin_low, np.log(1 + REPEATABILITY))) & ~costs.unknown
     differs = {name: column[within] != column[0] for name, column in candidates.sizes.items()}
     alone = {}
     for name, where in _single_changes(differs, setting.model).items():
@@ -313,7 +323,11 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
         among = np.flatnonzero(where & faster if np.any(where & faster) else where)
         if len(among):
             alone[name] = among[np.argmax(costs.speed[among])]
-    among = np.flatnonzero(faster)
+    hidden, layers = (candidates.sizes[name][within] for name in ("hidden", "layers"))
+    is_near = np.abs(hidden / hidden[0] - 1) <= NEAR
+    is_near &= np.abs(layers - layers[0]) <= max(1, NEAR * layers[0])
+    is_near &= ~np.any([differs[name] for name in OF_THE_RUN], axis=0)
+    among = np.flatnonzero(faster & is_near)
     changed = np.any([differs[name] for name in ATTENTION], axis=0) + sum(
         differs[name].astype(int) for name in differs if name not in ATTENTION
     )
@@ -328,7 +342,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
         tuple(sorted(others[len(alone) :], key=lambda candidate: candidate.time_ratio)),
         len(candidates),
         len(within),
-        len(among),
+        int(faster.sum()),
     )
 
 
@@ -348,6 +362,7 @@ def judged(settings: Sequence[Setting], prices: Prices) -> list[Candidate]:
             float(parameters[n] / parameters[0] - 1),
             float(memory[n]),
             bool(costs.extrapolated[n]),
+            bool(costs.unknown[n]),
             changes(settings[0], setting),
         )
         for n, setting in enumerate(settings)
