@@ -58,13 +58,12 @@ class Check:
 
     @property
     def off(self) -> float | None:
-        """Relative to what is expected, -0.12 is 12 % low; to its low end if that is known by a factor only."""
+        """Relative to what is expected, -0.12 is 12 % low; None for what is ok where that is known by a factor only."""
         found, expected = self.found, self.expected
         if not isinstance(found, Quantity) or not isinstance(expected, Quantity) or self.verdict not in (OK, CAUTION):
             return None
-        if expected.low > 0.5 * expected.value:
-            return found.value / expected.value - 1
-        return found.value / expected.low - 1 if self.verdict == CAUTION and expected.low > 0 else None
+        is_vague = not expected.low > 0.5 * expected.value
+        return None if is_vague and self.verdict == OK else found.value / expected.value - 1
 
     @property
     def least(self) -> Quantity | None:

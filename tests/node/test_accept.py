@@ -180,7 +180,7 @@ def test_where_the_expected_range_is_vague_only_what_lies_below_it_is_judged():
 def test_the_threshold_that_a_check_failed_is_printed():
     check = Check("cpu", "2 cores over 1 core", Quantity(0.63, "x"), Quantity(2.0, "x", 1.0, math.inf), CAUTION, "heat")
     (said,) = sentences([check])
-    words = "cpu, 2 cores over 1 core: 0.63 ×, 37 % low, expected 2.00 ×, at least 1.00 ×: heat"
+    words = "cpu, 2 cores over 1 core: 0.63 ×, 68 % low, expected 2.00 ×, at least 1.00 ×: heat"
     assert sentence(said) == words
     (row,) = written(check_table("", [check])).rows
     assert "1.00" in row

@@ -335,10 +335,13 @@ def _name(case: Case) -> str:
 
 
 def analyse(rows: Rows, laws: Laws | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
-    """How many checks are ok, a sentence for each that is not, and a line for each."""
+    """Whether the node is accepted, a sentence for each check that is not ok, and a line for each."""
     checks = checks_of(rows, laws, before)
     good, unsure = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNKNOWN))
-    bad, message = len(checks) - good - unsure, "{ok} of {checks} checks are ok, {bad} not, {unknown} unknown"
+    bad = len(checks) - good - unsure
+    message = (
+        f"{'Not accepted' if bad else 'Accepted'}: {{ok}} of {{checks}} checks are ok, {{bad}} not, {{unknown}} unknown"
+    )
     counts = remark(message, kind="caution" if bad else "", ok=good, checks=len(checks), bad=bad, unknown=unsure)
     return findings(counts if checks else None, sentences(checks), check_table("Checks", checks))
 
