@@ -23,7 +23,7 @@ from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.cli.parts import Parts
-    from pyperf_suite.node.watch.command import Command, EndedSteps
+    from pyperf_suite.node.watch.command import Command, EndedSteps, LogReader
     from pyperf_suite.node.watch.samples import Job, Sample
 
 LOOK_EVERY_S = 0.1
@@ -196,14 +196,16 @@ class _Watching:
         self.steps: dict[int, EndedSteps] = {}
         self._said: set[tuple[str, int | None]] = set()
         self._own_share = self._elapsed_s = self._energy_j = 0.0
-        self._is_over = self.has_log = self._is_torn = self._has_started = False
+        self._is_over = self._is_torn = self._has_started = False
+        self.logs: list[LogReader] = []
         self._job: Job | None = None
 
     def copy(self, source: Any, target: Any, step_pattern: str) -> None:
         """Pass one of the command's streams on, and find steps in it."""
         from pyperf_suite.node.watch.command import EndedSteps, LogReader
 
-        log, self.has_log = LogReader(step_pattern), True
+        log = LogReader(step_pattern)
+        self.logs.append(log)
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
             while part := source.read1(1 << 16):
                 log.feed(part, self.steps.setdefault(0, EndedSteps()))
@@ -259,7 +261,7 @@ class _Watching:
         return time.monotonic() + max(min(LOOK_EVERY_S, self._interval_s), pause_s)
 
     def _read_steps(self) -> None:
-        if not self.has_log:
+        if not self.logs:
             self._reader.read(self.steps, self._job.rank_of if self._job else {})
 
     def _take(self, sample: Sample) -> None:
@@ -331,6 +333,8 @@ class _Watching:
             files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
         except OSError as error:  # the command's end is worth more than its record
             self._say(f"watch: {self._folder} cannot be written ({error.strerror}): the result is only printed here.")
+        if self.logs and not any(log.matched for log in self.logs):
+            self._say("watch: No line of the command's output matched --step-pattern, so no steps were counted.")
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
         if self._job and self._job.closed:

@@ -188,6 +188,10 @@ class MarkReader:
                 steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 
 
+# What programs colour their lines with for a terminal.
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
 class LogReader:
     """Finds steps in the lines of a log by a regular expression."""
 
@@ -204,14 +208,16 @@ class LogReader:
                 f"{', '.join(f'(?P<{name}>...)' for name in GROUPS)}; one group without a name is the seconds."
             )
         self._unread = b""
+        self.matched = False
 
     def feed(self, content: bytes, steps: EndedSteps) -> None:
         """Take what the log has grown by. A carriage return ends a line too, as progress bars write it."""
         *lines, self._unread = re.split(rb"[\r\n]", self._unread + content)
         self._unread = self._unread[-4096:]
         for line in lines:
-            found = self._pattern.search(line[:4096].decode("utf-8", "replace"))
+            found = self._pattern.search(_COLOURS.sub("", line[:4096].decode("utf-8", "replace")))
             if found:
+                self.matched = True
                 names = found.groupdict() if self._pattern.groupindex else {"seconds": found[1]}
                 message = {name: _number(text) for name, text in names.items() if text is not None}
                 seconds = message.get("seconds")

@@ -17,7 +17,19 @@ from pyperf_suite.findings.data import Remark, remark
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.node.watch.samples import WAITS, Gpu, RankSample, Sample
 
-Name = Literal["data", "disk", "network", "straggler", "cpu", "idle SMs", "throttled", "memory limit", "memory leak"]
+Name = Literal[
+    "no CPU",
+    "data",
+    "disk",
+    "timer",
+    "network",
+    "straggler",
+    "cpu",
+    "idle SMs",
+    "throttled",
+    "memory limit",
+    "memory leak",
+]
 
 LEAST_SAMPLES = 4
 # The start of a job: until its youngest process began, at most this share of what was watched and so long.
@@ -53,8 +65,8 @@ def judge(samples: Sequence[Sample], step_s: Mapping[int, float] | None = None) 
     if len(steady) < LEAST_SAMPLES:
         return []
     job = _Job(steady)
-    found = [*_throttled(job), *_waits_for_data(job)]
-    starved = {each.rank for each in found if each.name in ("data", "disk")}
+    found = [*_throttled(job), *_lacks_cpus(job), *_waits_for_data(job), *_sleeps(job)]
+    starved = {each.rank for each in found if each.name in ("data", "disk", "no CPU", "timer")}
     found += _straggler(job, step_s or {}, starved)
     if not starved and not any(each.name == "straggler" for each in found):
         found += [*_waits_for_network(job), *_waits_for_cpu(job), *_idle_sms(job)]
@@ -147,6 +159,28 @@ def _throttled(job: _Job) -> Iterator[Pattern]:
     if quota >= THROTTLED:
         message = "A CPU quota kept the job's processes from running in {share:%} of the time"
         yield Pattern("throttled", None, remark(message, share=quota), "raise the container's CPU limit")
+
+
+def _lacks_cpus(job: _Job) -> Iterator[Pattern]:
+    """Ranks that are ready to run for much of the time while others have the CPUs."""
+    busiest = [each.busiest_other for each in job.samples if each.busiest_other]
+    for rank in job.ranks:
+        queued = job.mean(rank, lambda each: each.queue_share)
+        if queued < WAITING:
+            continue
+        who = f", the most {statistics.mode(busiest)}" if busiest else ""
+        message = f"Rank {{rank}} is ready to run and has no CPU in {{queued:%}} of its time: others have it{who}"
+        more = "stop them, or give the job CPUs of its own (taskset, a container's CPU limit)"
+        yield Pattern("no CPU", rank, remark(message, rank=rank, queued=queued), f"{more}; pyperf-suite doctor")
+
+
+def _sleeps(job: _Job) -> Iterator[Pattern]:
+    for rank in job.ranks:
+        slept = job.wait(rank, "timer")
+        if slept >= WAITING and job.mean(rank, lambda each: each.occupied) <= 1 - WAITING:
+            message = "Rank {rank} sleeps until a timer ends in {slept:%} of its time"
+            more = "look for time.sleep and for polling with a pause in the loop of steps"
+            yield Pattern("timer", rank, remark(message, rank=rank, slept=slept), more)
 
 
 def _waits_for_data(job: _Job) -> Iterator[Pattern]:

@@ -33,6 +33,8 @@ MOST_LOADERS_LOOKED_AT = 16
 # The parents of other processes are read anew after so many samples: process numbers are used again.
 FORGET_STRANGERS = 60
 FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
+# Of its time that a rank is ready without a CPU, before others are looked at.
+LACKING = 0.1
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # What a sleeping thread waits for, by the beginning of the kernel function that it sleeps in.
@@ -125,6 +127,7 @@ class Sample:
     loopback_bytes_per_s: float = 0.0
     throttled_share: float = 0.0  # kept from running by a CPU quota
     started_s: float = 0.0  # when the youngest process of the job began
+    busiest_other: str = ""  # the process that used most CPU and is none of the job's, where ranks lacked some
 
 
 def teams(processes: Mapping[int, Process]) -> list[Team]:
@@ -198,6 +201,7 @@ class Job:
         self._top, self._manager, self._proc, self._files = top, manager, proc, KernelFiles()
         self.processes: dict[int, Process] = {}
         self._strangers: set[int] = set()
+        self._strangers_s: dict[int, float] = {}  # CPU seconds of each when it was last read
         self._counts: dict[int, _Counts] = {}
         self._looks: dict[int, Counter[str]] = {}
         # Of each GPU in use the rank, its settings, and its load when it was last sampled.
@@ -255,7 +259,18 @@ class Job:
             loopback_bytes_per_s=(machine[1] - before[1]) / seconds,
             throttled_share=(machine[2] - before[2]) / seconds,
             started_s=youngest - time.clock_gettime(time.CLOCK_BOOTTIME) + now - self._began_s,
+            busiest_other=self._busiest_other() if any(each.queue_share >= LACKING for each in ranks) else "",
         )
+
+    def _busiest_other(self) -> str:
+        """Name and number of the process outside the job that used most CPU since this was last asked."""
+        own = {os.getpid(), os.getppid()}
+        stats = {pid: stat for pid in self._strangers - own if (stat := self._stat(pid))}
+        now = {pid: (int(stat[12]) + int(stat[13])) * TICK_S for pid, stat in stats.items()}
+        used = {pid: cpu_s - self._strangers_s[pid] for pid, cpu_s in now.items() if pid in self._strangers_s}
+        self._strangers_s = now
+        most = max(used, key=used.__getitem__, default=0)
+        return f"{stats[most][0]} (process {most})" if used.get(most) else ""
 
     def find(self) -> None:
         """Read who belongs to the job now."""

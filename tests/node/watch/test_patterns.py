@@ -12,6 +12,7 @@ from pyperf_suite.node.watch import patterns, record
 from pyperf_suite.node.watch.command import EndedSteps
 from pyperf_suite.node.watch.patterns import after_start, growth, judge
 from pyperf_suite.node.watch.samples import RankSample, Sample
+from pyperf_suite.render.text import sentence
 
 GIB = 1 << 30
 RANK = RankSample(
@@ -46,6 +47,21 @@ def samples(*ranks: RankSample, gpus: tuple[dict, ...] = (), count: int = 40, **
     """So many seconds of the same."""
     usual = {"allowed_cores": 8, "memory_free_bytes": 50 * GIB, "memory_limit_bytes": 100 * GIB}
     return [Sample(float(k + 1), 1.0, ranks or (RANK,), gpus, **{**usual, **more}) for k in range(count)]
+
+
+def test_a_rank_that_is_ready_and_has_no_cpu_is_told_who_has_it() -> None:
+    starved = replace(RANK, main_share=0.3, queue_share=0.66, cores=0.3, wanted_cores=0.96)
+    (found,) = judge(samples(starved, busiest_other="python (process 123)"))
+    assert (found.name, found.rank) == ("no CPU", 0)
+    assert sentence(found.evidence).endswith("in 66 % of its time: others have it, the most python (process 123)")
+    assert "torch.compile" not in found.advice
+    assert names(judge(samples(replace(starved, main_share=0.86, queue_share=0.1)))) == {("cpu", 0)}
+
+
+def test_a_main_thread_that_sleeps_until_a_timer_ends_is_named() -> None:
+    slept = {**IDLE, "waits": {"timer": 0.7, "running": 0.3}}
+    assert names(judge(samples(*on_ranks(slept)))) == {("timer", 0)}
+    assert not judge(samples(*on_ranks({**slept, "waits": {"timer": 0.15, "running": 0.85}})))
 
 
 def names(found) -> set[tuple[str, int | None]]:

@@ -86,6 +86,15 @@ def test_numbers_of_steps_divide_the_time_between_lines(monkeypatch):
     assert steps.seconds == [1.0, 2.0]
 
 
+def test_a_coloured_log_is_read_and_it_is_known_whether_any_line_matched() -> None:
+    steps, log = EndedSteps(), LogReader(r"^step (?P<step>\d+) took (?P<ms>[\d.]+) ms$")
+    log.feed(b"\x1b[2K\x1b[1;32mstarting\x1b[0m\n", steps)
+    assert not log.matched
+    log.feed(b"\x1b[36mstep\x1b[0m 1 took \x1b[1m250\x1b[0m ms\n", steps)
+    assert log.matched
+    assert steps.seconds == [0.25]
+
+
 @pytest.mark.parametrize("pattern", ["(", "step", r"(?P<loss>\d+)"])
 def test_a_pattern_that_can_tell_nothing_is_refused(pattern):
     with pytest.raises(UserError, match="--step-pattern"):
