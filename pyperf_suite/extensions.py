@@ -1,7 +1,8 @@
 """What the planner, the node package and other packages add to the core, found by their entry points.
 
-The groups are `pyperf_suite.commands` (click commands) and `pyperf_suite.probes`, whose probes bring the workloads that
-they need. An own part whose folder was deleted adds nothing, whatever was installed.
+The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.functions` (names of `pyperf_suite` itself) and
+`pyperf_suite.probes`, whose probes bring the workloads that they need. An own part whose folder was deleted adds
+nothing, whatever was installed.
 """
 
 from __future__ import annotations

@@ -78,6 +78,17 @@ class ProductExplained:
     has_steps: bool
 
     @property
+    def findings(self) -> Findings:
+        """What the command of the same name prints."""
+        return findings_of_product(self)
+
+    def _repr_markdown_(self) -> str:
+        """The findings, as a notebook shows them."""
+        from pyperf_suite.render.text import markdown_of
+
+        return "\n".join(markdown_of(self.findings))
+
+    @property
     def seconds(self) -> float:
         return float(self.price.seconds[0])
 
@@ -205,9 +216,10 @@ def _around(sizes: dict[str, int], name: str, run: int, present: dict[str, int])
     step = run * max(1, int(2 * WINDOW * size / run / MOST_SIZES))
     far = np.arange(max(step, int(size * (1 - WINDOW)) // step * step), size * (1 + WINDOW) + step, step)
     near = size // run * run + run * np.arange(-MOST_NEAR, MOST_NEAR + 1)
-    around = np.union1d(far, near[(near > 0) & (np.abs(near - size) <= WINDOW * size + run)])
+    near = near[(near > 0) & (np.abs(near - size) <= WINDOW * size + run)]
+    around = np.array(sorted({*far.tolist(), *near.tolist()}), dtype=np.int64)
     moved = {each: around if each == name else np.full(len(around), sizes[each]) for each in sizes}
-    return {each: np.concatenate([[present[each]], moved[each].astype(np.int64)]) for each in sizes}
+    return {each: np.concatenate([[present[each]], moved[each]]) for each in sizes}
 
 
 def _against_the_first(

@@ -559,3 +559,12 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     if torch is not None:
         torch.random.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+
+
+def __getattr__(name: str) -> Any:
+    """A function that another part adds to the package's names. Raises AttributeError where that part is not here."""
+    from pyperf_suite.extensions import extensions, load
+
+    if name in extensions("functions"):
+        return load("functions", name)
+    raise AttributeError(f"pyperf_suite has no {name!r} here: a part of it that other installations have may bring it.")

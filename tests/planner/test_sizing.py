@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.commands import size as advise_commands
+from pyperf_suite.planner.laws import prices
 from pyperf_suite.planner.laws.explained import MEANINGS
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.prices import Prices
@@ -44,7 +44,7 @@ A100, H200 = find_gpu("A100"), find_gpu("H200")
 @pytest.fixture
 def command(made_up, monkeypatch):
     """The command line over the made-up laws; its result for arguments."""
-    monkeypatch.setattr(advise_commands, "_prices", lambda laws, dtype, mode="": made_up)
+    monkeypatch.setattr(prices, "Prices", lambda laws, dtype, library=None: made_up)
     return lambda *arguments: CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,15 +14,8 @@ from pyperf_suite.planner.commands.model_options import (
     answer,
     gpu_options,
     model_options,
-    requested_gpu,
-    requested_model,
     value_options,
 )
-
-if TYPE_CHECKING:
-    from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.laws.calibration import Calibration
-    from pyperf_suite.planner.laws.prices import Prices
 
 dtype_option = click.option(
     "--dtype",
@@ -87,29 +80,24 @@ def size(
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
       pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
-    from pyperf_suite.planner.sizing.report import findings_of_sizing, sizing
-    from pyperf_suite.planner.sizing.search import AXES, Bounds
-    from pyperf_suite.planner.sizing.step import Setting
+    from pyperf_suite.planner.functions import size as sized
 
-    spec, laws = requested_gpu(gpu, calibration)
-    spec.peak(dtype)
-    model, length, notes = requested_model(config, seq, dimensions)
-    bounds = Bounds(
-        vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
+    found = sized(
+        config,
+        gpu,
+        seq,
+        micro_batch,
+        tp,
+        shards,
+        dtype,
+        vary=tuple(name.strip().replace("-", "_") for name in vary.split(",")) if vary is not None else None,
         parameter_change=parameter_change / 100,
         reach=reach / 100,
-        memory_bytes=USABLE_SHARE * spec.memory_bytes,
+        library=library,
+        calibration=calibration,
+        **dimensions,
     )
-    setting = Setting(model, length, micro_batch, tp, shards, dtype)
-    found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
-    answer("size", findings_of_sizing(found), as_json, everything)
-
-
-def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Prices:
-    from pyperf_suite.planner.laws.prices import Prices
-
-    return Prices(laws, dtype, library=library)
+    answer("size", found.findings, as_json, everything)
 
 
 @click.command()
@@ -142,7 +130,7 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096x4096x50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner import product_explained
+    from pyperf_suite.planner.functions import explain as explained
 
     parts = sizes[0].lower().split("x") if len(sizes) == 1 else sizes
     if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
@@ -150,6 +138,4 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    _, laws = requested_gpu(gpu, calibration)
-    product = product_explained.explain_product(laws, (m, n, k), dtype, layout.upper(), library)
-    answer("explain", product_explained.findings_of_product(product), as_json, everything)
+    answer("explain", explained(m, n, k, gpu, dtype, layout, library, calibration).findings, as_json, everything)

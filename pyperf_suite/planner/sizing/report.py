@@ -156,6 +156,17 @@ class Sizing:
     notes: tuple[str, ...] = ()
 
     @property
+    def findings(self) -> Findings:
+        """What the command of the same name prints."""
+        return findings_of_sizing(self)
+
+    def _repr_markdown_(self) -> str:
+        """The findings, as a notebook shows them."""
+        from pyperf_suite.render.text import markdown_of
+
+        return "\n".join(markdown_of(self.findings))
+
+    @property
     def utilization(self) -> float:
         """MFU of the iteration: the model's FLOP over what the GPUs could do at their peak."""
         setting = self.setting
