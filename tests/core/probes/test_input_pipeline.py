@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
@@ -14,7 +14,7 @@ from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PROBE, WORKERS_HELP
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
-from tests.records import lines, records, remarks, verdicts
+from tests.records import judged, lines, records, remarks
 
 CPU, GPU = Device("cpu"), Device("cuda")
 CORES = 4
@@ -44,11 +44,6 @@ BASE = InputPipelineParameters()
 
 def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParameters = BASE, **more) -> list[Record]:
     return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
-
-
-def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
-    (verdict,) = verdicts(findings, claim)
-    return verdict
 
 
 def message(findings: Findings, name: str) -> Remark:
