@@ -76,10 +76,6 @@ class TextFiles:
     def path(self, index: int) -> Path:
         return self._folder / f"{index:06d}.txt"
 
-    @property
-    def bytes_a_file(self) -> float:
-        return sum(self.path(index).stat().st_size for index in range(self._count)) / self._count
-
     def wrong(self, numbers: Any, samples: Any) -> list[str]:
         pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
         different = (number for number, each in pairs if not np.array_equal(self.expected(number), each))
@@ -159,7 +155,7 @@ class LoaderSteps(Prepared):
         self._last: tuple[Any, Any] | None = None
         self._reported: deque[tuple[float, float]] = deque(maxlen=MOST_REPORTED)
         details = {
-            "bytes_a_file": self._files.bytes_a_file,
+            "bytes_a_file": sum(each.stat().st_size for each in Path(folder).iterdir()) / parameters.files,
             "products_a_step": self._model.products,
             "cores": cpu.detect().usable_cores,
         }
