@@ -97,13 +97,6 @@ def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     assert "handing batches over" in bound.template
 
 
-def test_loaders_that_only_cost_contradict_the_claim():
-    findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
-    assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
-    waits = message(findings, "starved").values
-    assert (waits["how"], waits["starved"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
-
-
 def test_a_start_is_told_apart_from_steady_iterations():
     ended = visits(replace(BASE, loaders=4, persistent=False), 0.0075)
     of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended))}

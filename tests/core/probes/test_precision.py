@@ -88,19 +88,6 @@ def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
     assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
 
 
-def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
-    found = judged(TWICE_AS_FAST, seconds=lambda p: 1e-3)
-    assert (found.measured.value, found.outcome) == (pytest.approx(1), "does not hold here")
-
-
-def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_claim() -> None:
-    beside_base, beside_autocast = remarks(findings(), precision="bfloat16")
-    assert beside_base.values["measured"].value == pytest.approx(4)
-    assert beside_autocast.values["faster"].value == pytest.approx(49 / 36)
-    # States 40 MB to 20, copies 5 to 0, activations 0.6 x 32 to 16.
-    assert beside_autocast.values["less"].value == pytest.approx(28.2 * MB)
-
-
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
     assert (share.measured.value, share.message.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
@@ -148,8 +135,3 @@ def test_casts_are_counted_in_each_form_of_the_cache() -> None:
     # 4 x 3 ms and one cast, or four.
     faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
     assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]
-
-
-def test_a_cache_that_is_dropped_too_early_contradicts_the_guide() -> None:
-    dropped = judged(CACHE_LASTS, casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
-    assert dropped.outcome == "does not hold here"
