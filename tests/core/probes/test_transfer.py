@@ -53,13 +53,6 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
     assert verdict.measured.value == pytest.approx(10.0 / disk)
 
 
-def test_the_page_cache_is_set_beside_the_disk():
-    (message,) = remarks(
-        PROBE.findings(way("disk_cached", 0.0, 8.0) + way("disk_direct", 0.0, 2.0, sizes=[1 << 20])), kind=""
-    )
-    assert message.values["faster"].value == pytest.approx(4.0)
-
-
 @pytest.mark.parametrize("virtualised", [False, True])
 def test_a_virtual_disk_is_said_to_be_one(virtualised):
     found = PROBE.findings(way("disk_direct", 60e-6, 2.0, details={"virtualised": virtualised}))
