@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -37,6 +35,7 @@ from pyperf_suite.planner.probes.calibration import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
+from tests.commands import invoke
 from tests.records import a_journal, a_record, records
 from tools.fit.gemm import gemm_tables
 
@@ -104,7 +103,7 @@ def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
 
 def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
     run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
-    done = CliRunner().invoke(main, ["calibrate", str(run)])
+    done = invoke("calibrate", run)
     assert done.exit_code == 0, done.output
     assert "gemm_bf16: an error of 0.0 %" in done.output
     assert "where the law alone has 20.0 %" in done.output
@@ -131,11 +130,11 @@ def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
     tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
 ) -> None:
     run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
-    done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
+    done = invoke("calibrate", run, *arguments)
     assert done.exit_code == 2
     assert sentence in done.output
     assert "Traceback" not in done.output
-    none = CliRunner().invoke(main, ["calibrate", "--results", str(tmp_path / "none"), "--device", "cpu"])
+    none = invoke("calibrate", "--results", str(tmp_path / "none"), "--device", "cpu")
     assert (none.exit_code, "`pyperf-suite run calibration`" in none.output) == (2, True)
 
 
