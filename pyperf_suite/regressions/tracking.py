@@ -36,6 +36,7 @@ from pyperf_suite.regressions.changepoints import (
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
+from pyperf_suite.runner.results import order_of
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
@@ -272,7 +273,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
                 found.of_the_machine.append(nomination)
             else:
                 found.current.append(nomination)
-    found.current.sort(key=lambda each: each.first.started_at, reverse=True)
+    found.current.sort(key=lambda each: order_of(each.first.run_id, each.first.started_at), reverse=True)
     found.breaks = sorted(breaks, reverse=True)
     return found
 
@@ -354,12 +355,12 @@ def absent(
 ) -> list[Judgement]:
     """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
 
-    `measured` holds all trials of all runs, for what was measured together tells what is missing. What vanished before
-    `since` (ISO 8601), else before the newest runs, is left out.
+    `measured` holds all trials of all runs, the oldest run first, for what was measured together tells what is missing.
+    What vanished before `since` (ISO 8601), else before the newest runs, is left out.
     """
     runs: dict[Run, dict[Case, Measured]] = {}
     trials: dict[tuple[str, Case], list[Measured]] = {}
-    for one in sorted(measured, key=lambda one: (one.started_at, one.run_id)):
+    for one in measured:
         if one.kind != "sentinel":
             runs.setdefault(_run_of(one), {})[one.probe, one.case_id] = one
             trials.setdefault((one.machine, (one.probe, one.case_id)), []).append(one)
@@ -377,7 +378,9 @@ def absent(
                 continue
             last: Measured | None = own[-1]
             missed = gone
-            said = f"vanished: {_runs(gone)} measured what was measured with it. {_new_name(own[-1], trials)}".strip()
+            said = (
+                f"vanished: {_runs(gone)} measured what was measured with it.{_new_name(own[-1], trials, list(runs))}"
+            )
         else:
             last = next((one for one in reversed(own) if one.metrics), None)
             if not (last or own[-1].failed):
@@ -396,27 +399,23 @@ def _run_of(one: Measured) -> Run:
 
 def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Measured]:
     """A trial of each later run of the same machine, profile and choice of benchmarks."""
-    cases = runs[newest]
-    began = max(one.started_at for one in cases.values())
-    found = []
-    for run, others in runs.items():
-        together = cases.keys() & others.keys() if run[:2] == newest[:2] and run != newest else set()
-        first = next(iter(others.values()))
-        if first.started_at > began and len(together) >= max(1, SAME_CHOICE * (len(cases) - 1)):
-            found.append(first)
-    return found
+    cases, order = runs[newest], list(runs)
+    later = [runs[run] for run in order[order.index(newest) + 1 :] if run[:2] == newest[:2]]
+    least = max(1, SAME_CHOICE * (len(cases) - 1))
+    return [next(iter(others.values())) for others in later if len(cases.keys() & others.keys()) >= least]
 
 
 def _runs(missed: Sequence[Measured]) -> str:
     return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
 
 
-def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) -> str:
+def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]], order: list[Run]) -> str:
     """The benchmark of the same parameters that was first measured after this one was last; "" without any."""
+    since = set(order[order.index(_run_of(gone)) + 1 :])
     for own in trials.values():
-        is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
+        is_new = own[0].machine == gone.machine and _run_of(own[0]) in since
         if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
-            return f"New since then with the same parameters: {own[0].label}; a new name begins a new series."
+            return f" New since then with the same parameters: {own[0].label}; a new name begins a new series."
     return ""
 
 

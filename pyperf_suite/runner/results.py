@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20
+_STAMP = re.compile(r"(?:[a-z]+-)?(\d{8}T\d{6}Z)-")
+_STAMP_FORMAT = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,39 @@ class RunFolder:
         return read_journal(self.records_path) if self.records_path.exists() else []
 
 
+def stamp_of(name: str) -> str:
+    """The time in a run's name, by which runs are in the order in which they were made; "" for a name of one's own."""
+    found = _STAMP.match(name)
+    return found[1] if found else ""
+
+
+def order_of(run_id: str, started_at: str) -> tuple[str, str, str]:
+    """What runs are sorted by: the time in a run's name, which a clock that was set back leaves, else its beginning."""
+    began = re.sub("[-:]", "", started_at)
+    return stamp_of(run_id) or began, began, run_id
+
+
+def new_stamp(folder: Path, now: datetime.datetime) -> str:
+    """The time in the name of a new run in that folder: later than in those there, also if the clock was set back."""
+    for path in folder.glob("*"):
+        with contextlib.suppress(ValueError, OverflowError):  # no run, or a time that no clock shows
+            made = datetime.datetime.strptime(stamp_of(path.name), _STAMP_FORMAT).replace(tzinfo=datetime.timezone.utc)
+            now = max(now, made + datetime.timedelta(seconds=1))
+    return now.strftime(_STAMP_FORMAT)
+
+
+def run_files(results: Path, names: Sequence[str]) -> list[Path]:
+    """The files of these names in the folders of runs, the oldest run first; also one deeper, as CI unpacks artifacts.
+
+    Names of one's own have no time, and come last.
+    """
+    found = []
+    for folder in results.glob("*/*"):
+        here = [path for name in names for path in folder.glob(name)]
+        found += here or [path for name in names for path in folder.glob(f"*/{name}")]
+    return sorted(found, key=lambda path: (stamp_of(path.parent.name) or path.parent.name, path))
+
+
 def create_run(results: Path, identity: Identity, plan: Plan, name: str | None = None) -> RunFolder:
     """Make a new run's folder and manifest, of that name or of one that says when.
 
@@ -51,7 +87,8 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
     if name is not None and (Path(name).name != name or name == ".." or not name.isprintable()):
         raise UserError(f"{name!r} cannot name a run: give a plain name, without slashes.")
     now = datetime.datetime.now(datetime.timezone.utc)
-    path = results / identity.slug / (name or f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}")
+    folder = results / identity.slug
+    path = folder / (name or f"{new_stamp(folder, now)}-{secrets.token_hex(2)}")
     manifest = {
         "run_id": path.name,
         "plan_id": plan.plan_id,

@@ -23,6 +23,7 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.record.journal import require_whole
 from pyperf_suite.record.record import Record
+from pyperf_suite.runner.results import order_of
 
 TIME = "time"
 
@@ -289,6 +290,12 @@ class RunSummary:
     measured: list[Measured] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     torn: str = ""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What runs are sorted by."""
+        first = min(self.measured, key=lambda one: one.started_at, default=None)
+        return order_of(first.run_id, first.started_at) if first else ()
 
 
 def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:

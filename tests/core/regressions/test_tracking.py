@@ -82,6 +82,18 @@ def test_a_break_is_told_and_a_step_with_it_is_the_machines_where_the_code_staye
         assert "g++ 12 -> g++ 13: code and compiler cannot be told apart; `ab --old" in finding["sentence"]
 
 
+@pytest.mark.parametrize("back", [0, 15, 30])
+def test_runs_are_in_the_order_in_which_they_were_made_whatever_their_clock_said(message, write_run, back):
+    for night, run_id in enumerate(run_ids(30)):
+        clock = BEGIN + datetime.timedelta(days=night if night < 20 else night - back)
+        state = {"source": {"commit": commit(night), "dirty": False}}
+        write_run(run_id, [1e-3 if night < 20 else 1.08e-3], started_at=f"{clock.isoformat()}+00:00", state=state)
+    data, code = message()
+    [finding] = data["findings"]
+    assert (code, finding["verdict"], round(finding["ratio"]["value"], 2)) == (3, "undecided", 1.08)
+    assert (finding["details"]["commit_before"], finding["details"]["commit_after"]) == (commit(19), commit(20))
+
+
 @pytest.mark.parametrize("step", [1.0, 1.08])
 @pytest.mark.parametrize("environments", ["patched", "in turn", "slower first", "rolled back"])
 def test_a_step_is_found_whatever_the_machines_state_does(environments, step):
