@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from pyperf_suite.cli.options import (
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.regressions.pairs.arms import Arm
     from pyperf_suite.regressions.stored.store import Side, Store
     from pyperf_suite.regressions.thresholds import Thresholds
     from pyperf_suite.regressions.tracking import Tracked
@@ -226,7 +228,6 @@ def _confirmed(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.regressions.pairs.ab import PairJournal, comparison_folder
-    from pyperf_suite.regressions.pairs.builds import find_checkout, revision_arm
     from pyperf_suite.regressions.tracking import confirm, rerunnable
 
     where = resolve(device)
@@ -237,7 +238,7 @@ def _confirmed(
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:
         return [*unable, *others], []
-    checkout = find_checkout()
+    notes: list[str] = []
     manifest: dict[str, Any] = {
         "asked_by": "track --confirm",
         "device": str(where),
@@ -253,10 +254,29 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                *(able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), seed),
+                *(able, functools.partial(_arms_of, notes), where, rules_of(margin), seed),
                 budget_s=budget_s,
                 journal=journal,
             )
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
-    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]
+    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}.", *notes]
+
+
+def _arms_of(notes: list[str], old: str, new: str, probes: Sequence[str]) -> tuple[Arm, Arm]:
+    """The arms of two commits of the repository that is measured; `notes` get what a reader must know of bench files.
+
+    Raises UserError where there is no such commit, or no such file.
+    """
+    from pyperf_suite.probes import is_users
+    from pyperf_suite.regressions.pairs import builds, user_arms
+    from pyperf_suite.user_kernels.declared import root, split
+
+    if not any(map(is_users, probes)):
+        checkout = builds.find_checkout()
+        return builds.revision_arm(checkout, old), builds.revision_arm(checkout, new)
+    places = [(root(split(name)[0]), name) for name in probes]  # as records name them, from wherever one stands
+    top, benches = user_arms.located([str(folder / name) if ".py" in name else name for folder, name in places])
+    arms = [user_arms.side_of(commit, top, benches)() for commit in (old, new)]
+    notes += user_arms.notes_on(arms[0], arms[1], benches)
+    return arms[0], arms[1]

@@ -37,6 +37,7 @@ from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
 from pyperf_suite.runner.results import order_of
+from pyperf_suite.user_kernels.probe import is_test
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
@@ -449,11 +450,9 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
     if series.machine != machine:
         raise UserError(f"it was measured on {series.machine}, and this is {machine}")
     if series.kind != "timing":
-        raise UserError("it is no timed case of this suite")
-    if is_users(series.probe):
-        raise UserError(
-            "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
-        )
+        raise UserError("it is no timed case")
+    if is_test(series.probe):
+        raise UserError("it is a test, which pytest alone measures")
     if not change.commit_before or not change.commit_after:
         raise UserError("its runs do not name their commits")
     ends = {change.commit_before, change.commit_after}
@@ -468,7 +467,7 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
 
 def confirm(
     wanted: Iterable[Rerun],
-    arm_of: Callable[[str], Arm],
+    arms_of: Callable[[str, str, Sequence[str]], tuple[Arm, Arm]],
     device: Device,
     rule: RuleFor | None = None,
     seed: int = 0,
@@ -476,23 +475,25 @@ def confirm(
 ) -> list[Judgement]:
     """Compare both commits of each nomination; all of the same two commits as one suite, in the order first wanted.
 
-    `arm_of` makes the arm of a commit; `how` is as for `compare_arms`. A nomination whose commit is not in the checkout
-    stays what it was, with the reason. Raises UserError if a pair cannot be written to the journal.
+    `arms_of` makes the arms of two commits for some probes, all the suite's or all users'; `how` is as for
+    `compare_arms`. A nomination whose commit is not in the checkout stays what it was, with the reason. Raises
+    UserError if a pair cannot be written to the journal.
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
 
-    suites: dict[tuple[str, str], list[Rerun]] = {}
+    suites: dict[tuple[str, str, bool], list[Rerun]] = {}
     for nomination, case in wanted:
         commits = (nomination.change.commit_before, nomination.change.commit_after)
-        suites.setdefault(commits, []).append((nomination, case))
+        suites.setdefault((*commits, is_users(case.probe)), []).append((nomination, case))
     found: list[Judgement] = []
-    for (before, after), members in suites.items():
+    for (before, after, _), members in suites.items():
+        cases = [case for _, case in members]
         try:
-            old, new = arm_of(before), arm_of(after)
+            old, new = arms_of(before, after, list(dict.fromkeys(case.probe for case in cases)))
         except UserError as reason:
             found += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
-        decided = compare_arms(old, new, [case for _, case in members], device, rule, seed, **how)
+        decided = compare_arms(old, new, cases, device, rule, seed, **how)
         found += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
     return found
 

@@ -248,8 +248,9 @@ class Side:
 
     @property
     def commit(self) -> str:
-        """The commit of the last benchmark that names one; "" without any."""
-        return next((one.commit for one in reversed(list(self.benchmarks.values())) if one.commit), "")
+        """The commit of the last benchmark that names one; "" without any. A sentinel's is this suite's."""
+        own = (one for one in reversed(list(self.benchmarks.values())) if one.kind != "sentinel" and one.commit)
+        return next((one.commit for one in own), "")
 
 
 def find_side(name: str, results: Path) -> Side:

@@ -16,6 +16,7 @@ from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.tracking import changes_of, nominations
 from pyperf_suite.regressions.tracking import track as search
 from pyperf_suite.regressions.verdict import Judgement, exit_code
+from tests.core.repository import Repository
 from tests.core.series import BEGIN, a_series, commit
 
 MACHINE = "cpu-made-up-2c"
@@ -225,6 +226,33 @@ def test_what_cannot_be_rerun_here_says_why(message, write_history, rerun, commi
     assert rerun.compared == []
     assert why in data["findings"][0]["sentence"]
     assert code == 3
+
+
+@pytest.mark.parametrize("here", ["", "benches"])
+def test_confirm_pairs_a_bench_file_at_the_commits_of_its_own_repository(
+    message, write_history, rerun, tmp_path, monkeypatch, here
+):
+    repository = Repository(tmp_path / "theirs")
+    source = "import pyperf_suite as suite\n\n@suite.kernel()\ndef adds():\n    return suite.launch(sum, [1, 2])\n"
+    for tag in ("old", "new"):
+        repository.commit(tag, **{"benches/bench.py": f"{source}# {tag}\n"})
+    old, new = (repository.git("rev-parse", tag) for tag in ("old", "new"))
+    case = {"operator": "benches/bench.py:adds", "parameters": {}, "implementation": "sum"}
+    commits = [old] * 20 + [new] * 6
+    write_history([1.0] * 20 + [1.1] * 6, commits=commits, probe=case["operator"], case=case)
+    monkeypatch.chdir(repository.root / here)
+    data, code = message("--confirm", "--device", "cpu")
+    assert [compared[:2] for compared in rerun.compared] == [(old, new)]
+    assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
+    assert any("benches/bench.py differs between the sides" in note for note in data["notes"])
+    assert code == 1
+
+
+def test_a_test_of_pytest_cannot_be_rerun(message, write_history, rerun):
+    write_history([1.0] * 20 + [1.1] * 6, probe="test_it.py::test_a")
+    data, code = message("--confirm", "--device", "cpu")
+    assert (rerun.compared, code) == ([], 3)
+    assert "It was not rerun: it is a test, which pytest alone measures." in data["findings"][0]["sentence"]
 
 
 def test_a_faster_change_is_not_rerun(message, write_history, rerun):
