@@ -148,7 +148,8 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
     metavar="DATE",
-    help="Report changes that began at or after DATE (UTC). Default: changes within the newest 30 points of a series. "
+    help="Report changes that began at or after DATE (UTC), and drifts since then: what came before is accepted. "
+    "Default: changes within the newest 30 points of a series, and drifts in all. "
     "Example: --since 2026-01-31.",
 )
 @click.option(
@@ -204,7 +205,7 @@ def track(
     ]
     if not wanted and not any(one.case_id for one in missing):
         raise UserError(store.why_nothing(benchmark, machine))
-    found = search(wanted, begin)
+    found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
     doubt = sentence_of_doubt(point for series in wanted for point in series.points)
     notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
     findings = [nomination.judgement() for nomination in found.current]
@@ -233,7 +234,7 @@ def _confirmed(
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
-    slower += [each for each in found.newest if each.is_slower and not each.same_code and each.series.kind == "timing"]
+    slower += [each for each in found.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"]
     others = [each.judgement() for each in found.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.record.interval import Ratio
-from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes
 from pyperf_suite.regressions.stored.store import Side, Store
 from pyperf_suite.regressions.verdict import (
     FALSE_DISCOVERY_RATE,
@@ -194,7 +194,7 @@ def sentinel_sentence(old: Side, new: Side) -> str:
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
     margin = margin_of(new.probe, new.label)
-    moved = changes(*(settings(one.state, one.kind) | _profile_of(one) for one in (old, new)))
+    moved = changes(old.settings, new.settings)
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
@@ -249,11 +249,6 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
-
-
-def _profile_of(measured: Measured) -> dict[str, str]:
-    """The profile of a timed benchmark as a setting: it decides how long and in how many processes one is measured."""
-    return {"profile": measured.profile} if measured.profile and measured.medians else {}
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:

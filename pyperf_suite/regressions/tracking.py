@@ -34,7 +34,7 @@ from pyperf_suite.regressions.changepoints import (
     find_newest,
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import ABSENT, PROFILE, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
 from pyperf_suite.runner.results import order_of
 from pyperf_suite.user_kernels.probe import is_test
@@ -52,8 +52,9 @@ PLACED_WITHIN = 2
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
 
-# So many points on either side show what the clock did.
-POINTS_COMPARED = 10
+# So many points on either side show what the clock and the sentinel did; less than that share is nothing.
+POINTS_COMPARED, LEAST_MOVE = 10, 0.01
+SENTINEL_MOVED = " The sentinel, the same code in every run, took {} with it."
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
@@ -85,7 +86,8 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
 class Nomination:
     """A change of one series; `undone` says that a later one made it good, `same_code` that no commit came with it.
 
-    A drift is the sum of small steps: its commits are those of its first and last point.
+    A drift is the sum of small steps: its commits are those of its first and last point. `sentinel` is how much longer
+    the sentinel took with it, as a logarithm.
     """
 
     series: BenchmarkSeries
@@ -93,6 +95,15 @@ class Nomination:
     undone: bool = False
     same_code: bool = False
     is_drift: bool = False
+    sentinel: float = 0.0
+
+    @property
+    def is_machine(self) -> bool:
+        """True if it is not the code: the same code, the sentinel itself, or as much as the sentinel slowed."""
+        change = math.log(self.change.ratio.value) if not self.is_exact else 0.0
+        rest, part = change - self.sentinel, self.sentinel / change if change else 0.0
+        explained = abs(rest) <= math.log1p(LEAST_EFFECT) and part >= EXPLAINING_PART
+        return self.same_code or self.series.kind == "sentinel" or explained
 
     @property
     def first(self) -> Measured:
@@ -146,6 +157,8 @@ class Nomination:
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{self._hypotheses}"
             f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
+            f"{SENTINEL_MOVED.format(percent(math.expm1(self.sentinel))) if abs(self.sentinel) > LEAST_MOVE else ''}"
+            f"{f' --since {self.series.points[-1].started_at[:10]} accepts it.' if self.is_drift else ''}"
         )
 
     @functools.cached_property
@@ -169,7 +182,7 @@ class Nomination:
             return f" With it came {came}."
         # Only what imports packages of its own can be paired with other versions of them.
         apart = is_users(self.series.probe)
-        packages = [name for name in self.moved if apart and name not in SETTINGS.values()]
+        packages = [name for name in self.moved if apart and name not in (*SETTINGS.values(), PROFILE)]
         sides = [self.change.commit_before[:12] or "OLD", self.change.commit_after[:12] or "NEW"]
         if packages and not any(ABSENT in self.moved[name] for name in packages):
             sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
@@ -251,9 +264,16 @@ class Tracked:
         return found
 
 
-def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Tracked:
-    """Search these series; `since` is ISO 8601, UTC: changes that began earlier are not listed."""
+def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentinels: Iterable[Measured] = ()) -> Tracked:
+    """Search these series; `since` is ISO 8601, UTC: changes that began earlier are not listed.
+
+    A change is the machine's where the sentinels of the same runs, among the series or besides, changed by as much.
+    """
     found = Tracked()
+    logs: dict[tuple[str, str], dict[str, float]] = {}
+    for one in (*sentinels, *(point for series in searched if series.kind == "sentinel" for point in series.points)):
+        if one.medians:
+            logs.setdefault((one.machine, one.case_id), {})[one.run_id] = math.log(one.value)
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
         if series.kind != "static" and not comparable_points(len(series.points), series.groups):
@@ -265,18 +285,43 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
-        newest, drift = _newest_and_drift(series, [each.change for each in steps])
-        found.newest += newest
+        newest, drift = _newest_and_drift(series, [each.change for each in steps], since)
+        found.newest += [replace(each, sentinel=_sentinel_move(each, logs)) for each in newest]
         for nomination in (*steps, *drift):
+            nomination = replace(nomination, sentinel=_sentinel_move(nomination, logs))
             if not nomination.is_drift and (not nomination.is_recent(since) or nomination.undone):
                 found.earlier.append(nomination)
-            elif nomination.same_code or series.kind == "sentinel":
+            elif nomination.is_machine:
                 found.of_the_machine.append(nomination)
             else:
                 found.current.append(nomination)
     found.current.sort(key=lambda each: order_of(each.first.run_id, each.first.started_at), reverse=True)
     found.breaks = sorted(breaks, reverse=True)
     return found
+
+
+def _sentinel_move(nomination: Nomination, logs: Mapping[tuple[str, str], Mapping[str, float]]) -> float:
+    """How much longer the sentinels took after a change than before it, as a logarithm; 0 if that is not known.
+
+    `logs` are logarithms of their times by run, by machine and case.
+    """
+    series, change = nomination.series, nomination.change
+    if series.kind != "timing":
+        return 0.0
+    before = series.points[: change.index][-change.points_before :]
+    after = series.points[change.index :][: change.points_after]
+    before, after = before[-POINTS_COMPARED:], after[:POINTS_COMPARED]
+    if nomination.is_drift:
+        before, after = (
+            series.points[change.index - change.points_before :][:POINTS_COMPARED],
+            series.points[-POINTS_COMPARED:],
+        )
+    moves = []
+    for (machine, _), known in logs.items():
+        sides = [[known[point.run_id] for point in side if point.run_id in known] for side in (before, after)]
+        if machine == series.machine and all(sides):
+            moves.append(statistics.median(sides[1]) - statistics.median(sides[0]))
+    return statistics.median(moves) if moves else 0.0
 
 
 def nominations(series: BenchmarkSeries) -> list[Nomination]:
@@ -307,8 +352,10 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
     ]
 
 
-def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple[list[Nomination], list[Nomination]]:
-    """The newest runs where they left their level, and a drift that no step explains, of the comparable points."""
+def _newest_and_drift(
+    series: BenchmarkSeries, steps: Sequence[Change], since: str | None
+) -> tuple[list[Nomination], list[Nomination]]:
+    """The newest runs where they left their level, and a drift since then that no step explains."""
     points = series.points
     groups = [] if series.kind == "static" else comparable_points(len(points), series.groups)
     members = next((group for group in groups if group[-1] == len(points) - 1), None)
@@ -316,12 +363,15 @@ def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple
         return [], []
     inside = [step for step in steps if step.index in members]
     newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
-    drift = find_drift(series.values, members, sum(math.log(step.ratio.value) for step in inside))
+    later = members[[not since or points[index].started_at >= since for index in members]]
+    explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
+    drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     found: tuple[list[Nomination], list[Nomination]] = [], []
     for change, those, length in ((newest, found[0], 1), (drift, found[1], drift.points_before if drift else 0)):
         if change:
-            start = int(np.searchsorted(members, change.index))
-            own = [points[index] for index in members[start - length :]]
+            within = later if change is drift else members
+            start = int(np.searchsorted(within, change.index))
+            own = [points[index] for index in within[start - length :]]
             last = own[-1] if change is drift else own[1]
             named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
             same = _is_one_commit(own) if change is drift else _is_same_code(series, change)

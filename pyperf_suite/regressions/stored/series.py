@@ -50,6 +50,7 @@ SETTINGS = {
     "harness": "harness",
     "reported_time": "reported time",
 }
+PROFILE = "profile"
 # Machine code depends on its compiler, and on nothing else here.
 SETTINGS_OF_MACHINE_CODE = ("gpu.cuda", "kernel_compiler")
 NOT_THE_MACHINE = ("pyperf_suite", "pytest-benchmark")
@@ -112,6 +113,12 @@ class Measured(NamedTuple):
     def unit(self) -> str:
         """The UUID of the GPU; "" without one."""
         return _text(_reach(self.state, "gpu.uuid") or "")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that it was measured under; of a time also the profile, which says how long and how often."""
+        found = settings(self.state, self.kind)
+        return found | {PROFILE: self.profile} if self.profile and self.medians and self.kind == "timing" else found
 
     def figure(self, name: str) -> Measured:
         """The exact figure of that name as if it were a time, so that it is a point of a series."""
@@ -182,16 +189,16 @@ class BenchmarkSeries:
     def _changed(self) -> dict[str, list[tuple[int, str]]]:
         """From which point on each setting that changed had which value, by its name."""
         found, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
-        previous: Mapping[str, Any] | None = None
+        previous: tuple[Any, str] | None = None
         for index, point in enumerate(self.points):
-            if point.state is previous:
+            if previous and point.state is previous[0] and point.profile == previous[1]:
                 continue
-            reported = settings(point.state, self.kind)
+            reported = point.settings
             for name, value in reported.items():
                 if known.get(name, value) != value:
                     found.setdefault(name, [(0, known[name])]).append((index, value))
             known |= reported
-            previous = point.state
+            previous = point.state, point.profile
         return found
 
     def moved_with(self, first: int, last: int) -> dict[str, tuple[str, str]]:

@@ -1,6 +1,7 @@
 import datetime
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -325,6 +326,53 @@ def test_a_drift_is_confirmed_between_its_first_and_its_last_commit(message, wri
     assert message()[1] == 3
     assert message("--confirm", "--device", "cpu")[1] == 1
     assert [commits[:2] for commits in rerun.compared] == [(commit(0), commit(99))]
+
+
+def test_a_drift_is_accepted_by_the_day_since_which_it_counts(message, write_history):
+    write_history(1.005 ** np.minimum(np.arange(80), 60))
+    data, code = message()
+    [finding] = data["findings"]
+    assert code == 3
+    assert "--since 2026-03-21 accepts it." in finding["sentence"]
+    assert [message("--since", day)[1] for day in ("2026-01-10", "2026-03-03", "2026-03-21")] == [3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentinel", "code"),
+    [(1.1, 1.1, 0), (1.1, 1.09, 0), (0.9, 0.9, 0), (1.1, 1.0, 3), (1.1, 1.04, 3), (1.1, 0.9, 3), (1.25, 1.1, 3)],
+)
+@pytest.mark.parametrize("pattern", [(), ("matmul",)])
+def test_a_machine_that_slowed_by_as_much_is_not_the_code(message, write_history, kernel, sentinel, code, pattern):
+    write_history([1.0] * 20 + [kernel] * 20)
+    case = {"operator": "sentinel", "parameters": {}, "implementation": "native"}
+    write_history([1.0] * 20 + [sentinel] * 20, kind="sentinel", probe="sentinel", case=case, case_id="5" * 16)
+    data, found_code = message(*pattern)
+    assert (len(data["findings"]), found_code) == (1 if code else 0, code)
+    said = [*data["notes"], *(finding["sentence"] for finding in data["findings"])]
+    told = [
+        re.findall(r"matmul.* The sentinel, the same code in every run, took (.*) % with it", each) for each in said
+    ]
+    assert [float(each) for [each] in filter(None, told)] == pytest.approx(
+        [100 * (sentinel - 1)] if sentinel != 1.0 else [], abs=0.5
+    )
+
+
+def test_a_step_between_runs_of_two_profiles_says_so(message, write_run):
+    for index, run_id in enumerate(run_ids(40)):
+        profile, slower = ("quick", 1.0) if index < 20 else ("standard", 1.1)
+        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
+    data, code = message()
+    [finding] = data["findings"]
+    assert code == 3
+    assert "With it came profile quick -> standard: code and profile cannot be told apart" in finding["sentence"]
+
+
+def test_profiles_in_turn_are_two_series(message, write_run):
+    for index, run_id in enumerate(run_ids(40)):
+        profile, slower = ("quick", 1.0) if index % 2 else ("standard", 1.2)
+        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
+    data, code = message()
+    assert (data["findings"], code) == ([], 0)
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.01])
