@@ -183,8 +183,8 @@ def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, e
 def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one group; those too few for two levels are left out."""
     members: dict[Hashable, list[int]] = {}
-    for index in range(count):
-        members.setdefault(groups[index] if groups else "", []).append(index)
+    for index, group in enumerate(groups or [""] * count):
+        members.setdefault(group, []).append(index)
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
@@ -267,9 +267,9 @@ def draw_in_outliers(values: Floats) -> Floats:
     """Values that stand alone drawn in towards the median of their neighbours; steps stay where they are."""
     if len(values) < NEIGHBOURHOOD:
         return values
-    windows = np.lib.stride_tricks.sliding_window_view(values, NEIGHBOURHOOD)
     half = NEIGHBOURHOOD // 2
-    medians = np.median(windows, axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(values, NEIGHBOURHOOD)
+    medians = np.sort(windows, axis=1)[:, half]
     middle = np.concatenate([np.repeat(medians[0], half), medians, np.repeat(medians[-1], half)])
     reach = OUTLIER * max(float(np.median(np.abs(values - middle))) / MAD_OF_NORMAL, _noise_of_differences(values))
     drawn: Floats = np.clip(values, middle - reach, middle + reach)
@@ -302,7 +302,8 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
     count = len(values)
     centred = values - np.median(values)
     sums = np.concatenate([[0.0], np.cumsum(centred)])
-    positions = np.arange(count + 1, dtype=float)
+    # Of lengths from `count` down: those of all segments that end at one point are next to each other.
+    shares = 1 / np.arange(count, 0, -1)
     came_from = np.zeros(count + 1, dtype=int)
     # The least cost up to a point, less the squares up to there: so a step of the loop needs fewer passes over memory.
     reduced = np.full(count + 1, np.inf)
@@ -311,10 +312,10 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
         last = end - FEWEST_POINTS + 1
         total = sums[end] - sums[:last]
         total *= total
-        total /= end - positions[:last]
+        total *= shares[count - end : count - end + last]
         np.subtract(reduced[:last], total, out=total)
-        came_from[end] = np.argmin(total)
-        reduced[end] = total[came_from[end]] + penalty
+        came_from[end] = best = total.argmin()
+        reduced[end] = total[best] + penalty
     starts, end = [], count
     while (end := int(came_from[end])) > 0:
         starts.append(end)

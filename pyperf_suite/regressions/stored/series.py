@@ -57,6 +57,39 @@ NOT_THE_MACHINE = ("pyperf_suite", "pytest-benchmark")
 ABSENT = "absent"
 
 
+class State(dict[str, Any]):
+    """The state of a machine, which all records of a run share: what is asked of it is worked out once."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> State:
+        return state if isinstance(state, cls) else cls(state)
+
+    @functools.cached_property
+    def commit(self) -> str:
+        return commit_of(self)[0]
+
+    @functools.cached_property
+    def unit(self) -> str:
+        """The UUID of the GPU; "" without one."""
+        return _text(_reach(self, "gpu.uuid") or "")
+
+    @functools.cached_property
+    def _settings(self) -> dict[tuple[str, str], Mapping[str, str]]:
+        return {}
+
+    def settings(self, kind: str, profile: str) -> Mapping[str, str]:
+        """Settings of a measurement of that kind and profile; the same object for equal ones of another state."""
+        if (kind, profile) not in self._settings:
+            found = settings(self, kind) | ({PROFILE: profile} if profile else {})
+            self._settings[kind, profile] = _interned(tuple(found.items()))
+        return self._settings[kind, profile]
+
+
+@functools.lru_cache
+def _interned(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)
+
+
 class Measured(NamedTuple):
     """What one run measured of one case: a point of its series.
 
@@ -87,7 +120,7 @@ class Measured(NamedTuple):
     clock_hz: float | None = None
     doubt: float = 0.0
     profile: str = ""
-    state: Mapping[str, Any] = MappingProxyType({})
+    state: Mapping[str, Any] = State()
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -103,22 +136,23 @@ class Measured(NamedTuple):
     @property
     def value(self) -> float:
         """The median of the processes' medians; NaN without any."""
+        if len(self.medians) == 1:
+            return self.medians[0]
         return statistics.median(self.medians) if self.medians else math.nan
 
     @property
     def commit(self) -> str:
-        return commit_of(self.state)[0]
+        return State.of(self.state).commit
 
     @property
     def unit(self) -> str:
         """The UUID of the GPU; "" without one."""
-        return _text(_reach(self.state, "gpu.uuid") or "")
+        return State.of(self.state).unit
 
     @property
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> Mapping[str, str]:
         """The settings that it was measured under; of a time also the profile, which says how long and how often."""
-        found = settings(self.state, self.kind)
-        return found | {PROFILE: self.profile} if self.profile and self.medians and self.kind == "timing" else found
+        return State.of(self.state).settings(self.kind, self.profile if self.medians and self.kind == "timing" else "")
 
     def figure(self, name: str) -> Measured:
         """The exact figure of that name as if it were a time, so that it is a point of a series."""
@@ -157,7 +191,7 @@ class BenchmarkSeries:
         """The label, and the metric's name unless it is the time."""
         return self.label if self.metric == TIME else f"{self.label} {self.metric}"
 
-    @property
+    @functools.cached_property
     def values(self) -> list[float]:
         return [point.value for point in self.points]
 
@@ -183,22 +217,22 @@ class BenchmarkSeries:
             for name, each in self._changed.items()
             if name == SETTINGS["reported_time"] or len({value for _, value in each}) < len(each)
         ]
-        return tuple((point.unit, *(_at(each, index) for each in turns)) for index, point in enumerate(self.points))
+        return tuple((point.unit, *[_at(each, index) for each in turns]) for index, point in enumerate(self.points))
 
     @functools.cached_property
     def _changed(self) -> dict[str, list[tuple[int, str]]]:
         """From which point on each setting that changed had which value, by its name."""
         found, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
-        previous: tuple[Any, str] | None = None
+        previous: Mapping[str, str] | None = None
         for index, point in enumerate(self.points):
-            if previous and point.state is previous[0] and point.profile == previous[1]:
-                continue
             reported = point.settings
+            if reported is previous:
+                continue
             for name, value in reported.items():
                 if known.get(name, value) != value:
                     found.setdefault(name, [(0, known[name])]).append((index, value))
             known |= reported
-            previous = point.state, point.profile
+            previous = reported
         return found
 
     def moved_with(self, first: int, last: int) -> dict[str, tuple[str, str]]:
@@ -311,7 +345,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
     Raises OSError if the file cannot be read.
     """
     summary, cases, bad = RunSummary(), dict[tuple[str, ...], dict[int, Measured]](), 0
-    state: Mapping[str, Any] = {}
+    state = State()
     first_visits = set[tuple[tuple[str, ...], int]]()
     for number, line in _lines(file):
         try:
@@ -320,7 +354,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             require_whole(line)
             record = Record.from_json(files.strict_json(line))
             # All records of a run share the machine's state, which is longer than all else in them.
-            state = state if record.state == state else _shallow(record.state)
+            state = state if record.state == state else State(_shallow(record.state))
             process, trial = _trial(record, machine, state)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, UserError) as error:
             if line is not None and not line.endswith(b"\n"):
@@ -390,14 +424,14 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, content
 
 
-def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int, Measured]:
+def _trial(record: Record, machine: str, state: State) -> tuple[int, Measured]:
     """The number of the process, and what it measured.
 
     Raises one of Python's errors if a field is of no use to readers: a time that is none, a name that is no text.
     """
     details = record.kernel.get("details") or {}
     if "compiler" in details:
-        state = _shallow({**state, "kernel_compiler": details["compiler"]})
+        state = State(_shallow({**state, "kernel_compiler": details["compiler"]}))
     if len(record.metrics) > MOST_FIGURES:
         raise ValueError(f"it has {len(record.metrics)} figures")
     is_exact = record.kind == "static"

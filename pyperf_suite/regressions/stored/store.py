@@ -26,6 +26,7 @@ from pyperf_suite.regressions.stored.series import (
     BenchmarkSeries,
     Measured,
     RunSummary,
+    State,
     summarise_journal,
 )
 from pyperf_suite.regressions.thresholds import selects
@@ -38,6 +39,7 @@ LARGEST_CACHE_BYTES = 512 * 2**20
 CACHE_VERSION = 3
 # Summaries that are left however few are used.
 FEWEST_KEPT = 500
+_MEDIANS = Measured._fields.index("medians")
 _LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 
 
@@ -205,9 +207,10 @@ class SummaryCache:
             checksum, _, body = files.read_bytes(self._place(journal), LARGEST_CACHE_BYTES).partition(b"\n")
             if checksum != b"%08x" % zlib.crc32(body) or (kept := json.loads(body))["stamp"] != stamp:
                 return None
-            states = kept["states"]
-            rows = [Measured._make([*row, states[state]]) for *row, state in kept["measured"]]
-            return RunSummary([one._replace(medians=tuple(one.medians)) for one in rows], kept["damage"])
+            states = [*map(State, kept["states"])]
+            for row in kept["measured"]:
+                row[_MEDIANS], row[-1] = tuple(row[_MEDIANS]), states[row[-1]]
+            return RunSummary([Measured._make(row) for row in kept["measured"]], kept["damage"])
         except (OSError, RecursionError, LookupError, TypeError, ValueError):
             return None
 
