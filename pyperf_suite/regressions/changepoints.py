@@ -302,20 +302,24 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
     count = len(values)
     centred = values - np.median(values)
     sums = np.concatenate([[0.0], np.cumsum(centred)])
-    # Of lengths from `count` down: those of all segments that end at one point are next to each other.
-    shares = 1 / np.arange(count, 0, -1)
+    # One over the length of the segment from each point, a row for each end from `count` down.
+    lengths = np.concatenate([np.arange(count, 0, -1), np.full(count, np.inf)])
+    shares = np.lib.stride_tricks.sliding_window_view(1 / lengths, count)[::-1]
     came_from = np.zeros(count + 1, dtype=int)
     # The least cost up to a point, less the squares up to there: so a step of the loop needs fewer passes over memory.
     reduced = np.full(count + 1, np.inf)
     reduced[0] = -penalty
-    for end in range(FEWEST_POINTS, count + 1):
-        last = end - FEWEST_POINTS + 1
-        total = sums[end] - sums[:last]
+    # No segment is shorter than the fewest points, so that as many ends are independent of each other.
+    for end in range(FEWEST_POINTS, count + 1, FEWEST_POINTS):
+        ends = slice(end, min(end + FEWEST_POINTS, count + 1))
+        total = sums[ends, None] - sums[None, :end]
         total *= total
-        total *= shares[count - end : count - end + last]
-        np.subtract(reduced[:last], total, out=total)
-        came_from[end] = best = total.argmin()
-        reduced[end] = total[best] + penalty
+        total *= shares[ends, :end]
+        np.subtract(reduced[:end], total, out=total)
+        for row in range(FEWEST_POINTS - 1):
+            total[row : row + 1, end + row - FEWEST_POINTS + 1 :] = np.inf
+        came_from[ends] = total.argmin(axis=1)
+        reduced[ends] = total.min(axis=1) + penalty
     starts, end = [], count
     while (end := int(came_from[end])) > 0:
         starts.append(end)

@@ -276,7 +276,8 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
             logs.setdefault((one.machine, one.case_id), {})[one.run_id] = math.log(one.value)
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        if series.kind != "static" and not comparable_points(len(series.points), series.groups):
+        groups = comparable_points(len(series.points), series.groups) if series.kind != "static" else []
+        if series.kind != "static" and not groups:
             found.too_short += 1
             continue
         found.searched += 1
@@ -285,7 +286,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
-        newest, drift = _newest_and_drift(series, [each.change for each in steps], since)
+        newest, drift = _newest_and_drift(series, groups, [each.change for each in steps], since)
         found.newest += [replace(each, sentinel=_sentinel_move(each, logs)) for each in newest]
         for nomination in (*steps, *drift):
             nomination = replace(nomination, sentinel=_sentinel_move(nomination, logs))
@@ -353,17 +354,16 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
 
 
 def _newest_and_drift(
-    series: BenchmarkSeries, steps: Sequence[Change], since: str | None
+    series: BenchmarkSeries, groups: Sequence[np.ndarray], steps: Sequence[Change], since: str | None
 ) -> tuple[list[Nomination], list[Nomination]]:
     """The newest runs where they left their level, and a drift since then that no step explains."""
     points = series.points
-    groups = [] if series.kind == "static" else comparable_points(len(points), series.groups)
     members = next((group for group in groups if group[-1] == len(points) - 1), None)
     if members is None:
         return [], []
     inside = [step for step in steps if step.index in members]
     newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
-    later = members[[not since or points[index].started_at >= since for index in members]]
+    later = members[[points[index].started_at >= since for index in members]] if since else members
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
     drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     found: tuple[list[Nomination], list[Nomination]] = [], []

@@ -13,6 +13,7 @@ import datetime
 import functools
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +52,10 @@ SETTINGS = {
     "reported_time": "reported time",
 }
 PROFILE = "profile"
+# The mapping within a state, "" for the state itself, the place in it, and the name.
+_PLACES = [(place.rpartition(".")[0], place.rpartition(".")[2], name) for place, name in SETTINGS.items()]
 # Machine code depends on its compiler, and on nothing else here.
-SETTINGS_OF_MACHINE_CODE = ("gpu.cuda", "kernel_compiler")
+_PLACES_OF_MACHINE_CODE = [each for each in _PLACES if each[1] in ("cuda", "kernel_compiler")]
 NOT_THE_MACHINE = ("pyperf_suite", "pytest-benchmark")
 ABSENT = "absent"
 
@@ -60,29 +63,25 @@ ABSENT = "absent"
 class State(dict[str, Any]):
     """The state of a machine, which all records of a run share: what is asked of it is worked out once."""
 
+    __slots__ = ("_settings", "commit", "unit")
+
+    def __init__(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__(state)
+        self.commit = commit_of(self)[0]
+        self.unit = _text(_within(self, "gpu", "uuid") or "")
+        self._settings: dict[tuple[str, str], Mapping[str, str]] = {}
+
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> State:
         return state if isinstance(state, cls) else cls(state)
 
-    @functools.cached_property
-    def commit(self) -> str:
-        return commit_of(self)[0]
-
-    @functools.cached_property
-    def unit(self) -> str:
-        """The UUID of the GPU; "" without one."""
-        return _text(_reach(self, "gpu.uuid") or "")
-
-    @functools.cached_property
-    def _settings(self) -> dict[tuple[str, str], Mapping[str, str]]:
-        return {}
-
     def settings(self, kind: str, profile: str) -> Mapping[str, str]:
         """Settings of a measurement of that kind and profile; the same object for equal ones of another state."""
-        if (kind, profile) not in self._settings:
+        known = self._settings.get((kind, profile))
+        if known is None:
             found = settings(self, kind) | ({PROFILE: profile} if profile else {})
-            self._settings[kind, profile] = _interned(tuple(found.items()))
-        return self._settings[kind, profile]
+            known = self._settings[kind, profile] = _interned(tuple(found.items()))
+        return known
 
 
 @functools.lru_cache
@@ -120,7 +119,7 @@ class Measured(NamedTuple):
     clock_hz: float | None = None
     doubt: float = 0.0
     profile: str = ""
-    state: Mapping[str, Any] = State()
+    state: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -204,45 +203,66 @@ class BenchmarkSeries:
     def breaks(self) -> tuple[Break, ...]:
         """Where the machine's state differs from what was last reported of it."""
         found: dict[int, list[str]] = {}
-        for name, values in self._changed.items():
+        for name, values in self._story.changed.items():
             for (_, before), (index, after) in itertools.pairwise(values):
                 found.setdefault(index, []).append(f"{name} {before} -> {after}")
         return tuple(Break(index, ", ".join(found[index])) for index in sorted(found))
 
-    @functools.cached_property
+    @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """What each point may be compared within: its GPU, the kind of its time, and settings that took turns."""
-        turns = [
-            each
-            for name, each in self._changed.items()
-            if name == SETTINGS["reported_time"] or len({value for _, value in each}) < len(each)
-        ]
-        return tuple((point.unit, *[_at(each, index) for each in turns]) for index, point in enumerate(self.points))
+        return self._story.groups
 
     @functools.cached_property
-    def _changed(self) -> dict[str, list[tuple[int, str]]]:
-        """From which point on each setting that changed had which value, by its name."""
-        found, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
-        previous: Mapping[str, str] | None = None
-        for index, point in enumerate(self.points):
-            reported = point.settings
-            if reported is previous:
-                continue
-            for name, value in reported.items():
-                if known.get(name, value) != value:
-                    found.setdefault(name, [(0, known[name])]).append((index, value))
-            known |= reported
-            previous = reported
-        return found
+    def _story(self) -> _Story:
+        states = _States(State.of(point.state) for point in self.points)
+        return _story_of(
+            states, self.kind, tuple([point.profile if self.kind == "timing" else "" for point in self.points])
+        )
 
     def moved_with(self, first: int, last: int) -> dict[str, tuple[str, str]]:
         """Settings that differ between two points, with both values."""
-        found = {}
-        for name, values in self._changed.items():
-            before, after = _at(values, first), _at(values, last)
-            if before != after:
-                found[name] = (before, after)
-        return found
+        moved = {name: (_at(values, first), _at(values, last)) for name, values in self._story.changed.items()}
+        return {name: (before, after) for name, (before, after) in moved.items() if before != after}
+
+
+class _States(tuple[State, ...]):
+    """States of a series as a key: series of the same runs share them, and what they say is worked out once."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _States) and len(self) == len(other) and all(map(operator.is_, self, other))
+
+
+class _Story(NamedTuple):
+    """From which point on each setting that changed had which value, by its name; and the group of each point."""
+
+    changed: dict[str, list[tuple[int, str]]]
+    groups: tuple[tuple[str, ...], ...]
+
+
+@functools.lru_cache
+def _story_of(states: _States, kind: str, profiles: tuple[str, ...]) -> _Story:
+    changed, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
+    previous: Mapping[str, str] | None = None
+    for index, (state, profile) in enumerate(zip(states, profiles, strict=True)):
+        reported = state.settings(kind, profile)
+        if reported is previous:
+            continue
+        for name, value in reported.items():
+            if known.get(name, value) != value:
+                changed.setdefault(name, [(0, known[name])]).append((index, value))
+        known |= reported
+        previous = reported
+    turns = [
+        values
+        for name, values in changed.items()
+        if name == SETTINGS["reported_time"] or len({value for _, value in values}) < len(values)
+    ]
+    groups = tuple((state.unit, *[_at(each, index) for each in turns]) for index, state in enumerate(states))
+    return _Story(changed, groups)
 
 
 def _at(values: Sequence[tuple[int, str]], index: int) -> str:
@@ -275,8 +295,11 @@ def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
 
     Records from before times were quantiles of samples do not say so: they have medians.
     """
-    places = SETTINGS_OF_MACHINE_CODE if kind == "static" else tuple(SETTINGS)
-    found = {SETTINGS[place]: _text(value) for place in places if (value := _reach(state, place)) not in (None, [])}
+    found = {}
+    for outer, inner, name in _PLACES_OF_MACHINE_CODE if kind == "static" else _PLACES:
+        value = _within(state, outer, inner) if outer else state.get(inner)
+        if value not in (None, []):
+            found[name] = _text(value)
     if kind != "static":
         found.setdefault(SETTINGS["reported_time"], "median of samples")
     packages = state.get("packages")
@@ -293,15 +316,13 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def commit_of(state: Mapping[str, Any]) -> tuple[str, bool]:
     """The commit that was measured, "" if it is not known, and whether files differed from it."""
-    commit = _reach(state, "source.commit")
-    return (commit, _reach(state, "source.dirty") is True) if isinstance(commit, str) else ("", False)
+    commit = _within(state, "source", "commit")
+    return (commit, _within(state, "source", "dirty") is True) if isinstance(commit, str) else ("", False)
 
 
-def _reach(state: Mapping[str, Any], place: str) -> Any:
-    value: Any = state
-    for part in place.split("."):
-        value = value.get(part) if isinstance(value, dict) else None  # JSON has no other mapping
-    return value
+def _within(state: Mapping[str, Any], outer: str, inner: str) -> Any:
+    mapping = state.get(outer)
+    return mapping.get(inner) if isinstance(mapping, dict) else None  # JSON has no other mapping
 
 
 def _text(value: Any) -> str:

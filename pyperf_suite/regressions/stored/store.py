@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,14 +60,15 @@ class Store:
         self._lost: dict[Path, str] = {}
         cache = SummaryCache()
         self._paths = run_files(results, [RECORDS])
-        for path in self._paths:
-            try:
-                self._read[path] = cache.summary_of(path)
-            except OSError as error:
-                self._lost[path] = str(error.strerror)
-                self.damage.append(f"{path} cannot be read: {error.strerror}.")
-                continue
-            self.damage += [f"{path}, {each}" for each in self._read[path].damage]
+        with _without_collecting():
+            for path in self._paths:
+                try:
+                    self._read[path] = cache.summary_of(path)
+                except OSError as error:
+                    self._lost[path] = str(error.strerror)
+                    self.damage.append(f"{path} cannot be read: {error.strerror}.")
+                else:
+                    self.damage += [f"{path}, {each}" for each in self._read[path].damage]
         cache.prune(len(self._read))
         self.notes = [cache.why_not_kept] if cache.why_not_kept else []
 
@@ -131,6 +133,18 @@ class Store:
         return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
 
 
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Collect no garbage where all that is made stays: looking through it takes as long as making it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def matches(pattern: str | None, probe: str, title: str, case_id: str) -> bool:
     """True if no pattern was named, or it selects the benchmark."""
     return pattern is None or selects(pattern, probe, title, case_id)
@@ -140,9 +154,12 @@ def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
     """The series of each metric that some run of the case measured, of runs in their order."""
     in_order = [*{one.run_id: one for one in reversed(runs)}.values()][::-1]  # a copy of a run counts once
     failed_runs = tuple(one.run_id for one in in_order if one.failed and not one.metrics)
+    by_metric: dict[str, list[Measured]] = {}
+    for one in in_order:
+        for metric in one.metrics:
+            by_metric.setdefault(metric, []).append(one)
     found = []
-    for metric in dict.fromkeys(metric for one in in_order for metric in one.metrics):
-        having = [one for one in in_order if metric in one.metrics]
+    for metric, having in by_metric.items():
         last = having[-1]
         found.append(
             BenchmarkSeries(
