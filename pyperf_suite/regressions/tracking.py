@@ -112,18 +112,25 @@ class Nomination:
     @property
     def clock_change(self) -> float | None:
         """By how much the clock changed with the time, as a share; None if that is no good part of the change."""
-        points, change = self.series.points, self.change
-        before, after = (
-            [point.clock_hz for point in side if point.clock_hz and point.unit == self.first.unit]
-            for side in (points[: change.index], points[change.index :])
-        )
-        if self.is_exact or self.is_drift or not before or not after:
+        if self.is_exact or self.is_drift:
             return None
-        before = before[-min(POINTS_COMPARED, change.points_before) :]
-        after = after[: min(POINTS_COMPARED, change.points_after)]
-        clock, slower = statistics.median(after) / statistics.median(before), change.ratio.value - 1
-        explains = (1 / clock - 1) * slower > 0 and abs(1 / clock - 1) >= EXPLAINING_PART * abs(slower)
-        return clock - 1 if explains else None
+        clock, change = self.move_of(lambda point: point.clock_hz), math.log(self.change.ratio.value)
+        return math.expm1(clock) if -clock * change > 0 and -clock / change >= EXPLAINING_PART else None
+
+    def move_of(self, figure: Callable[[Measured], float | None]) -> float:
+        """By which logarithm another figure of the runs changed with the time; 0 where it is not known.
+
+        That of the newest runs before the change, and of the first after it; of a drift the first and the last.
+        """
+        points, change = self.series.points, self.change
+        before, after = points[: change.index][-change.points_before :], points[change.index :][: change.points_after]
+        near = (before[:POINTS_COMPARED], after[-POINTS_COMPARED:])
+        if not self.is_drift:
+            near = (before[-POINTS_COMPARED:], after[:POINTS_COMPARED])
+        sides = [
+            [value for point in side if point.unit == self.first.unit and (value := figure(point))] for side in near
+        ]
+        return math.log(statistics.median(sides[1]) / statistics.median(sides[0])) if all(sides) else 0.0
 
     @property
     def is_slower(self) -> bool:
@@ -270,10 +277,10 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
     A change is the machine's where the sentinels of the same runs, among the series or besides, changed by as much.
     """
     found = Tracked()
-    logs: dict[tuple[str, str], dict[str, float]] = {}
+    times: dict[tuple[str, str], dict[str, float]] = {}
     for one in (*sentinels, *(point for series in searched if series.kind == "sentinel" for point in series.points)):
         if one.medians:
-            logs.setdefault((one.machine, one.case_id), {})[one.run_id] = math.log(one.value)
+            times.setdefault((one.machine, one.case_id), {})[one.run_id] = one.value
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
         groups = comparable_points(len(series.points), series.groups) if series.kind != "static" else []
@@ -287,9 +294,8 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
         newest, drift = _newest_and_drift(series, groups, [each.change for each in steps], since)
-        found.newest += [replace(each, sentinel=_sentinel_move(each, logs)) for each in newest]
-        for nomination in (*steps, *drift):
-            nomination = replace(nomination, sentinel=_sentinel_move(nomination, logs))
+        found.newest += [_with_sentinel(each, times) for each in newest]
+        for nomination in (_with_sentinel(each, times) for each in (*steps, *drift)):
             if not nomination.is_drift and (not nomination.is_recent(since) or nomination.undone):
                 found.earlier.append(nomination)
             elif nomination.is_machine:
@@ -301,28 +307,13 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
     return found
 
 
-def _sentinel_move(nomination: Nomination, logs: Mapping[tuple[str, str], Mapping[str, float]]) -> float:
-    """How much longer the sentinels took after a change than before it, as a logarithm; 0 if that is not known.
-
-    `logs` are logarithms of their times by run, by machine and case.
-    """
-    series, change = nomination.series, nomination.change
-    if series.kind != "timing":
-        return 0.0
-    before = series.points[: change.index][-change.points_before :]
-    after = series.points[change.index :][: change.points_after]
-    before, after = before[-POINTS_COMPARED:], after[:POINTS_COMPARED]
-    if nomination.is_drift:
-        before, after = (
-            series.points[change.index - change.points_before :][:POINTS_COMPARED],
-            series.points[-POINTS_COMPARED:],
-        )
-    moves = []
-    for (machine, _), known in logs.items():
-        sides = [[known[point.run_id] for point in side if point.run_id in known] for side in (before, after)]
-        if machine == series.machine and all(sides):
-            moves.append(statistics.median(sides[1]) - statistics.median(sides[0]))
-    return statistics.median(moves) if moves else 0.0
+def _with_sentinel(nomination: Nomination, sentinels: Mapping[tuple[str, str], Mapping[str, float]]) -> Nomination:
+    """The nomination with how the sentinels moved, whose times are given by run, by machine and case."""
+    if nomination.series.kind != "timing":
+        return nomination
+    own = [times for (machine, _), times in sentinels.items() if machine == nomination.series.machine]
+    moves = [move for times in own if (move := nomination.move_of(lambda point: times.get(point.run_id)))]  # noqa: B023
+    return replace(nomination, sentinel=statistics.median(moves)) if moves else nomination
 
 
 def nominations(series: BenchmarkSeries) -> list[Nomination]:

@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
+from pyperf_suite.record.case import label_of
 from pyperf_suite.record.journal import require_whole
 from pyperf_suite.record.record import Record
 from pyperf_suite.runner.results import order_of
@@ -422,16 +423,6 @@ def _together(trials: Sequence[Measured]) -> Measured:
     )
 
 
-def label_of(case: Mapping[str, Any]) -> str:
-    """`Case.label` from the case's JSON alone, so that a case of an operator that is gone keeps its name."""
-    parameters = case.get("parameters") or {}
-    fields = [f"{name}={value}" for name, value in parameters.items()]
-    mode = [] if case.get("mode", "burst") == "burst" else [f"mode={case['mode']}"]
-    return _checked_text(
-        f"{case.get('operator')}[{' '.join((str(case.get('implementation')), *fields, *mode))}]", "case"
-    )
-
-
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Each line that is not blank with its number from 1; None for one that is too long, which is passed over."""
     number = 0
@@ -463,7 +454,7 @@ def _trial(record: Record, machine: str, state: State) -> tuple[int, Measured]:
         _checked_text(record.run_id, "run_id"),
         _checked_text(record.probe, "probe"),
         _checked_text(record.case_id, "case_id"),
-        label_of(record.case),
+        _checked_text(label_of(record.case), "case"),
         record.kind,
         _utc(record.started_at),
         medians=(time.value,) if time else (),
