@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +197,6 @@ def track(
     from pyperf_suite.regressions.tracking import track as search
 
     store = Store(results)
-    gc.freeze()  # all of it stays: collecting garbage would look through it again and again
     wanted = store.series(benchmark, machine)
     begin = since.isoformat() if since else None
     missing = [

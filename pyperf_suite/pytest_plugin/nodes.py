@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import math
 import re
 from collections import Counter
@@ -28,6 +29,8 @@ from pyperf_suite.workloads import find_workload
 Scalar = bool | int | float | str
 
 _LONGEST_TEXT = 80
+# Texts that other objects may have too: by address, and of arrays.
+_SHORTENED = re.compile(r" at 0x|\.\.\.|\b(array|tensor)\(")
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,14 @@ def text_of(value: Any, module: str = "") -> Scalar | None:
         return value
     try:
         text = value if isinstance(value, str) else _described(value, module)
-    except (RecursionError, ValueError):
+    except Exception:  # a text of the user's own may raise anything
         return None
     if len(text) <= _LONGEST_TEXT and text.isprintable():
         return text
     return None if isinstance(value, str) else f"{type(value).__qualname__}#{_hashed(text.encode())}"
 
 
-class _Unnamed(ValueError):
+class _Unnamed(Exception):
     """No text says which object it is."""
 
 
@@ -149,12 +152,14 @@ def _described(value: Any, module: str) -> str:
         return f"[{inner}]" if type(value) is list else f"({inner}{',' if len(value) == 1 else ''})"
     if type(value) in (set, frozenset):
         return f"{{{', '.join(sorted(map(described, value)))}}}"
-    text = repr(value) if isinstance(value, str) else str(value)
-    if isinstance(value, str) or not (" at 0x" in text or "..." in text):
+    if isinstance(value, str):
+        return repr(value)
+    text = str(value)
+    if not _SHORTENED.search(text):
         return text
-    if dataclasses.is_dataclass(value):
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return f"{type(value).__qualname__}({', '.join(f'{name}={described(fields[name])}' for name in fields)})"
+    if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
+        names = [each.name for each in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else value._fields
+        return f"{type(value).__qualname__}({', '.join(f'{name}={described(getattr(value, name))}' for name in names)})"
     raise _Unnamed
 
 
@@ -167,8 +172,11 @@ def _qualified(value: Any, module: str) -> str:
     if owner is not None and not isinstance(owner, type | ModuleType):
         return f"{_described(owner, module)}.{value.__name__}"
     if "<locals>" in name and not isinstance(value, type):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        held = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *cells]
+        made = inspect.unwrap(value)
+        if not inspect.isfunction(made):
+            raise _Unnamed
+        cells = [cell.cell_contents for cell in made.__closure__ or ()]
+        held = [*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values(), *cells]
         name += f"({', '.join(_described(each, module) for each in held)})"
     # A number's type is the same in whichever library.
     is_own = where in (None, "builtins", module) or hasattr(value, "dtype")

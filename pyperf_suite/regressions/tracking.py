@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -400,12 +401,13 @@ def absent(
     `measured` holds all trials of all runs, the oldest run first, for what was measured together tells what is missing.
     What vanished before `since` (ISO 8601), else before the newest runs, is left out.
     """
-    runs: dict[Run, dict[Case, Measured]] = {}
-    trials: dict[tuple[str, Case], list[Measured]] = {}
+    runs: dict[Run, dict[Case, Measured]] = defaultdict(dict)
+    trials: dict[tuple[str, Case], list[Measured]] = defaultdict(list)
     for one in measured:
         if one.kind != "sentinel":
-            runs.setdefault(_run_of(one), {})[one.probe, one.case_id] = one
-            trials.setdefault((one.machine, (one.probe, one.case_id)), []).append(one)
+            case = (one.probe, one.case_id)
+            runs[_run_of(one)][case] = one
+            trials[one.machine, case].append(one)
     later: dict[Run, list[Measured]] = {}
     found = []
     for (_, case), own in trials.items():

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +104,9 @@ class Store:
 
         `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
         """
-        cases: dict[tuple[str, ...], list[Measured]] = {}
+        cases: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
         for one in self.of_machine(machine):
-            cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
+            cases[one.machine, one.probe, one.case_id].append(one)
         found = [
             each
             for runs in cases.values()
@@ -135,12 +136,13 @@ class Store:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Collect no garbage where all that is made stays: looking through it takes as long as making it."""
+    """Collect no garbage where all that is made stays, then or later: looking through it takes as long as making it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -154,10 +156,10 @@ def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
     """The series of each metric that some run of the case measured, of runs in their order."""
     in_order = [*{one.run_id: one for one in reversed(runs)}.values()][::-1]  # a copy of a run counts once
     failed_runs = tuple(one.run_id for one in in_order if one.failed and not one.metrics)
-    by_metric: dict[str, list[Measured]] = {}
+    by_metric: dict[str, list[Measured]] = defaultdict(list)
     for one in in_order:
         for metric in one.metrics:
-            by_metric.setdefault(metric, []).append(one)
+            by_metric[metric].append(one)
     found = []
     for metric, having in by_metric.items():
         last = having[-1]

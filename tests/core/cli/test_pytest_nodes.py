@@ -7,7 +7,7 @@ import pytest
 pytest_plugins = ("pytester",)
 
 HEAD = """
-import dataclasses, functools
+import collections, dataclasses, functools
 import numpy as np
 import pytest
 
@@ -23,6 +23,11 @@ class Point:
 class Pair:
     left: object
     right: object
+
+Row = collections.namedtuple("Row", "left right")
+
+class Silent:
+    def __repr__(self): raise KeyError("none")
 
 def own(x, power=1): return x
 
@@ -90,9 +95,12 @@ def test_a_parameter_goes_by_its_value_whatever_stands_before_it(cases, value, t
         ("[np.zeros(5_000)]", "[np.zeros(50_000)]"),
         ("{'x': np.zeros(5_000)}", "{'x': np.zeros(50_000)}"),
         ("Pair(1, np.zeros(5_000))", "Pair(1, np.zeros(50_000))"),
+        ("Row(1, np.zeros(5_000))", "Row(1, np.zeros(50_000))"),
+        ("Row(1, np.array([1.0]))", "Row(1, np.array([1.0 + 1e-12]))"),
         ("functools.partial(own, 3)", "functools.partial(own, 4)"),
         ("functools.partial(own, np.zeros(5_000))", "functools.partial(own, np.ones(5_000))"),
         ("power_of(2)", "power_of(3)"),
+        ("functools.cache(power_of(2))", "functools.cache(power_of(3))"),
         ("np.linalg.norm", "np.ma.MaskedArray.mean"),
         ("Point('x' * 100)", "Point('x' * 101)"),
         ("list(range(100))", "list(range(101))"),
@@ -107,7 +115,9 @@ def test_values_that_differ_are_two_cases_and_equal_ones_are_the_same_in_another
     assert cases(f"None, {other}, {one}")[0][1:] == [second, first]
 
 
-@pytest.mark.parametrize("value", ["Table()", "lambda x: x", "Table().__init__", "functools.partial(Table(), 1)"])
+@pytest.mark.parametrize(
+    "value", ["Table()", "Silent()", "lambda x: x", "Table().__init__", "functools.partial(Table(), 1)"]
+)
 @pytest.mark.parametrize(
     "decorator",
     [
