@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.arms import Arm
+    from pyperf_suite.regressions.stored.series import Measured
     from pyperf_suite.regressions.stored.store import Side, Store
     from pyperf_suite.regressions.thresholds import Thresholds
     from pyperf_suite.regressions.tracking import Tracked
@@ -83,7 +85,6 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
@@ -100,7 +101,7 @@ def _compare(
     if len(commits) == 1 and all(commits) and not any(one.dirty for one in measured):
         notes.append(f"Both measured commit {min(commits)[:12]}: what differs is not this project's code.")
     common = old.benchmarks.keys() & new.benchmarks.keys()
-    converted = sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
+    converted = _sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))
     store = Store(results)
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
@@ -110,6 +111,23 @@ def _compare(
     if checked is not None:
         notes.append(f"Of pairs, not of finished runs: {checked.sentence()}")
     return findings, notes
+
+
+def _sentence_of_doubt(measured: Iterable[Measured]) -> str:
+    """Sentence of the times that an unknown elasticity converted to the reference clock; "" if none."""
+    doubts: dict[str, float] = {}
+    for one in measured:
+        if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):
+            doubts[one.label] = one.doubt
+    if not doubts:
+        return ""
+    named = "; ".join([*doubts][:NAMED])
+    named += f" and {len(doubts) - NAMED} more" if len(doubts) > NAMED else ""
+    return (
+        f"{named}: the clock did not move enough to tell the elasticity, and cycles were "
+        "kept in bringing the time to the reference clock; from another clock it may come out differently by up to "
+        f"{100 * math.expm1(max(map(abs, doubts.values()))):.1f} %, with the same code."
+    )
 
 
 def _chosen(side: Side, pattern: str | None) -> Side:
@@ -191,7 +209,6 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store, matches
     from pyperf_suite.regressions.tracking import absent
     from pyperf_suite.regressions.tracking import track as search
@@ -206,7 +223,7 @@ def track(
     if not wanted and not any(one.case_id for one in missing):
         raise UserError(store.why_nothing(benchmark, machine))
     found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
-    doubt = sentence_of_doubt(point for series in wanted for point in series.points)
+    doubt = _sentence_of_doubt(point for series in wanted for point in series.points)
     notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
     findings = [nomination.judgement() for nomination in found.current]
     if rerun:

@@ -21,9 +21,8 @@ from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.journal import record_of, sharing_machines, without_replaced
 from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, order_of, run_files
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, RECORDS, order_of, run_files
 
-RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
 # Relative to the run with the most cases: who measures a part again does not replace the whole.
 _WHOLE = 0.5

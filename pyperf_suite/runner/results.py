@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import files
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, offer
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from pyperf_suite.hardware.machine import Identity
     from pyperf_suite.runner.plan import Plan
 
+RECORDS = "records.jsonl"
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 _STAMP = re.compile(r"(?:[a-z]+-)?(\d{8}T\d{6}Z)-")
 _STAMP_FORMAT = "%Y%m%dT%H%M%SZ"
+_LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RunFolder:
 
     @property
     def records_path(self) -> Path:
-        return self.path / "records.jsonl"
+        return self.path / RECORDS
 
     def records(self) -> list[Record]:
         """All records so far; none where the run was ended before its first."""
@@ -154,3 +156,30 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
         if run.manifest["plan_id"] == plan.plan_id:
             return run
     raise UserError(f"There is no run of the same cases and profile in {folder}: start one, with no --resume.")
+
+
+def find_run_folder(name: str, results: Path, held: Sequence[str] = (RECORDS,)) -> Path:
+    """The folder of the run of that name: its id, `latest`, or `latest~1` for the one before on the same machine.
+
+    A run is a folder in which one of the files `held` has something in it. Raises UserError if there is no such run,
+    or several machines have one.
+    """
+    filled = [path for path in run_files(results, held) if path.is_file() and path.stat().st_size]
+    runs = list({(path.parent.parent.name, path.parent.name): path.parent for path in filled}.values())
+    if not runs:
+        what = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"
+        raise UserError(f"There is no run{what} in {results}: measure one with `pyperf-suite run`, or name --results.")
+    if latest := _LATEST.fullmatch(name):
+        own = [run for run in runs if run.parent.name == runs[-1].parent.name]
+        steps = int(latest[1] or 0)
+        if steps < len(own):
+            return own[-1 - steps]
+        count = f"{len(own)} run{'s' if len(own) > 1 else ''}"
+        raise UserError(f"latest~{steps} goes back beyond the first run: {own[-1].parent} holds {count}.")
+    named = [run for run in runs if run.name == name]
+    if len(named) > 1:
+        raise UserError(f"Several machines have a run {name}: name the folder, one of {', '.join(map(str, named))}.")
+    if not named:
+        known = ["latest", *(run.name for run in runs[-20:])]
+        raise UserError(f"There is no run {name[:80]!r} in {results}: {offer(name, known)}")
+    return named[0]

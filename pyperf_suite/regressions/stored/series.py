@@ -15,7 +15,7 @@ import itertools
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
@@ -271,26 +271,6 @@ def _at(values: Sequence[tuple[int, str]], index: int) -> str:
     return values[bisect.bisect(values, index, key=lambda each: each[0]) - 1][1]
 
 
-MOST_NAMED = 4
-
-
-def sentence_of_doubt(measured: Iterable[Measured]) -> str:
-    """Sentence of the times that an unknown elasticity converted to the reference clock; "" if none."""
-    doubts: dict[str, float] = {}
-    for one in measured:
-        if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):
-            doubts[one.label] = one.doubt
-    if not doubts:
-        return ""
-    named = "; ".join([*doubts][:MOST_NAMED])
-    named += f" and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
-    return (
-        f"{named}: the clock did not move enough to tell the elasticity, and cycles were "
-        "kept in bringing the time to the reference clock; from another clock it may come out differently by up to "
-        f"{100 * math.expm1(max(map(abs, doubts.values()))):.1f} %, with the same code."
-    )
-
-
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
     """The settings in a state as text, by their names for a person; what the state lacks is left out.
 
@@ -334,7 +314,6 @@ def _text(value: Any) -> str:
     return f"{value:g}"[:80] if isinstance(value, float) else str(value)[:80]
 
 
-RECORDS = "records.jsonl"
 LONGEST_LINE_BYTES = 64 * 2**20
 # A state is a mapping of mappings, and a kernel has some thirty figures: what goes far beyond is no record of ours.
 DEEPEST_STATE = 8

@@ -12,7 +12,6 @@ import gc
 import hashlib
 import json
 import os
-import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
 from pyperf_suite.record.journal import is_being_written
 from pyperf_suite.regressions.stored.series import (
-    RECORDS,
     TIME,
     BenchmarkSeries,
     Measured,
@@ -33,7 +31,7 @@ from pyperf_suite.regressions.stored.series import (
 )
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.regressions.verdict import Judgement
-from pyperf_suite.runner.results import run_files
+from pyperf_suite.runner.results import RECORDS, find_run_folder, run_files
 from pyperf_suite.workloads.backends import kept_folder
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
@@ -42,7 +40,6 @@ CACHE_VERSION = 3
 # Summaries that are left however few are used.
 FEWEST_KEPT = 500
 _MEDIANS = Measured._fields.index("medians")
-_LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 
 
 class Store:
@@ -314,30 +311,3 @@ def read_side(path: Path) -> Side:
         tuple(notes),
         frozenset(one.run_id for one in summary.measured),
     )
-
-
-def find_run_folder(name: str, results: Path, held: Sequence[str] = (RECORDS,)) -> Path:
-    """The folder of the run of that name: its id, `latest`, or `latest~1` for the one before on the same machine.
-
-    A run is a folder in which one of the files `held` has something in it. Raises UserError if there is no such run,
-    or several machines have one.
-    """
-    files = [path for path in run_files(results, held) if path.is_file() and path.stat().st_size]
-    runs = list({(path.parent.parent.name, path.parent.name): path.parent for path in files}.values())
-    if not runs:
-        what = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"
-        raise UserError(f"There is no run{what} in {results}: measure one with `pyperf-suite run`, or name --results.")
-    if latest := _LATEST.fullmatch(name):
-        own = [run for run in runs if run.parent.name == runs[-1].parent.name]
-        steps = int(latest[1] or 0)
-        if steps < len(own):
-            return own[-1 - steps]
-        count = f"{len(own)} run{'s' if len(own) > 1 else ''}"
-        raise UserError(f"latest~{steps} goes back beyond the first run: {own[-1].parent} holds {count}.")
-    named = [run for run in runs if run.name == name]
-    if len(named) > 1:
-        raise UserError(f"Several machines have a run {name}: name the folder, one of {', '.join(map(str, named))}.")
-    if not named:
-        known = ["latest", *(run.name for run in runs[-20:])]
-        raise UserError(f"There is no run {name[:80]!r} in {results}: {offer(name, known)}")
-    return named[0]
