@@ -98,7 +98,10 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     """
     left_out, logs = set(without), [math.log(point.value) for point in series.points]
     kept = [index for index, point in enumerate(series.points) if point.run_id not in left_out]
-    groups = [[index for index in kept if series.groups[index] == group] for group in dict.fromkeys(series.groups)]
+    by_group: dict[object, list[int]] = {}
+    for index in kept:
+        by_group.setdefault(series.groups[index], []).append(index)
+    groups = by_group.values()
     steps = _steps([[logs[index] for index in group] for group in groups])
     if len(steps) < FEWEST_RUNS - 1:
         return None

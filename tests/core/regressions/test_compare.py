@@ -220,6 +220,8 @@ def test_the_noise_is_the_standard_deviation_of_runs_without_a_slow_drift():
     assert run_noise(series(noise(400))).deviation == pytest.approx(0.03, rel=0.1)
     drifting = run_noise(series(noise(400) + np.linspace(0, 1, 400)))
     assert drifting.deviation == pytest.approx(run_noise(series(noise(400))).deviation, rel=0.05)
+    newest_elsewhere = series(noise(31), unit=lambda index: "a" if index < 30 else "b")
+    assert run_noise(newest_elsewhere, without=["run30"]).runs == 30
     # The runs that are compared do not tell their own noise.
     logs = [*noise(6), 0.4]
     assert run_noise(series(logs), without=["run6"]).deviation < 0.04 < run_noise(series(logs)).deviation
