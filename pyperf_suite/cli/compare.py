@@ -53,7 +53,7 @@ def compare(
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
     OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, or a records.jsonl. Slower or
-    faster is said only of a benchmark whose noise from run to run is known from at least 20 other stored runs. Two
+    faster is said only of a benchmark whose noise from run to run is known from at least 30 other stored runs. Two
     live versions tell far more: pyperf-suite ab.
 
     Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided.

@@ -34,12 +34,12 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-# So few runs tell no noise, and fewer than so many not how often one is spoilt: each tenth run may be.
-FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 20
+# So few runs tell no noise, and fewer than so many not whether one in 30 is spoilt.
+FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 30
 # A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
 FAR_OUT, SPOILT_SHARE = 5.0, 0.05
 # A run off its neighbours by this share of a difference may be what explains it, unless it is as much larger.
-AS_FAR, MUCH_FURTHER = 0.7, 3.0
+AS_FAR, MUCH_FURTHER = 0.6, 3.2
 NEIGHBOURS = 5
 # Clocks of operating systems and GPUs resolve this much at least.
 COARSEST_TICK_S = 1e-6
@@ -81,7 +81,7 @@ class RunNoise:
             log = math.log(run.value)
             if before is None or abs(log - before) < far:
                 continue
-            is_alone = which == "old" and abs(math.log(other.value) - before) <= far / 2
+            is_alone = which == "old" and abs(math.log(other.value) - before) <= far
             if is_alone if after is None else abs(log - after) >= far:
                 return f"The {which} run stands out of the runs around it as far."
         return ""

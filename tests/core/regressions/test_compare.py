@@ -307,7 +307,7 @@ def test_runs_that_are_often_far_off_are_noise():
 
 @pytest.mark.parametrize(("ticks", "verdict"), [((12, 13), "undecided"), ((13, 12), "undecided"), ((12, 15), "slower")])
 def test_one_tick_of_the_clock_is_no_difference(ticks, verdict):
-    known = run_noise(a_series([1e-6 * ticks[0]] * 24))
+    known = run_noise(a_series([1e-6 * ticks[0]] * 36))
     assert known.deviation == 0
     finding = judged(*(timed([1e-6 * tick] * 3) for tick in ticks), noise=known)
     assert finding.verdict == verdict
@@ -318,10 +318,10 @@ def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():
     assert run_noise(series(noise(4))) is None
     assert run_noise(series(noise(6)), without=["run1", "run3"]) is None
     assert run_noise(series(noise(8), unit="abcdefgh".__getitem__)) is None
-    finding = judged(timed([1.0] * 3), timed([3.0] * 3), noise=run_noise(series(noise(19))))
+    finding = judged(timed([1.0] * 3), timed([3.0] * 3), noise=run_noise(series(noise(29))))
     assert finding.verdict == "undecided"
-    assert "One run may be spoilt, which only 20 and more stored runs can exclude." in finding.sentence
-    assert judged(timed([1.0] * 3), timed([3.0] * 3), noise=run_noise(series(noise(20)))).verdict == "slower"
+    assert "One run may be spoilt, which only 30 and more stored runs can exclude." in finding.sentence
+    assert judged(timed([1.0] * 3), timed([3.0] * 3), noise=run_noise(series(noise(30)))).verdict == "slower"
     assert run_noise(series(noise(5))).freedom < 3 < run_noise(series(noise(9))).freedom
 
 
