@@ -85,6 +85,18 @@ class Journal:
         self.close()
 
 
+def is_being_written(path: Path) -> bool:
+    """True if a run has the journal open; False where that cannot be told."""
+    try:
+        with files.open_for_reading(path) as file:
+            files.lock(file)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def read_journal(path: Path) -> list[Record]:
     """Every whole record of a journal, in the order written; of two visits of a case the record of both.
 

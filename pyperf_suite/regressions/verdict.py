@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.interval import Ratio, normal_quantile, student_quantile, student_tail
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
 CONFIDENCE = 0.95
@@ -243,23 +243,23 @@ class LogDifference:
     freedom: float
 
     def p_value(self, bound: float) -> float:
-        from scipy import special
-
         beyond = abs(self.centre) - bound
         if self.error == 0:
             return 0.0 if beyond > 0 else 1.0
-        below = -beyond / self.error
-        tail = special.stdtr(self.freedom, below) if math.isfinite(self.freedom) else special.ndtr(below)
-        return min(1.0, 2 * float(tail))
+        return min(1.0, 2 * self._tail(beyond / self.error))
+
+    def _tail(self, t: float) -> float:
+        """The probability that Student's t, or without an end of freedom a normal value, is above `t`."""
+        if not math.isfinite(self.freedom):
+            return math.erfc(t / math.sqrt(2)) / 2
+        return student_tail(self.freedom, t) if t >= 0 else 1 - student_tail(self.freedom, -t)
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
         if math.isnan(self.error):
             return NO_INTERVAL
-        from scipy import special
-
-        one_sided = 1 - alpha / 2
-        reach = special.stdtrit(self.freedom, one_sided) if math.isfinite(self.freedom) else special.ndtri(one_sided)
-        half_width = self.error * float(reach)
+        end = 1 - alpha / 2
+        reach = student_quantile(self.freedom, end) if math.isfinite(self.freedom) else normal_quantile(end)
+        half_width = self.error * reach
         return Interval(self.centre - half_width, self.centre + half_width, 1 - alpha)
 
 

@@ -204,7 +204,7 @@ class UserLaunches(Prepared):
         self.state = {
             "python": started["python"],
             "packages": {"pyperf_suite": __version__, **versions},
-            "source": _source(str(root()), mine["kernel_file"]),
+            "source": _source(str(root(split(name)[0])), mine["kernel_file"]),
         }
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
@@ -613,7 +613,7 @@ _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
 def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
-    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
+    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root(split(name)[0])))
     if key not in _kept or _kept[key].is_closed:
         forget_reference()
         _kept[key] = ReferenceProcess(start_request(name, device), end_s)

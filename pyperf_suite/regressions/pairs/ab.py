@@ -36,6 +36,7 @@ from pyperf_suite.regressions.verdict import (
     range_text,
     suite_words,
 )
+from pyperf_suite.runner.results import new_stamp
 from pyperf_suite.runner.workers import WorkerProcess
 
 WritePair = Callable[[Mapping[str, Any]], None]
@@ -91,7 +92,7 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
     Raises UserError where the results folder cannot be written.
     """
     now = datetime.datetime.now(datetime.timezone.utc)
-    path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    path = results / machine / f"{kind}-{new_stamp(results / machine, now)}-{secrets.token_hex(2)}"
     stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
     try:
         files.make_folder(path)

@@ -34,7 +34,7 @@ from pyperf_suite.regressions.pairs.builds import (
     source_of,
 )
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
-from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE, root_of
 
 OLDEST_PYTHON = (3, 9)
 
@@ -104,8 +104,8 @@ def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:
     """The folder that users' files are relative to, and these files, of kernels named FILE.py:NAME or MODULE:NAME.
 
-    It is the top of the git checkout that a file lies in, or that the current folder does where modules are named, else
-    that folder itself. Raises UserError where there is no such file, or two files have not the same.
+    It is `root_of` a file, or of the current folder where modules are named. Raises UserError where there is no such
+    file, or two files have not the same.
     """
     files: dict[Path, Path] = {}
     for name in names:
@@ -114,8 +114,8 @@ def located(names: Sequence[str]) -> tuple[Path, list[str]]:
             if not source.is_file():
                 raise UserError(f"There is no file {str(source)[:200]}: name one that declares kernels.")
             source = source.resolve()
-            files[source] = _top(source.parent)
-    roots = set(files.values()) or {_top(Path.cwd())}
+            files[source] = root_of(source.parent)
+    roots = set(files.values()) or {root_of(Path.cwd())}
     if len(roots) > 1:
         raise UserError(f"{' and '.join(map(str, files))} lie in different repositories: compare one after the other.")
     (root,) = roots
@@ -149,13 +149,6 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
 
 def _source_of(name: str) -> str:
     return name if name.endswith(".py") else name.rpartition(":")[0] or name
-
-
-def _top(folder: Path) -> Path:
-    """The top of the git checkout around a folder; without one the current folder, if it lies there, or itself."""
-    here = Path.cwd()
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
-    return top or (here if folder.is_relative_to(here) else folder)
 
 
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
