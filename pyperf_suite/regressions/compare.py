@@ -34,8 +34,8 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-# So few runs tell no noise, and fewer than so many not whether one in 30 is spoilt.
-FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 30
+# So few runs tell no noise, and fewer than so many nothing of spoilt ones.
+FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
 # A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
 FAR_OUT, SPOILT_SHARE = 5.0, 0.05
 # A run off its neighbours by this share of a difference may be what explains it, unless it is as much larger.
