@@ -169,11 +169,12 @@ class UserLaunches(Prepared):
             started = file.started
             self._built = self._reference.build(requested, self._end_s)
         else:
-            self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+            others = int(place.inputs is not None)
+            self._find_reference = functools.partial(_reference_process, name, device, self._end_s, others)
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
-            # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
-            preload = self._reference.preload if place.inputs is None else ()
+            # Both sides of a pair are copies of one template.
+            preload = [name for name in self._reference.preload if all(name in each.preload for each in _kept.values())]
             process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
@@ -207,6 +208,13 @@ class UserLaunches(Prepared):
             "packages": {"pyperf_suite": __version__, **versions},
             "source": _source(str(root()), mine["kernel_file"]),
         }
+
+    def reseed(self, inputs: int) -> None:
+        """Give all sets other inputs, those that another process gets under the same seed."""
+        self._given = random.Random(inputs)
+        slots = self._slots[:-2]
+        self._slot_seeds = [self._make(slot, self._drawn())["seed"] for slot in slots]
+        self._process.ask("load", sets=[[index, slots[index % len(slots)]] for index in range(self.sets)])
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
         ours, theirs = (list(map(comparable, built["leaves"])) for built in (self._built, mine))
@@ -613,10 +621,13 @@ def _file_here(name: str, device: str) -> FileHere:
 _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
-def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
+def _reference_process(name: str, device: str, end_s: float, others: int) -> ReferenceProcess:
+    """The process of that file, next to which so many `others` are kept."""
     key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept or _kept[key].is_closed:
-        forget_reference()
+        _kept.pop(key, None)
+        while len(_kept) > others:
+            _kept.pop(next(iter(_kept))).close()
         _kept[key] = ReferenceProcess(start_request(name, device), end_s)
     return _kept[key]
 

@@ -1,7 +1,8 @@
-"""One side of a live pair: prepares one case in a fresh process and times short slices of it on request.
+"""A side of a live pair, or both: prepares a case in a fresh process and times short slices of it on request.
 
-Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
+Run as a script by the interpreter of either arm, and told where that arm's build lies. It asks of the build only what
 any revision has (cases, workloads, launches and their stopwatch), so that revisions need to know nothing of pairs.
+Users' kernels, which have processes of their own, of both sides have one judge.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 # Launches for so long tell whether a user's kernel runs on several cores.
@@ -27,18 +29,31 @@ SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 
 
+# This revision's, next to whatever build is measured.
+_PATH = Path(__file__).parents[2] / "process" / "serving.py"
+_SPEC: Any = importlib.util.spec_from_file_location("serving", _PATH)
+serving: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(serving)
+
+
 def main() -> None:
-    """Serve requests until there are no more."""
-    # This revision's, next to whatever build is measured.
-    path = Path(__file__).parents[2] / "process" / "serving.py"
-    spec: Any = importlib.util.spec_from_file_location("serving", path)
-    serving = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(serving)
-    requests, bench = serving.Requests(), Bench()
+    """Serve requests, or be the template of processes that do so (`serve CHANNEL MODULES`)."""
+    if sys.argv[1:]:
+        if "numpy" in sys.argv[3:]:
+            _import_numpy()
+        serving.serve_copies(int(sys.argv[2]), sys.argv[3:], work)
+    work()
+
+
+def work() -> None:
+    """Serve requests, each for the bench of its `side`, until there are no more."""
+    requests, benches = serving.Requests(), dict[str, Bench]()
     for request in requests:
+        bench = benches.setdefault(request.pop("side"), Bench())
         requests.answer(bench.answer(request))
-    bench.close()
-    if bench.judges:
+    for bench in benches.values():
+        bench.close()
+    if any(bench.judges for bench in benches.values()):
         from pyperf_suite.user_kernels.workload import forget_reference
 
         forget_reference()
@@ -54,6 +69,7 @@ class Bench:
     """
 
     def __init__(self) -> None:
+        self._environment: dict[str, str] = {}
         self._launched = 0
         self._users: Any = None
         self._close: Callable[[], None] | None = None
@@ -63,9 +79,11 @@ class Bench:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
+            os.environ.update(self._environment)
             ((what, arguments),) = request.items()
             answers: dict[str, Callable[..., dict[str, Any]]]
-            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
+            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin}
+            answers |= {"reseed": self._reseed, "finish": self._finish}
             return answers[what](**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
@@ -86,11 +104,17 @@ class Bench:
         spin_share: float = 0.0,
         cores: list[int] | None = None,
         inputs: int | None = None,
+        path: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Prepare the case on these cores; verify its output if requested; have launches take `spin_share` longer.
 
-        `inputs` is the seed of a user's inputs, which both sides are given.
+        `inputs` is the seed of a user's inputs, which both sides are given; `path` is where the build lies, and
+        `environment` where a user's kernel runs.
         """
+        self._environment = dict(environment)
+        os.environ.update(environment)
+        sys.path[:0] = [each for each in path if each not in sys.path[: len(path)]]
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
@@ -139,6 +163,7 @@ class Bench:
             "kernel": kernel,
             "sets": launches.sets,
             "resolution_s": self._stopwatch.resolution_s,
+            "libraries": serving.libraries(path),
         }
 
     def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
@@ -174,6 +199,10 @@ class Bench:
     def _pin(self, cores: list[int]) -> dict[str, Any]:
         for pid in (0, self._users.pid):
             os.sched_setaffinity(pid, cores)
+        return {"outcome": "ok"}
+
+    def _reseed(self, inputs: int) -> dict[str, Any]:
+        self._users.reseed(inputs)
         return {"outcome": "ok"}
 
     def _finish(self) -> dict[str, Any]:
