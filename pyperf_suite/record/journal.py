@@ -23,7 +23,6 @@ from pyperf_suite import files
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.record.record import OtherSchema, Record
 
-
 Own = TypeVar("Own", bound="Journal")
 
 

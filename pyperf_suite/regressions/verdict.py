@@ -153,6 +153,9 @@ ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
 # the others lay just within the margin; for identical code it is far less.
 FALSE_DISCOVERY_RATE = 0.05
 
+# Probably slower is what stayed undecided with the whole interval beyond the margin, at this confidence at least.
+PROBABLE = 0.95
+
 # What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
 # even, falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
@@ -205,6 +208,22 @@ class Judgement:
     margin: float
     sentence: str
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def severity(self) -> str:
+        """The level of `FAIL_ON` that minds this, else the verdict."""
+        confidence = self.details.get("confidence", 0.0)
+        if self.verdict == "undecided" and self.ratio and is_probable(self.ratio, self.margin, confidence):
+            return "probably-slower"
+        return self.verdict
+
+
+def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
+    """True if the whole interval of that confidence lies beyond the margin, and is no narrower than `PROBABLE` has it.
+
+    Of identical code that is so once in forty times where six pairs have to do, else less often.
+    """
+    return ratio.low > 1 + margin and confidence >= PROBABLE
 
 
 class Interval(NamedTuple):
@@ -480,9 +499,10 @@ def suite_words(verdicts: Sequence[Verdict]) -> list[Word]:
 def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
     """Whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
 
-    `slower` counts what got slower; `failed` also what could not be measured; `undecided` also what stayed open.
+    `slower` counts what got slower; `probably-slower` also what stayed open with the whole interval beyond the margin;
+    `failed` also what could not be measured; `undecided` also what else stayed open.
     """
-    return judgement.verdict in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
+    return judgement.severity in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
 def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, unchanged: int = 0) -> ExitCode:
@@ -490,11 +510,12 @@ def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, u
 
     `unchanged` counts benchmarks that were searched and have no judgement.
     """
-    minded = {judgement.verdict for judgement in judgements if is_minded(judgement, fail_on)}
+    minded = {judgement.severity for judgement in judgements if is_minded(judgement, fail_on)}
     nothing = fail_on != "never" and not unchanged and {judgement.verdict for judgement in judgements} <= {"failed"}
     if nothing or "failed" in minded:
         return ExitCode.FAILED
-    return ExitCode.VERDICT if "slower" in minded else ExitCode.FAILED if minded else ExitCode.FINE
+    is_slower = minded & {"slower", "probably-slower"}
+    return ExitCode.VERDICT if is_slower else ExitCode.FAILED if minded else ExitCode.FINE
 
 
 def ratio_of(centre: float, low: float, high: float) -> Ratio:

@@ -28,6 +28,7 @@ from pyperf_suite.regressions.verdict import (
     SequentialRule,
     Verdict,
     Word,
+    is_probable,
     judge_figures,
     percent,
     range_text,
@@ -283,17 +284,16 @@ def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: f
         return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
     if verdict in ("slower", "faster"):
         return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
-    seen = f"{percent(ratio.value - 1)} ({interval}) after {cost}"
+    open_so_far = "Probably slower" if is_probable(ratio, margin, decision.confidence) else "Undecided"
+    seen = f"{open_so_far}: {percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
-        return f"Undecided: {seen}."
+        return f"{seen}."
     each_s = seconds / decision.pairs
     fewest = rule.looks[0]
     if decision.pairs < fewest:
-        return f"Undecided: {seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
+        return f"{seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
     if decision.further_pairs is None:
-        return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
+        return f"{seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
     pairs = "pair" if decision.further_pairs == 1 else "pairs"
-    return (
-        f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
-        f"({decision.further_pairs * each_s:.0f} s) would decide."
-    )
+    further = f"about {decision.further_pairs} further {pairs} ({decision.further_pairs * each_s:.0f} s)"
+    return f"{seen}; {further} would decide."

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -168,14 +169,22 @@ def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
             lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
                 _empty(folder)
+                begin_s = time.monotonic()
                 failure = make(folder, folder / _LOG)
                 if not failure:
-                    (folder / _DONE).touch()
+                    (folder / _DONE).write_text(f"{time.monotonic() - begin_s:.1f}")
     except OSError as error:
         raise UserError(
             f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
         ) from None
     return folder, failure
+
+
+def longest_s() -> float:
+    """How long the slowest of the builds took that are kept; 0 without one."""
+    with contextlib.suppress(OSError, ValueError):  # builds of earlier versions do not say
+        return max((float(done.read_text() or 0) for done in builds_folder().glob(f"*/{_DONE}")), default=0.0)
+    return 0.0
 
 
 def builds_folder() -> Path:

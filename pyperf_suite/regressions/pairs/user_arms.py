@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pyperf_suite.files import parse_toml, read_bytes
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.regressions.pairs.builds import (
     FillTree,
+    content,
     find_repository,
     keep,
     last_line,
@@ -159,8 +161,8 @@ def _top(folder: Path) -> Path:
 
 
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
-    """What a reader must know of the bench files: which side had to borrow one, and whether the sides' own differ."""
-    notes = []
+    """What a reader must know: whether the sides are the same, borrowed a bench file, or have others of a name."""
+    notes = ["Both sides are the same, files and packages: what differs is chance."] if _are_same(old, new) else []
     for bench in benches:
         borrowers = [arm.name for arm in (old, new) if bench in arm.borrowed]
         if borrowers:
@@ -169,6 +171,24 @@ def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
         if len(contents) > 1:
             notes.append(f"{bench} differs between the sides: a difference may come from what is measured.")
     return notes
+
+
+def _are_same(old: Arm, new: Arm) -> bool:
+    """True if both sides run the same files by the same Python with the same packages."""
+
+    def places(arm: Arm) -> list[str]:
+        own = [arm.environment[name] for name in (PATH_VARIABLE, ROOT_VARIABLE) if name in arm.environment]
+        return [each for each in os.pathsep.join(own or [str(arm.build or "")]).split(os.pathsep) if each]
+
+    def holds(place: str) -> str:
+        root = Path(place)
+        files = [each.relative_to(root) for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"]
+        return content(root, sorted(files))
+
+    if old.failure or new.failure or (old.software or old.python) != (new.software or new.python):
+        return False
+    both = list(itertools.zip_longest(places(old), places(new)))
+    return all(one == other or (one and other and holds(one) == holds(other)) for one, other in both)
 
 
 def _bench_content(arm: Arm, bench: str) -> bytes:

@@ -159,7 +159,7 @@ def test_another_clock_or_another_path_taken_is_said(measured):
     [
         ("slower", 10, 0, "10.0 % slower (+5.0 % to +15.0 %; 10 pairs in 20 s)."),
         ("equivalent", 1, 0, "No difference beyond 2 %: +10.0 % (+5.0 % to +15.0 %; 1 pair in 20 s)."),
-        ("undecided", 10, 0, "Undecided: +10.0 % (+5.0 % to +15.0 %) after 10 pairs in 20 s."),
+        ("undecided", 10, 0, "Probably slower: +10.0 % (+5.0 % to +15.0 %) after 10 pairs in 20 s."),
         # 4 s a pair: 6 are needed for 24 s, and a fifth more.
         ("undecided", 5, 1, "where at least 6 are needed: --budget 29."),
         ("undecided", 10, None, "it lies too near the margin of 2 % for any number of pairs."),
