@@ -286,6 +286,10 @@ class UserLaunches(Prepared):
         self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
 
+    def clocks_hz(self, samples: int) -> list[float]:
+        """The multiprocessors' clock during each of the last samples, of those that have been told."""
+        return self._clocks_hz[-samples:]
+
     def require_nothing_replaced(self) -> None:
         """Raise WrongLaunch where functions that the suite and references are made of are others than they were."""
         self._require_left_alone(self._process.ask("replaced"))

@@ -16,6 +16,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import importlib.util
 import math
 import os
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,9 @@ from typing import Any
 # Launches for so long tell whether a user's kernel runs on several cores.
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
+
+# Samples, and launches in each, that tell how many cycles a launch on a GPU takes where it is to be slowed down.
+SPIN_SAMPLES, SPIN_LAUNCHES = 15, 16
 
 
 # This revision's, next to whatever build is measured.
@@ -133,8 +137,6 @@ class Bench:
             return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
         if parsed.mode != "burst":
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
-        if where.kind != "cpu" and spin_share:
-            return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
         if getattr(operator.implementation(parsed.implementation), "needs_torch", False):
             import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
         if cores:
@@ -157,7 +159,11 @@ class Bench:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
         self._close = launches.close
         self._stopwatch = launches.stopwatch
-        self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
+        self._launch = launches.launch
+        if spin_share and where.kind == "cpu":
+            self._launch = _slowed(launches.launch, spin_share)
+        elif spin_share:
+            self._launch = _slowed_on_gpu(launches.launch, self._stopwatch, spin_share)
         return package | {
             "outcome": "ok",
             "kernel": kernel,
@@ -226,9 +232,9 @@ class Bench:
         timed = self._stopwatch.time(self._launch, self._launched, samples, launches_per_sample)
         self._launched += samples * launches_per_sample
         answer: dict[str, Any] = {"outcome": "ok", "seconds": [sample / launches_per_sample for sample in timed]}
-        if hasattr(self._stopwatch, "clocks_hz"):
-            clocks = sorted(hz for hz in self._stopwatch.clocks_hz(samples) if math.isfinite(hz))
-            answer["clock_hz"] = clocks[len(clocks) // 2] if clocks else None
+        if hasattr(clock := self._users or self._stopwatch, "clocks_hz"):
+            clocks = [hz for hz in clock.clocks_hz(samples) if math.isfinite(hz)]
+            answer["clock_hz"] = statistics.median(clocks) if clocks else None
         return answer
 
 
@@ -254,6 +260,39 @@ def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], No
         costs.append(clock() - begin)
     spent_ns = float(sorted(costs)[50])
     return lambda index: slowed(index, launch, spent_ns)
+
+
+def _slowed_on_gpu(launch: Callable[[int], object], stopwatch: Any, share: float) -> Callable[[int], None]:
+    """The launch with a kernel behind it that spins for `share` of the cycles that the launch takes.
+
+    What a kernel that does not spin takes there is found first, and the spin is shorter by that. Raises Unsupported
+    where the slowdown would be less than that, or the device tells no clock.
+    """
+    import torch
+
+    from pyperf_suite.errors import Unsupported
+
+    stream = torch.cuda.ExternalStream(stopwatch.stream)
+
+    def followed(cycles: int) -> Callable[[int], None]:
+        def slowed(index: int) -> None:
+            launch(index)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(cycles)
+
+        return slowed
+
+    def cycles_of(launched: Callable[[int], object]) -> float:
+        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, SPIN_LAUNCHES)
+        taken = zip(seconds, stopwatch.clocks_hz(SPIN_SAMPLES), strict=True)
+        return statistics.median(each * hz / SPIN_LAUNCHES for each, hz in taken)
+
+    alone = cycles_of(launch)
+    behind = cycles_of(followed(0)) - alone
+    if not share * alone >= behind:
+        words = f"{100 * share:g} % of {alone:.0f} cycles, where a second kernel alone takes {behind:.0f}"
+        raise Unsupported(f"A slowdown cannot be injected that is shorter than a kernel: {words}.")
+    return followed(round(share * alone - behind))
 
 
 def _import_numpy() -> None:

@@ -89,16 +89,15 @@ def test_a_bench_file_in_a_folder_has_the_workflow_at_the_top(repository, monkey
 
 @pytest.mark.slow
 def test_the_workflow_fails_on_a_slowdown_and_on_nothing_else(tmp_path, monkeypatch):
-    """Its own line, of a repository with two commits more, of which the second is slower and the third changes words."""
+    """Its own line, in a repository of three commits: the second is slower, the third changes words."""
     made = Repository(tmp_path / "mine")
     monkeypatch.chdir(made.root)
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
     initialised()
     bench = (made.root / "bench_kernels.py").read_text()
     made.commit("begun")
-    made.commit(
-        "slower", **{"bench_kernels.py": bench.replace("weights = np.exp(", "np.exp(x)\n    weights = np.exp(")}
-    )
+    slower = bench.replace("weights = np.exp(", "np.exp(x)\n    weights = np.exp(")
+    made.commit("slower", **{"bench_kernels.py": slower})
     [line] = [line for line in (made.root / WORKFLOW).read_text().splitlines() if line.lstrip().startswith("pyperf")]
     name, *words = shlex.split(line)[1:]
 

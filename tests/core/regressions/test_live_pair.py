@@ -1,16 +1,19 @@
+import contextlib
 import dataclasses
 import math
 import os
 import random
+import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
-from pyperf_suite.regressions.pairs import live_pair
+from pyperf_suite.regressions.pairs import arm_worker, live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
@@ -280,3 +283,73 @@ def test_exact_figures_are_not_timed(doubled):
     assert (pair.static, pair.order, pair.log_ratio) == (({"registers": 96},) * 2, "", 0)
     assert {what for what, _ in all_asked()} == {"prepare"}
     assert (pair.old_s, pair.new_s, pair.launches_per_slice) == (1, 1, 0)
+
+
+class SpinningGpu:
+    """A GPU that tells its clock, on which a launch takes so many cycles and a kernel behind it 1,000 more and a spin."""
+
+    stream, hz = 7, 1.5e9
+
+    def __init__(self, monkeypatch, launch_cycles: float) -> None:
+        self.launch_cycles, self.cycles, self.on, self.launched = launch_cycles, 0.0, None, []
+        torch = SimpleNamespace(
+            cuda=SimpleNamespace(ExternalStream=lambda it: it, stream=self._use, _sleep=self._sleep)
+        )
+        monkeypatch.setitem(sys.modules, "torch", torch)
+
+    @contextlib.contextmanager
+    def _use(self, stream):
+        self.on = stream
+        yield
+        self.on = None
+
+    def _sleep(self, cycles):
+        assert isinstance(cycles, int)
+        assert self.on == self.stream
+        self.cycles += 1000 + cycles
+
+    def launch(self, index):
+        self.launched.append(index)
+        self.cycles += self.launch_cycles
+
+    def time(self, launch, first, samples, batch):
+        seconds = []
+        for sample in range(samples):
+            self.cycles = 0.0
+            for index in range(batch):
+                launch(first + sample * batch + index)
+            seconds.append(self.cycles / self.hz)
+        return seconds
+
+    def clocks_hz(self, samples):
+        return [self.hz] * samples
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_a_slowdown_on_a_gpu_is_a_kernel_behind_each_launch_that_spins_for_the_rest(monkeypatch, share):
+    gpu = SpinningGpu(monkeypatch, launch_cycles=100_000)
+    slowed = arm_worker._slowed_on_gpu(gpu.launch, gpu, share)
+    gpu.launched.clear()
+    assert gpu.time(slowed, 3, 1, 2)[0] == pytest.approx(2 * (1 + share) * gpu.launch_cycles / gpu.hz)
+    assert gpu.launched == [3, 4]
+
+
+@pytest.mark.parametrize(("launch_cycles", "hz"), [(40_000, 1.5e9), (100_000, math.nan)], ids=["short", "no clock"])
+def test_a_slowdown_on_a_gpu_that_is_shorter_than_a_kernel_is_refused(monkeypatch, launch_cycles, hz):
+    gpu = SpinningGpu(monkeypatch, launch_cycles)
+    gpu.hz = hz
+    with pytest.raises(Unsupported, match=r"2 % of .* cycles, where a second kernel alone takes"):
+        arm_worker._slowed_on_gpu(gpu.launch, gpu, 0.02)
+
+
+@pytest.mark.parametrize(("clocks", "told"), [([1.5e9, 1.6e9, 1.7e9], 1.6e9), ([], None)])
+def test_slices_of_a_users_kernel_on_a_gpu_have_its_clock(clocks, told):
+    bench = arm_worker.Bench()
+    bench._users = SimpleNamespace(clocks_hz=lambda samples: clocks[-samples:])
+    bench._stopwatch = SimpleNamespace(time=lambda launch, first, samples, batch: [1e-3] * samples)
+    bench._launch = None
+    assert bench.answer({"slice": {"samples": 3, "launches_per_sample": 2}}) == {
+        "outcome": "ok",
+        "seconds": [5e-4] * 3,
+        "clock_hz": told,
+    }
