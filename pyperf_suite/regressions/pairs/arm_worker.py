@@ -43,8 +43,6 @@ _SPEC.loader.exec_module(serving)
 def main() -> None:
     """Serve requests, or be the template of processes that do so (`serve CHANNEL MODULES`)."""
     if sys.argv[1:]:
-        if "numpy" in sys.argv[3:]:
-            _import_numpy()
         serving.serve_copies(int(sys.argv[2]), sys.argv[3:], work)
     work()
 
@@ -119,7 +117,6 @@ class Bench:
         self._environment = dict(environment)
         os.environ.update(environment)
         sys.path[:0] = [each for each in path if each not in sys.path[: len(path)]]
-        _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.record.case import Case
@@ -293,21 +290,6 @@ def _slowed_on_gpu(launch: Callable[[int], object], stopwatch: Any, share: float
         words = f"{100 * share:g} % of {alone:.0f} cycles, where a second kernel alone takes {behind:.0f}"
         raise Unsupported(f"A slowdown cannot be injected that is shorter than a kernel: {words}.")
     return followed(round(share * alone - behind))
-
-
-def _import_numpy() -> None:
-    """Import numpy with a single thread for its products, which only verify: starting threads is a fifth of the time.
-
-    Others, as torch on some machines, read the same variable and shall not find it changed.
-    """
-    name = "OPENBLAS_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    import numpy  # noqa: F401
-
-    del os.environ[name]
-    if before is not None:
-        os.environ[name] = before
 
 
 if __name__ == "__main__":

@@ -286,16 +286,14 @@ def test_exact_figures_are_not_timed(doubled):
 
 
 class SpinningGpu:
-    """A GPU that tells its clock, on which a launch takes so many cycles and a kernel behind it 1,000 more and a spin."""
+    """A GPU that tells its clock, where a launch takes so many cycles, and a kernel behind it 1,000 and its spin."""
 
     stream, hz = 7, 1.5e9
 
     def __init__(self, monkeypatch, launch_cycles: float) -> None:
         self.launch_cycles, self.cycles, self.on, self.launched = launch_cycles, 0.0, None, []
-        torch = SimpleNamespace(
-            cuda=SimpleNamespace(ExternalStream=lambda it: it, stream=self._use, _sleep=self._sleep)
-        )
-        monkeypatch.setitem(sys.modules, "torch", torch)
+        cuda = SimpleNamespace(ExternalStream=lambda it: it, stream=self._use, _sleep=self._sleep)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
     @contextlib.contextmanager
     def _use(self, stream):
