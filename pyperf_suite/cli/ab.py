@@ -121,6 +121,7 @@ def ab(
 
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.probes import is_users
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
     from pyperf_suite.run import RunRequest, begin_audit, progress_on
     from pyperf_suite.runner.plan import in_words
@@ -128,11 +129,18 @@ def ab(
     begin_audit(audit)
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
-    planned = functools.partial(_planned, RunRequest(profile=profile, device=device, axes=axes))
+    planned_s: list[float] = []
+
+    def planned(names: Sequence[str]) -> list[PlannedCase]:
+        begin_s = time.monotonic()
+        found = _planned(RunRequest(profile=profile, device=device, axes=axes), names)
+        planned_s.append(time.monotonic() - begin_s)
+        return found
+
     console = Console(stderr=True, emoji=False)
     say: Say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     begin_s = time.monotonic()
-    old_arm, new_arm, cases, said, imports_s = _sides(probes, old, new, pattern, planned, say)
+    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned, say)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -140,8 +148,9 @@ def ab(
     )
     began_s, prepared_s = dict[str, float](), time.monotonic() - begin_s
     benchmarks = f"{len(cases)} benchmark{'s' if len(cases) > 1 else ''}"
-    # Users' kernels have processes that import what their file does, the others fresh ones.
-    starting_s = PROCESSES * imports_s if imports_s else len(cases) * FIRST_PAIR_S[where.kind]
+    # To plan users' kernels took a process that imports what their file does.
+    users = any(is_users(case.probe) for case in cases)
+    starting_s = PROCESSES * planned_s[-1] if users else len(cases) * FIRST_PAIR_S[where.kind]
     left_s = len(cases) * budget_s + starting_s
     total = f"{in_words(prepared_s + left_s)} with the {in_words(prepared_s)} of preparing"
     say(f"{benchmarks}, at most about {in_words(left_s)} from now, {total}")
@@ -167,11 +176,8 @@ def ab(
 
 def _sides(
     probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned, say: Say
-) -> tuple[Arm, Arm, list[PairedCase], list[str], float]:
-    """Both arms, what to compare, what a reader must know of it, and how long it took to import a user's file.
-
-    Raises UserError for what cannot be compared.
-    """
+) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
+    """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.probes import is_users
     from pyperf_suite.regressions.pairs import builds, user_arms
     from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
@@ -181,20 +187,18 @@ def _sides(
         raise UserError(f"--old {old} and --new {new}: a variant (FIELD=VALUE) can only be compared with a variant.")
     if old_fields is not None and new_fields is not None:
         cases = pair_variants(planned(probes), old_fields, new_fields)
-        return this_code(old), this_code(new), choose(cases, pattern), [], 0.0
+        return this_code(old), this_code(new), choose(cases, pattern), []
     if not any(map(is_users, probes)):
         # Builds are long: whether something is left is checked first.
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(probes)], pattern)
         arms = _made(old, new, builds.side_of, say)
-        return *arms, cases, user_arms.notes_on(*arms, ()), 0.0
+        return *arms, cases, user_arms.notes_on(*arms, ())
     root, benches = user_arms.located(probes)
     old_arm, new_arm = _made(old, new, functools.partial(user_arms.side_of, root=root, benches=benches), say)
-    begin_s = time.monotonic()
     # The cases are those that the new side's code declares.
     with user_arms.kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(names)], pattern)
-    imports_s = time.monotonic() - begin_s
-    return old_arm, new_arm, cases, user_arms.notes_on(old_arm, new_arm, benches), imports_s
+    return old_arm, new_arm, cases, user_arms.notes_on(old_arm, new_arm, benches)
 
 
 def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]], say: Say) -> tuple[Arm, Arm]:

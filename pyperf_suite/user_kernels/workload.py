@@ -174,7 +174,9 @@ class UserLaunches(Prepared):
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
             # Both sides of a pair are copies of one template.
-            preload = [name for name in self._reference.preload if all(name in each.preload for each in _kept.values())]
+            imported = [each.preload for each in _kept.values()]
+            shared = set(imported[0]).intersection(*imported)
+            preload = [name for name in imported[0] if name in shared]
             process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
