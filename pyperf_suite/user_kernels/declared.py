@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.files import top_of
 from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
 from pyperf_suite.user_kernels.reference import secret_seed
@@ -28,8 +29,7 @@ def root() -> Path:
     reported = os.environ.get(ROOT_VARIABLE)
     if reported:
         return Path(reported)
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    return top_of(Path.cwd()) or Path.cwd()
 
 
 def canonical(name: str) -> str:

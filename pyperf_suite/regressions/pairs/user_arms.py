@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import re
 import shutil
@@ -22,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import parse_toml, read_bytes
+from pyperf_suite.files import parse_toml, read_bytes, top_of
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.regressions.pairs.builds import (
     FillTree,
     content,
+    described,
     find_repository,
     keep,
-    last_line,
     logged,
     prepared,
-    run_program,
     source_of,
 )
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
@@ -48,13 +46,6 @@ _COMPILED = re.compile(
     r"|^build\s*=|^\[+tool\.poetry\.build\]|^\[+tool\.hatch\.build\b.*\bhooks",
     re.IGNORECASE | re.MULTILINE,
 )
-
-_DESCRIBE = """
-import json, sys
-from importlib import metadata
-packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
-print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
-"""
 
 
 def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
@@ -155,9 +146,7 @@ def _source_of(name: str) -> str:
 
 def _top(folder: Path) -> Path:
     """The top of the git checkout around a folder; without one the current folder, if it lies there, or itself."""
-    here = Path.cwd()
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
-    return top or (here if folder.is_relative_to(here) else folder)
+    return top_of(folder) or (Path.cwd() if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
@@ -304,15 +293,9 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
 def _software(python: Path) -> dict[str, Any]:
     """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
-    done = run_program(python, _DESCRIBE)
-    try:
-        found = json.loads(done.stdout) if done.returncode == 0 else None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"{python} is no Python interpreter ({last_line(done.stderr)}): name one.")
-    version = ".".join(str(number) for number in found["python"])
-    if tuple(found["python"][:2]) < OLDEST_PYTHON:
-        oldest = ".".join(str(number) for number in OLDEST_PYTHON)
+    numbers, packages = described(python)
+    version = ".".join(map(str, numbers))
+    if numbers[:2] < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UserError(f"{python} is Python {version}, and kernels run in {oldest} or newer: name another.")
-    return {"python": version, "packages": dict(sorted(found["packages"].items()))}
+    return {"python": version, "packages": packages}

@@ -220,7 +220,7 @@ def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository
     assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
     assert arm.software["python"] == ".".join(map(str, sys.version_info[:3]))
     other = tmp_path / "python"
-    other.write_text('#!/bin/sh\necho \'{"python": [3, 8, 1], "packages": {}}\'\n')
+    other.write_text("#!/bin/sh\necho '[[3, 8, 1], {}]'\n")
     other.chmod(0o755)
     with pytest.raises(UserError, match=r"Python 3\.8\.1, and kernels run in 3\.9 or newer"):
         repository.arm(str(other))
