@@ -55,12 +55,9 @@ def work() -> None:
         requests.answer(bench.answer(request))
     for bench in benches.values():
         bench.close()
-    if any(bench.judges for bench in benches.values()):
-        from pyperf_suite.user_kernels.workload import forget_reference
-
-        forget_reference()
-    # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
-    os._exit(0)
+    if not any(bench.judges for bench in benches.values()):
+        # Nothing is worth being torn down in order: the next pair waits for this process to be gone.
+        os._exit(0)
 
 
 class Bench:
@@ -108,11 +105,12 @@ class Bench:
         inputs: int | None = None,
         path: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
+        anew: bool = False,
     ) -> dict[str, Any]:
         """Prepare the case on these cores; verify its output if requested; have launches take `spin_share` longer.
 
         `inputs` is the seed of a user's inputs, which both sides are given; `path` is where the build lies, and
-        `environment` where a user's kernel runs.
+        `environment` where a user's kernel runs, by a template that is made `anew` if another judge has the other side.
         """
         self._environment = dict(environment)
         os.environ.update(environment)
@@ -141,6 +139,10 @@ class Bench:
         if "PYPERF_KERNEL_ROOT" in os.environ:
             # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
             os.environ.pop("PYTHONPATH", None)
+        if anew:
+            from pyperf_suite.process.child import forget_templates
+
+            forget_templates()
         place = ExecutionContext(where, parsed.seed)
         if inputs is not None:  # only revisions that have it are given it
             place = replace(place, inputs=inputs)
@@ -149,37 +151,25 @@ class Bench:
         if launches.exact is not None:  # figures of what is only looked at: nothing to take turns with
             static = {name: dict(metric) for name, metric in launches.exact.items()}
             return package | {"outcome": "ok", "static": static, "kernel": kernel}
-        if launches.checks is not None:
-            return package | self._prepare_users(launches, spin_share)
+        self._close, self._launch, self._stopwatch = launches.close, launches.launch, launches.stopwatch
+        answer: dict[str, Any] = package | {"outcome": "ok", "kernel": kernel}
+        if launches.checks is not None:  # a user's kernel, which only its own process can launch
+            if spin_share:
+                return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
+            self._users, self.judges = launches, True
+            self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
+            launches.checks.before_timing()
+            if sys.platform == "linux":
+                answer["other_threads"] = self._other_threads()
+            return answer | {"resolution_s": self._stopwatch.resolution_s}
         checked = launches.check() if verify else None
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
-        self._close = launches.close
-        self._stopwatch = launches.stopwatch
-        self._launch = launches.launch
         if spin_share and where.kind == "cpu":
             self._launch = _slowed(launches.launch, spin_share)
         elif spin_share:
             self._launch = _slowed_on_gpu(launches.launch, self._stopwatch, spin_share)
-        return package | {
-            "outcome": "ok",
-            "kernel": kernel,
-            "sets": launches.sets,
-            "resolution_s": self._stopwatch.resolution_s,
-            "libraries": serving.libraries(path),
-        }
-
-    def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
-        """The same for a user's kernel, which only its own process can launch."""
-        self._users, self._launch, self.judges = launches, launches.launch, True
-        if spin_share:
-            return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
-        self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
-        launches.checks.before_timing()
-        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
-        resolution_s = self._stopwatch.resolution_s
-        answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
-        return answer | ({"other_threads": self._other_threads()} if sys.platform == "linux" else {})
+        return answer | {"resolution_s": self._stopwatch.resolution_s, "libraries": serving.libraries(path)}
 
     def _other_threads(self) -> float:
         """Which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
@@ -219,10 +209,7 @@ class Bench:
     def close(self) -> None:
         if self._close is not None:
             self._close()
-            self._close = None
-        if self._users is not None:
-            self._users.close()
-            self._users = None
+        self._close = self._users = None
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""

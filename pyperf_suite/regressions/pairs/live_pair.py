@@ -123,6 +123,7 @@ def measure_pair(
     if judges is not None:
         # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
         common["inputs"] = secrets.randbits(63)
+        common["anew"] = old.environment.get(PYTHON_VARIABLE) != new.environment.get(PYTHON_VARIABLE)
     requests = {side: common | {"path": [str(arm.build)] if arm.build else []} for side, arm in arms.items()}
     requests["old"] |= {"case": case.old.to_json(), "environment": dict(old.environment)}
     requests["new"] |= {"case": case.new.to_json(), "environment": dict(new.environment), "spin_share": spin_share}
@@ -217,21 +218,18 @@ def _prepared(
 ) -> dict[str, dict[str, Any]]:
     """Both arms' answers to their requests, worked on side by side. Raises ArmFailed."""
     answers: dict[str, dict[str, Any]] = {}
-    sent = []
-    is_one = workers["old"] is workers["new"]
-    for side, worker in workers.items():
-        try:
-            worker.send({"side": side, "prepare": requests[side]})
-            sent.append(side)
-            if is_one:
-                answers[side] = worker.receive(deadline_s)
-        except WorkerLost as lost:
-            answers[side] = {"outcome": "failed", "reason": str(lost)}
-    for side in sent if not is_one else ():
-        try:
-            answers[side] = workers[side].receive(deadline_s)
-        except WorkerLost as lost:
-            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    # One judge is asked for one side after the other, two processes for both at once.
+    turns = [[side] for side in workers] if workers["old"] is workers["new"] else [list(workers)]
+    for sides in turns:
+        for what in ("send", "receive"):
+            for side in sides:
+                try:
+                    if what == "send":
+                        workers[side].send({"side": side, "prepare": requests[side]})
+                    elif side not in answers:
+                        answers[side] = workers[side].receive(deadline_s)
+                except WorkerLost as lost:
+                    answers[side] = {"outcome": "failed", "reason": str(lost)}
     for side, answer in answers.items():
         if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
             answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}

@@ -232,8 +232,10 @@ def test_each_interpreter_of_users_kernels_has_a_judge(doubled):
     for old, new in ((arms[0], arms[0]), arms, reversed(arms)):
         measure_pair(old, new, CASE, CPU, seed=1, pace=SHORT, judges=judges)
     assert len(judges) == len(Double.made) == 2
-    prepared = [how["environment"] for what, how in Double.made[0].asked if what == "prepare"]
-    assert prepared == [arms[0].environment] * 4
+    prepared = [how for what, how in Double.made[0].asked if what == "prepare"]
+    assert [how["environment"] for how in prepared] == [arms[0].environment] * 4
+    # A template a side would be a difference in every pair.
+    assert [how["anew"] for how in prepared] == [False, False, True, True]
 
 
 def test_who_starts_first_and_who_is_timed_first_is_chance(doubled):
