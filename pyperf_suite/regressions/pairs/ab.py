@@ -204,11 +204,9 @@ class LiveComparison:
             "prepared_s": self.prepared_s,
             "old": self.old.to_json(),
             "new": self.new.to_json(),
+            **({"kernels": dict(zip(SIDES, self.pairs[0].kernels, strict=True))} if self.pairs else {}),
+            **({"spin_share": self.spin_share} if self.spin_share else {}),
         }
-        if self.pairs and self.pairs[0].kernels is not None:
-            common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
-        if self.spin_share:
-            common["spin_share"] = self.spin_share
         return Judgement(
             self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
             common | dict(details),
@@ -232,7 +230,6 @@ class LiveComparison:
                 found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
         if machine["steal_share"] > STOLEN_SHARE:
             found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
-        assert self.pairs[0].kernels is not None
         paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
         if paths[0] != paths[1]:
             found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")

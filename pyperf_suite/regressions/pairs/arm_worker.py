@@ -29,8 +29,16 @@ from typing import Any
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 
-# Samples, and launches in each, that tell how many cycles a launch on a GPU takes where it is to be slowed down.
-SPIN_SAMPLES, SPIN_LAUNCHES = 15, 16
+# Outcomes of exceptions by name, and how their reasons begin: other builds have classes of their own.
+EXPECTED = {
+    "Unsupported": ("unsupported", ""),
+    "UserError": ("unsupported", ""),
+    "WrongLaunch": ("failed", "Wrong result: "),
+    "Failed": ("failed", ""),
+}
+
+# Samples, and launches in each, that tell how long a launch takes that is to be slowed down; of a long one a single one.
+SPIN_SAMPLES, SPIN_LAUNCHES, LONG_LAUNCH_S = 15, 16, 1e-3
 
 
 # This revision's, next to whatever build is measured.
@@ -86,14 +94,10 @@ class Bench:
             return answers[what](**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
-            if kind in ("Unsupported", "UserError"):
-                return {"outcome": "unsupported", "reason": str(error)}
-            if kind == "WrongLaunch":
-                return {"outcome": "failed", "reason": f"Wrong result: {error}"}
-            if kind == "Failed":
-                return {"outcome": "failed", "reason": str(error)}
-            traceback.print_exc()
-            return {"outcome": "failed", "reason": f"{kind}: {error}"}
+            if kind not in EXPECTED:
+                traceback.print_exc()
+            outcome, begins = EXPECTED.get(kind, ("failed", f"{kind}: "))
+            return {"outcome": outcome, "reason": f"{begins}{error}"}
 
     def _prepare(
         self,
@@ -165,10 +169,8 @@ class Bench:
         checked = launches.check() if verify else None
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
-        if spin_share and where.kind == "cpu":
-            self._launch = _slowed(launches.launch, spin_share)
-        elif spin_share:
-            self._launch = _slowed_on_gpu(launches.launch, self._stopwatch, spin_share)
+        if spin_share:
+            self._launch = _slowed(launches.launch, self._stopwatch, spin_share, where.kind != "cpu")
         return answer | {"resolution_s": self._stopwatch.resolution_s, "libraries": serving.libraries(path)}
 
     def _other_threads(self) -> float:
@@ -222,60 +224,45 @@ class Bench:
         return answer
 
 
-def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:
-    """The launch, made to take `share` longer than it just took by spinning on the clock.
+def _slowed(launch: Callable[[int], object], stopwatch: Any, share: float, on_gpu: bool) -> Callable[[int], None]:
+    """The launch with a spin behind it, on a GPU a kernel, for `share` of the ns or cycles that the launch takes.
 
-    What the wrapping itself takes is found with a launch of nothing, and the spin is shorter by that.
+    What a spin of no length takes is found first, and the spin is shorter by that. Raises Unsupported where the slowdown
+    would be less than that, or a GPU tells no clock.
     """
-    clock = time.perf_counter_ns
-
-    def slowed(index: int, launch: Callable[[int], object] = launch, spent_ns: float = 0.0) -> None:
-        begin = clock()
-        launch(index)
-        end = clock()
-        until = end + share * (end - begin) - spent_ns
-        while clock() < until:
-            pass
-
-    costs = []
-    for _ in range(101):
-        begin = clock()
-        slowed(0, int)
-        costs.append(clock() - begin)
-    spent_ns = float(sorted(costs)[50])
-    return lambda index: slowed(index, launch, spent_ns)
-
-
-def _slowed_on_gpu(launch: Callable[[int], object], stopwatch: Any, share: float) -> Callable[[int], None]:
-    """The launch with a kernel behind it that spins for `share` of the cycles that the launch takes.
-
-    What a kernel that does not spin takes there is found first, and the spin is shorter by that. Raises Unsupported
-    where the slowdown would be less than that, or the device tells no clock.
-    """
-    import torch
-
     from pyperf_suite.errors import Unsupported
 
-    stream = torch.cuda.ExternalStream(stopwatch.stream)
+    clock, torch = time.perf_counter_ns, importlib.import_module("torch") if on_gpu else None
+    stream = torch.cuda.ExternalStream(stopwatch.stream) if torch else None
 
-    def followed(cycles: int) -> Callable[[int], None]:
-        def slowed(index: int) -> None:
+    def followed(length: int) -> Callable[[int], None]:
+        def on_cpu(index: int) -> None:
+            launch(index)
+            until = clock() + length
+            while clock() < until:
+                pass
+
+        def on_stream(index: int) -> None:
             launch(index)
             with torch.cuda.stream(stream):
-                torch.cuda._sleep(cycles)
+                torch.cuda._sleep(length)
 
-        return slowed
+        return on_stream if on_gpu else on_cpu
 
-    def cycles_of(launched: Callable[[int], object]) -> float:
-        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, SPIN_LAUNCHES)
-        taken = zip(seconds, stopwatch.clocks_hz(SPIN_SAMPLES), strict=True)
-        return statistics.median(each * hz / SPIN_LAUNCHES for each, hz in taken)
+    batch = SPIN_LAUNCHES if min(stopwatch.time(launch, 0, 3, 1)) < LONG_LAUNCH_S else 1
 
-    alone = cycles_of(launch)
-    behind = cycles_of(followed(0)) - alone
+    def length_of(launched: Callable[[int], object]) -> float:
+        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, batch)
+        rates = stopwatch.clocks_hz(SPIN_SAMPLES) if on_gpu else [1e9] * SPIN_SAMPLES
+        return statistics.median(each * rate / batch for each, rate in zip(seconds, rates, strict=True))
+
+    alone = length_of(launch)
+    behind = length_of(followed(0)) - alone
     if not share * alone >= behind:
-        words = f"{100 * share:g} % of {alone:.0f} cycles, where a second kernel alone takes {behind:.0f}"
-        raise Unsupported(f"A slowdown cannot be injected that is shorter than a kernel: {words}.")
+        words = (
+            f"{100 * share:g} % of {alone:.0f} {'cycles' if on_gpu else 'ns'}, where no spin at all takes {behind:.0f}"
+        )
+        raise Unsupported(f"A slowdown cannot be injected that is so short: {words}.")
     return followed(round(share * alone - behind))
 
 

@@ -82,7 +82,7 @@ class Pair:
     launches_per_slice: int
     machine: dict[str, Any] = field(default_factory=dict)
     static: tuple[dict[str, Any], dict[str, Any]] | None = None
-    kernels: tuple[dict[str, Any], dict[str, Any]] | None = None
+    kernels: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
 
     @property
     def log_ratio(self) -> float:

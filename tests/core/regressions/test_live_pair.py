@@ -5,6 +5,7 @@ import os
 import random
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.stopwatch import CpuStopwatch
 from pyperf_suite.record.case import Case
 from pyperf_suite.regressions.pairs import arm_worker, live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
@@ -328,7 +330,7 @@ class SpinningGpu:
 @pytest.mark.parametrize("share", [0.02, 0.5])
 def test_a_slowdown_on_a_gpu_is_a_kernel_behind_each_launch_that_spins_for_the_rest(monkeypatch, share):
     gpu = SpinningGpu(monkeypatch, launch_cycles=100_000)
-    slowed = arm_worker._slowed_on_gpu(gpu.launch, gpu, share)
+    slowed = arm_worker._slowed(gpu.launch, gpu, share, on_gpu=True)
     gpu.launched.clear()
     assert gpu.time(slowed, 3, 1, 2)[0] == pytest.approx(2 * (1 + share) * gpu.launch_cycles / gpu.hz)
     assert gpu.launched == [3, 4]
@@ -338,8 +340,19 @@ def test_a_slowdown_on_a_gpu_is_a_kernel_behind_each_launch_that_spins_for_the_r
 def test_a_slowdown_on_a_gpu_that_is_shorter_than_a_kernel_is_refused(monkeypatch, launch_cycles, hz):
     gpu = SpinningGpu(monkeypatch, launch_cycles)
     gpu.hz = hz
-    with pytest.raises(Unsupported, match=r"2 % of .* cycles, where a second kernel alone takes"):
-        arm_worker._slowed_on_gpu(gpu.launch, gpu, 0.02)
+    with pytest.raises(Unsupported, match=r"2 % of .* cycles, where no spin at all takes"):
+        arm_worker._slowed(gpu.launch, gpu, 0.02, on_gpu=True)
+
+
+@pytest.mark.parametrize("launch_ms", [0.05, 2.0])
+def test_a_slowdown_on_a_cpu_is_a_spin_behind_each_launch_for_the_rest(launch_ms):
+    def launch(index):
+        until = time.perf_counter() + 1e-3 * launch_ms
+        while time.perf_counter() < until:
+            pass
+
+    slowed = arm_worker._slowed(launch, CpuStopwatch(), 0.5, on_gpu=False)
+    assert min(CpuStopwatch().time(slowed, 0, 30, 1)) == pytest.approx(1.5e-3 * launch_ms, rel=0.1)
 
 
 @pytest.mark.parametrize(("clocks", "told"), [([1.5e9, 1.6e9, 1.7e9], 1.6e9), ([], None)])
