@@ -29,15 +29,10 @@ from typing import Any
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 
-# Outcomes of exceptions by name, and how their reasons begin: other builds have classes of their own.
-EXPECTED = {
-    "Unsupported": ("unsupported", ""),
-    "UserError": ("unsupported", ""),
-    "WrongLaunch": ("failed", "Wrong result: "),
-    "Failed": ("failed", ""),
-}
+# Outcomes of exceptions by name, for each build has classes of its own.
+EXPECTED = {"Unsupported": "unsupported", "UserError": "unsupported", "Failed": "failed", "WrongLaunch": "failed"}
 
-# Samples, and launches in each, that tell how long a launch takes that is to be slowed down; of a long one a single one.
+# Samples, and launches in each, that tell how long a launch takes that is to be slowed down; of a long one one launch.
 SPIN_SAMPLES, SPIN_LAUNCHES, LONG_LAUNCH_S = 15, 16, 1e-3
 
 
@@ -96,8 +91,8 @@ class Bench:
             kind = type(error).__name__
             if kind not in EXPECTED:
                 traceback.print_exc()
-            outcome, begins = EXPECTED.get(kind, ("failed", f"{kind}: "))
-            return {"outcome": outcome, "reason": f"{begins}{error}"}
+            begins = {"WrongLaunch": "Wrong result: "}.get(kind, "" if kind in EXPECTED else f"{kind}: ")
+            return {"outcome": EXPECTED.get(kind, "failed"), "reason": f"{begins}{error}"}
 
     def _prepare(
         self,
@@ -227,13 +222,14 @@ class Bench:
 def _slowed(launch: Callable[[int], object], stopwatch: Any, share: float, on_gpu: bool) -> Callable[[int], None]:
     """The launch with a spin behind it, on a GPU a kernel, for `share` of the ns or cycles that the launch takes.
 
-    What a spin of no length takes is found first, and the spin is shorter by that. Raises Unsupported where the slowdown
-    would be less than that, or a GPU tells no clock.
+    What a spin of no length takes is found first, and the spin is shorter by that. Raises Unsupported where the
+    slowdown would be less than that, or a GPU tells no clock.
     """
     from pyperf_suite.errors import Unsupported
 
-    clock, torch = time.perf_counter_ns, importlib.import_module("torch") if on_gpu else None
-    stream = torch.cuda.ExternalStream(stopwatch.stream) if torch else None
+    clock = time.perf_counter_ns
+    torch: Any = importlib.import_module("torch") if on_gpu else None
+    stream = torch.cuda.ExternalStream(stopwatch.stream) if on_gpu else None
 
     def followed(length: int) -> Callable[[int], None]:
         def on_cpu(index: int) -> None:
@@ -259,10 +255,8 @@ def _slowed(launch: Callable[[int], object], stopwatch: Any, share: float, on_gp
     alone = length_of(launch)
     behind = length_of(followed(0)) - alone
     if not share * alone >= behind:
-        words = (
-            f"{100 * share:g} % of {alone:.0f} {'cycles' if on_gpu else 'ns'}, where no spin at all takes {behind:.0f}"
-        )
-        raise Unsupported(f"A slowdown cannot be injected that is so short: {words}.")
+        short = f"{100 * share:g} % of {alone:.0f} {'cycles' if on_gpu else 'ns'}"
+        raise Unsupported(f"A slowdown by {short} cannot be injected: no spin at all takes {behind:.0f}.")
     return followed(round(share * alone - behind))
 
 

@@ -156,7 +156,8 @@ def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
         borrowers = [arm.name for arm in (old, new) if bench in arm.borrowed]
         if borrowers:
             notes.append(f"{bench} is not in {' nor in '.join(borrowers)}: the present one was used there.")
-        contents = {_bench_content(arm, bench) for arm in (old, new) if not arm.failure}
+        places = {Path(arm.environment[ROOT_VARIABLE]) / bench for arm in (old, new) if not arm.failure}
+        contents = set(map(read_bytes, places))
         if len(contents) > 1:
             notes.append(f"{bench} differs between the sides: a difference may come from what is measured.")
     return notes
@@ -178,13 +179,6 @@ def _are_same(old: Arm, new: Arm) -> bool:
         return False
     both = list(itertools.zip_longest(places(old), places(new)))
     return all(one == other or (one and other and holds(one) == holds(other)) for one, other in both)
-
-
-def _bench_content(arm: Arm, bench: str) -> bytes:
-    try:
-        return read_bytes(Path(arm.environment[ROOT_VARIABLE]) / bench)
-    except OSError:
-        return b""
 
 
 def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
