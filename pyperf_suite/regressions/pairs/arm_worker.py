@@ -13,6 +13,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     # A script's folder comes first on the path: its modules must not be found in the place of others.
     del sys.path[0]
 
+import functools
 import importlib.util
 import math
 import os
@@ -32,8 +33,8 @@ _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 # Outcomes of exceptions by name, for each build has classes of its own.
 EXPECTED = {"Unsupported": "unsupported", "UserError": "unsupported", "Failed": "failed", "WrongLaunch": "failed"}
 
-# Samples, and launches in each, that tell how long a launch takes that is to be slowed down; of a long one one launch.
-SPIN_SAMPLES, SPIN_LAUNCHES, LONG_LAUNCH_S = 15, 16, 1e-3
+# Samples of one launch that tell how many cycles it takes on a GPU where it is to be slowed down.
+SPIN_SAMPLES = 51
 
 
 # This revision's, next to whatever build is measured.
@@ -164,8 +165,10 @@ class Bench:
         checked = launches.check() if verify else None
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
-        if spin_share:
-            self._launch = _slowed(launches.launch, self._stopwatch, spin_share, where.kind != "cpu")
+        if spin_share and where.kind == "cpu":
+            self._launch = _slowed(launches.launch, spin_share)
+        elif spin_share:
+            self._launch = _slowed_on_gpu(launches.launch, self._stopwatch, spin_share)
         return answer | {"resolution_s": self._stopwatch.resolution_s, "libraries": serving.libraries(path)}
 
     def _other_threads(self) -> float:
@@ -219,45 +222,57 @@ class Bench:
         return answer
 
 
-def _slowed(launch: Callable[[int], object], stopwatch: Any, share: float, on_gpu: bool) -> Callable[[int], None]:
-    """The launch with a spin behind it, on a GPU a kernel, for `share` of the ns or cycles that the launch takes.
+def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:
+    """The launch, made to take `share` longer than it just took by spinning on the clock.
 
-    What a spin of no length takes is found first, and the spin is shorter by that. Raises Unsupported where the
-    slowdown would be less than that, or a GPU tells no clock.
+    What the wrapping itself takes is found with a launch of nothing, and the spin is shorter by that.
     """
-    from pyperf_suite.errors import Unsupported
-
     clock = time.perf_counter_ns
-    torch: Any = importlib.import_module("torch") if on_gpu else None
-    stream = torch.cuda.ExternalStream(stopwatch.stream) if on_gpu else None
 
-    def followed(length: int) -> Callable[[int], None]:
-        def on_cpu(index: int) -> None:
-            launch(index)
-            until = clock() + length
-            while clock() < until:
-                pass
+    def slowed(index: int, launch: Callable[[int], object] = launch, spent_ns: float = 0.0) -> None:
+        begin = clock()
+        launch(index)
+        end = clock()
+        until = end + share * (end - begin) - spent_ns
+        while clock() < until:
+            pass
 
-        def on_stream(index: int) -> None:
-            launch(index)
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(length)
+    costs = []
+    for _ in range(101):
+        begin = clock()
+        slowed(0, int)
+        costs.append(clock() - begin)
+    spent_ns = float(sorted(costs)[50])
+    return lambda index: slowed(index, launch, spent_ns)
 
-        return on_stream if on_gpu else on_cpu
 
-    batch = SPIN_LAUNCHES if min(stopwatch.time(launch, 0, 3, 1)) < LONG_LAUNCH_S else 1
+def _slowed_on_gpu(launch: Callable[[int], object], stopwatch: Any, share: float) -> Callable[[int], None]:
+    """The launch with a kernel behind it that spins for `share` of the cycles that the launch takes.
 
-    def length_of(launched: Callable[[int], object]) -> float:
-        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, batch)
-        rates = stopwatch.clocks_hz(SPIN_SAMPLES) if on_gpu else [1e9] * SPIN_SAMPLES
-        return statistics.median(each * rate / batch for each, rate in zip(seconds, rates, strict=True))
+    What a kernel that does not spin takes there is found first, and the spin is shorter by that. Raises Unsupported
+    where the slowdown would be less than that, or the GPU tells no clock.
+    """
+    torch: Any = importlib.import_module("torch")
+    stream = torch.cuda.ExternalStream(stopwatch.stream)
 
-    alone = length_of(launch)
-    behind = length_of(followed(0)) - alone
+    def slowed(index: int, cycles: int = 0) -> None:
+        launch(index)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(cycles)
+
+    def cycles_of(launched: Callable[[int], object]) -> float:
+        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, 1)
+        taken = zip(seconds, stopwatch.clocks_hz(SPIN_SAMPLES), strict=True)
+        return statistics.median(each * hz for each, hz in taken)
+
+    alone = cycles_of(launch)
+    behind = cycles_of(slowed) - alone
     if not share * alone >= behind:
-        short = f"{100 * share:g} % of {alone:.0f} {'cycles' if on_gpu else 'ns'}"
-        raise Unsupported(f"A slowdown by {short} cannot be injected: no spin at all takes {behind:.0f}.")
-    return followed(round(share * alone - behind))
+        from pyperf_suite.errors import Unsupported
+
+        short = f"{100 * share:g} % of {alone:.0f} cycles"
+        raise Unsupported(f"A slowdown by {short} cannot be injected: a kernel that does not spin takes {behind:.0f}.")
+    return functools.partial(slowed, cycles=round(share * alone - behind))
 
 
 if __name__ == "__main__":

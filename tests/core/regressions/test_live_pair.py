@@ -1,11 +1,11 @@
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import random
 import sys
 import textwrap
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +13,6 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.stopwatch import CpuStopwatch
 from pyperf_suite.record.case import Case
 from pyperf_suite.regressions.pairs import arm_worker, live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
@@ -330,7 +329,7 @@ class SpinningGpu:
 @pytest.mark.parametrize("share", [0.02, 0.5])
 def test_a_slowdown_on_a_gpu_is_a_kernel_behind_each_launch_that_spins_for_the_rest(monkeypatch, share):
     gpu = SpinningGpu(monkeypatch, launch_cycles=100_000)
-    slowed = arm_worker._slowed(gpu.launch, gpu, share, on_gpu=True)
+    slowed = arm_worker._slowed_on_gpu(gpu.launch, gpu, share)
     gpu.launched.clear()
     assert gpu.time(slowed, 3, 1, 2)[0] == pytest.approx(2 * (1 + share) * gpu.launch_cycles / gpu.hz)
     assert gpu.launched == [3, 4]
@@ -341,18 +340,26 @@ def test_a_slowdown_on_a_gpu_that_is_shorter_than_a_kernel_is_refused(monkeypatc
     gpu = SpinningGpu(monkeypatch, launch_cycles)
     gpu.hz = hz
     with pytest.raises(Unsupported, match=r"by 2 % of .* cycles cannot be injected"):
-        arm_worker._slowed(gpu.launch, gpu, 0.02, on_gpu=True)
+        arm_worker._slowed_on_gpu(gpu.launch, gpu, 0.02)
 
 
-@pytest.mark.parametrize("launch_ms", [0.05, 2.0])
-def test_a_slowdown_on_a_cpu_is_a_spin_behind_each_launch_for_the_rest(launch_ms):
+def test_a_slowdown_on_a_cpu_is_that_much_of_each_launch_with_what_wrapping_takes(monkeypatch):
+    now_ns = itertools.count(0, 100)  # by so much time goes on with each look at the clock
+    passed_ns = [0]
+
+    def clock():
+        return next(now_ns) + passed_ns[0]
+
+    monkeypatch.setattr(arm_worker, "time", SimpleNamespace(perf_counter_ns=clock))
+
     def launch(index):
-        until = time.perf_counter() + 1e-3 * launch_ms
-        while time.perf_counter() < until:
-            pass
+        passed_ns[0] += 10_000 * index
 
-    slowed = arm_worker._slowed(launch, CpuStopwatch(), 0.5, on_gpu=False)
-    assert min(CpuStopwatch().time(slowed, 0, 30, 1)) == pytest.approx(1.5e-3 * launch_ms, rel=0.1)
+    slowed = arm_worker._slowed(launch, 0.5)
+    for index in (1, 5):  # each launch by its own time
+        begin_ns = clock()
+        slowed(index)
+        assert clock() - begin_ns == pytest.approx(15_000 * index, abs=300)
 
 
 @pytest.mark.parametrize(("clocks", "told"), [([1.5e9, 1.6e9, 1.7e9], 1.6e9), ([], None)])
