@@ -20,10 +20,9 @@ import os
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 # Launches for so long tell whether a user's kernel runs on several cores.
@@ -84,10 +83,8 @@ class Bench:
         try:
             os.environ.update(self._environment)
             ((what, arguments),) = request.items()
-            answers: dict[str, Callable[..., dict[str, Any]]]
-            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin}
-            answers |= {"reseed": self._reseed, "finish": self._finish}
-            return answers[what](**arguments)
+            answer: dict[str, Any] = getattr(self, f"_{what}")(**arguments)
+            return answer
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
             if kind not in EXPECTED:
@@ -99,12 +96,12 @@ class Bench:
         self,
         case: dict[str, Any],
         device: str,
-        verify: bool = False,
+        verify: bool,
+        cores: list[int] | None,
+        path: list[str],
+        environment: dict[str, str],
         spin_share: float = 0.0,
-        cores: list[int] | None = None,
         inputs: int | None = None,
-        path: Sequence[str] = (),
-        environment: Mapping[str, str] = MappingProxyType({}),
         anew: bool = False,
     ) -> dict[str, Any]:
         """Prepare the case on these cores; verify its output if requested; have launches take `spin_share` longer.
@@ -112,7 +109,7 @@ class Bench:
         `inputs` is the seed of a user's inputs, which both sides are given; `path` is where the build lies, and
         `environment` where a user's kernel runs, by a template that is made `anew` if another judge has the other side.
         """
-        self._environment = dict(environment)
+        self._environment = environment
         os.environ.update(environment)
         sys.path[:0] = [each for each in path if each not in sys.path[: len(path)]]
         import pyperf_suite

@@ -1,8 +1,7 @@
-"""One pair: two fresh processes that are alive together and take turns in short slices, ABBA with a random start.
+"""One pair: two processes that are alive together and take turns in short slices, ABBA with a random start.
 
-What differs between processes (placement in memory, mostly) differs anew in every pair, and what the machine does
-for longer than a round of turns it does to both; so the median log-ratio of the rounds is one independent sample of the
-comparison.
+What the machine does for longer than a round of turns it does to both; so the median log-ratio of the rounds is one
+independent sample of the comparison.
 """
 
 from __future__ import annotations
@@ -124,9 +123,10 @@ def measure_pair(
         # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
         common["inputs"] = secrets.randbits(63)
         common["anew"] = old.environment.get(PYTHON_VARIABLE) != new.environment.get(PYTHON_VARIABLE)
-    requests = {side: common | {"path": [str(arm.build)] if arm.build else []} for side, arm in arms.items()}
-    requests["old"] |= {"case": case.old.to_json(), "environment": dict(old.environment)}
-    requests["new"] |= {"case": case.new.to_json(), "environment": dict(new.environment), "spin_share": spin_share}
+    requests = {side: common | {"case": getattr(case, side).to_json()} for side in SIDES}
+    for side, arm in arms.items():
+        requests[side] |= {"path": [str(arm.build)] if arm.build else [], "environment": dict(arm.environment)}
+    requests["new"]["spin_share"] = spin_share
     with Around() as telemetry, ExitStack() as resources:
         # Who starts first gets other memory: let chance decide.
         order = chance.sample(SIDES, 2)

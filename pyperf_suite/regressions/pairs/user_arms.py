@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
     for name in names:
         if _source_of(name) == name and not name.endswith(".py"):
             raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
-    before = {name: os.environ.get(name) for name in (PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE)}
+    before = dict(os.environ)
     os.environ.update(arm.environment or {ROOT_VARIABLE: str(root)})
     found = []
     for name in names:
@@ -134,10 +134,8 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
     try:
         yield found
     finally:
-        for variable, value in before.items():
-            os.environ.pop(variable, None)
-            if value is not None:
-                os.environ[variable] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _source_of(name: str) -> str:
@@ -166,19 +164,20 @@ def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
 def _are_same(old: Arm, new: Arm) -> bool:
     """True if both sides run the same files by the same Python with the same packages."""
 
-    def places(arm: Arm) -> list[str]:
-        own = [arm.environment[name] for name in (PATH_VARIABLE, ROOT_VARIABLE) if name in arm.environment]
-        return [each for each in os.pathsep.join(own or [str(arm.build or "")]).split(os.pathsep) if each]
-
     def holds(place: str) -> str:
         root = Path(place)
         files = [each.relative_to(root) for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"]
         return content(root, sorted(files))
 
-    if old.failure or new.failure or (old.software or old.python) != (new.software or new.python):
-        return False
-    both = list(itertools.zip_longest(places(old), places(new)))
-    return all(one == other or (one and other and holds(one) == holds(other)) for one, other in both)
+    names = (PATH_VARIABLE, ROOT_VARIABLE)
+    sides = [[str(arm.build), *(arm.environment.get(name, "") for name in names)] for arm in (old, new)]
+    both = [pair for one, other in zip(*sides, strict=True) for pair in zip_longest(*map(_places, (one, other)))]
+    is_one = (old.software or old.python) == (new.software or new.python) and not (old.failure or new.failure)
+    return is_one and all(one == other or (one and other and holds(one) == holds(other)) for one, other in both)
+
+
+def _places(variable: str) -> list[str]:
+    return [each for each in variable.split(os.pathsep) if each]
 
 
 def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
@@ -278,7 +277,7 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
     Raises UserError where the interpreter does not run.
     """
     # Where this interpreter finds more by a variable, its kernels do too; another has its own.
-    own = [] if python else [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
