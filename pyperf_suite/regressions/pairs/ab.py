@@ -53,10 +53,7 @@ class PairJournal(Journal):
 
 
 def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], kind: str = "ab") -> Path:
-    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json` in it.
-
-    Raises UserError where the results folder cannot be written.
-    """
+    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json`. Raises UserError if it cannot."""
     now = datetime.datetime.now(datetime.timezone.utc)
     path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     make_folder(results, path, f"{kind}.json", {"started_at": now.isoformat(timespec="seconds"), **manifest})

@@ -108,19 +108,6 @@ def find_checkout(start: Path | None = None) -> Checkout:
     )
 
 
-def find_repository(folder: Path) -> Checkout:
-    """The checkout that a folder lies in, of whatever project.
-
-    Raises UserError where there is no git, or the folder lies in no checkout.
-    """
-    if root := _top(folder):
-        return Checkout(root)
-    raise UserError(
-        f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
-        "or interpreters."
-    )
-
-
 def _top(folder: Path) -> Path | None:
     done = git(folder, "rev-parse", "--show-toplevel")
     return None if done.returncode else Path(os.fsdecode(done.stdout.rstrip(b"\n")))

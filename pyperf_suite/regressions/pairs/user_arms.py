@@ -24,10 +24,10 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.files import parse_toml, read_bytes, top_of
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.regressions.pairs.builds import (
+    Checkout,
     FillTree,
     content,
     described,
-    find_repository,
     keep,
     logged,
     prepared,
@@ -84,14 +84,16 @@ def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], 
     requirements = parse_requirements(requested)
     if requirements is not None:
         return lambda: requirements_arm(requirements, root)
-    try:
-        checkout = find_repository(root)
-    except UserError:
-        if requested != ".":
-            raise
+    top = top_of(root)
+    if top is None and requested == ".":
         return lambda: present_arm(root)
-    source = source_of(checkout, requested)
-    return lambda: _with_tree(*source, checkout.root, benches)
+    if top is None:
+        raise UserError(
+            f"{root} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+            "or interpreters."
+        )
+    source = source_of(Checkout(top), requested)
+    return lambda: _with_tree(*source, top, benches)
 
 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:
