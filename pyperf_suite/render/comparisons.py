@@ -155,7 +155,8 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
 
 
 def _outcome(finding: Judgement, fail_on: str) -> str:
-    minded = {"slower": "failure", "failed": "error"}.get(finding.verdict) if is_minded(finding, fail_on) else None
+    outcomes = {"slower": "failure", "probably-slower": "failure", "failed": "error"}
+    minded = outcomes.get(finding.severity) if is_minded(finding, fail_on) else None
     return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
 
 

@@ -104,9 +104,15 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         "cases": len(plan.cases),
         "identity": dict(identity.fields),
     }
+    make_folder(results, path, "run.json", manifest)
+    return RunFolder(path, manifest)
+
+
+def make_folder(results: Path, path: Path, name: str, manifest: Mapping[str, Any]) -> None:
+    """Make a folder below `results` with the manifest in it, or none: UserError where it cannot be written."""
     try:
         files.make_folder(path)
-        files.write_whole(path / "run.json", json.dumps(manifest, indent=2) + "\n")
+        files.write_whole(path / name, json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -114,7 +120,6 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
             f"The results folder {results} cannot be written ({error.strerror}): name another with --results, "
             "or --suite-results under pytest."
         ) from None
-    return RunFolder(path, manifest)
 
 
 def read_run(path: Path) -> RunFolder:

@@ -168,11 +168,14 @@ class UserLaunches(Prepared):
             started = file.started
             self._built = self._reference.build(requested, self._end_s)
         else:
-            self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+            others = int(place.inputs is not None)
+            self._find_reference = functools.partial(_reference_process, name, device, self._end_s, others)
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
-            # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
-            preload = self._reference.preload if place.inputs is None else ()
+            # Both sides of a pair are copies of one template.
+            imported = [each.preload for each in _kept.values()]
+            shared = set(imported[0]).intersection(*imported)
+            preload = [name for name in imported[0] if name in shared]
             process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
@@ -206,6 +209,13 @@ class UserLaunches(Prepared):
             "packages": {"pyperf_suite": __version__, **versions},
             "source": _source(str(root(split(name)[0])), mine["kernel_file"]),
         }
+
+    def reseed(self, inputs: int) -> None:
+        """Give all sets other inputs, those that another process gets under the same seed."""
+        self._given = random.Random(inputs)
+        slots = self._slots[:-2]
+        self._slot_seeds = [self._make(slot, self._drawn())["seed"] for slot in slots]
+        self._process.ask("load", sets=[[index, slots[index % len(slots)]] for index in range(self.sets)])
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
         ours, theirs = (list(map(comparable, built["leaves"])) for built in (self._built, mine))
@@ -276,6 +286,10 @@ class UserLaunches(Prepared):
         plausible_s = samples * (arrays * RELEASE_S_PER_BYTE + text * RELEASE_S_PER_CHARACTER)
         self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
+
+    def clocks_hz(self, samples: int) -> list[float]:
+        """The multiprocessors' clock during each of the last samples, of those that have been told."""
+        return self._clocks_hz[-samples:]
 
     def require_nothing_replaced(self) -> None:
         """Raise WrongLaunch where functions that the suite and references are made of are others than they were."""
@@ -612,10 +626,13 @@ def _file_here(name: str, device: str) -> FileHere:
 _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
-def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
+def _reference_process(name: str, device: str, end_s: float, others: int) -> ReferenceProcess:
+    """The process of that file, next to which so many `others` are kept."""
     key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root(split(name)[0])))
     if key not in _kept or _kept[key].is_closed:
-        forget_reference()
+        _kept.pop(key, None)
+        while len(_kept) > others:
+            _kept.pop(next(iter(_kept))).close()
         _kept[key] = ReferenceProcess(start_request(name, device), end_s)
     return _kept[key]
 

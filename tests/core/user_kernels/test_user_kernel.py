@@ -404,7 +404,7 @@ def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does
     child.forget_templates()
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
     ((key, first),) = child.templates.items()
-    assert key[-2:] == ("numpy", "numpy.random")
+    assert {"numpy", "numpy.random"} < set(key)
     pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
     assert len(pids - {first._process.pid}) >= 2
     first._process.kill()
