@@ -7,11 +7,9 @@ What they write is read as data, and never executed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import math
-import os
 import random
 import shutil
 import time
@@ -34,8 +32,6 @@ from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, 
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.audit.processes import (
-    PYTHON_VARIABLE,
-    ReferenceProcess,
     UserProcess,
     interpreter,
     memory_folder,
@@ -57,8 +53,9 @@ from pyperf_suite.user_kernels.checks import (
     shares_elements,
     with_rounding,
 )
-from pyperf_suite.user_kernels.declared import PATH_VARIABLE, library_of, parameters_of, root, split, start_request
+from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
 from pyperf_suite.user_kernels.here import GIVEN, CaseHere, FileHere
+from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
 from pyperf_suite.user_kernels.reference import Reference, secret_seed
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
@@ -159,8 +156,8 @@ class UserLaunches(Prepared):
         self._case = {"kernel": GIVEN if launch else split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
         self._process: UserProcess | CaseHere
-        if launch is not None or _is_run_here(place):
-            file = FileHere.of_launch(launch, device) if launch is not None else _file_here(name, device)
+        if launch is not None or is_run_here(place):
+            file = FileHere.of_launch(launch, device) if launch is not None else file_here(name, device)
             self._reference: Reference = file
             self._find_reference: Callable[[], Reference] = lambda: file
             self._process = CaseHere(file)
@@ -169,13 +166,11 @@ class UserLaunches(Prepared):
             self._built = self._reference.build(requested, self._end_s)
         else:
             others = int(place.inputs is not None)
-            self._find_reference = functools.partial(_reference_process, name, device, self._end_s, others)
+            self._find_reference = functools.partial(reference_process, name, device, self._end_s, others)
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
             # Both sides of a pair are copies of one template.
-            imported = [each.preload for each in _kept.values()]
-            shared = set(imported[0]).intersection(*imported)
-            preload = [name for name in imported[0] if name in shared]
+            preload = shared_preload()
             process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
@@ -602,47 +597,6 @@ class UserLaunches(Prepared):
 
     def close(self) -> None:
         self._resources.close()
-
-
-def _is_run_here(place: ExecutionContext) -> bool:
-    """True where a user's code runs in this process: nothing is to be kept from it, and no other interpreter is named.
-
-    Sides of a pair have processes of their own, each fresh, next to a judge that stays.
-    """
-    return not place.audit and place.inputs is None and PYTHON_VARIABLE not in os.environ
-
-
-_files: dict[tuple[str, str], FileHere] = {}
-
-
-def _file_here(name: str, device: str) -> FileHere:
-    """The file of that kernel, imported by this process once. Raises Failed."""
-    key = (split(name)[0], device)
-    if key not in _files:
-        _files[key] = FileHere.imported(start_request(name, device))
-    return _files[key]
-
-
-_kept: dict[tuple[str, ...], ReferenceProcess] = {}
-
-
-def _reference_process(name: str, device: str, end_s: float, others: int) -> ReferenceProcess:
-    """The process of that file, next to which so many `others` are kept."""
-    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root(split(name)[0])))
-    if key not in _kept or _kept[key].is_closed:
-        _kept.pop(key, None)
-        while len(_kept) > others:
-            _kept.pop(next(iter(_kept))).close()
-        _kept[key] = ReferenceProcess(start_request(name, device), end_s)
-    return _kept[key]
-
-
-@atexit.register
-def forget_reference() -> None:
-    """End the reference process that is kept, as this process does when it ends in order; and forget files."""
-    _files.clear()
-    while _kept:
-        _kept.popitem()[1].close()
 
 
 @functools.cache
