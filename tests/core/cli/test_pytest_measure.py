@@ -510,6 +510,14 @@ def test_where_nothing_is_timed_nothing_is_started_and_no_run_is_left(tmp_path, 
     assert not (tmp_path / "bench_results").exists()
 
 
+def test_where_nothing_is_collected_one_sentence_names_the_form_that_runs_the_suites_own_cases(pytester):
+    found = pytester.runpytest_subprocess("--benchmark-only")
+    found.stdout.fnmatch_lines(["*pytest --pyargs pyperf_suite.benchmarks --benchmark-only"])
+    assert "pyargs" not in pytester.runpytest_subprocess().stdout.str()
+    pytester.makepyfile(test_small=SMALL)
+    assert "pyargs" not in pytester.runpytest_subprocess("--benchmark-only", "-k", "nothing").stdout.str()
+
+
 def test_skipped_probes_leave_no_run(tmp_path):
     run = pytest_in(tmp_path, "", str(BENCHMARKS_OF_THE_SUITE), "-k", "alignment", "--benchmark-skip")
     assert run.code == 0, run.output
