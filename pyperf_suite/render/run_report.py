@@ -27,6 +27,7 @@ from pyperf_suite.render.charts import draw
 from pyperf_suite.render.terminal import (
     ALL,
     PLACES_LINES,
+    escape,
     print_answer,
     print_cautions,
     print_findings,
@@ -71,11 +72,12 @@ def report_run(
     of_the_run, _ = cautions_of(records, ())
     fitness = fitness_of(records)
     if len(printed) == 1 and not everything:
-        (found,) = printed.values()
+        ((name, found),) = printed.items()
         failures = failures_of(records)
-        console.print()
+        console.print(f"\n[bold]{escape(name)}[/bold]")
         print_summary(console, failures)
-        print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, PLACES_LINES + len(failures))
+        besides = PLACES_LINES + 2 + len(failures)
+        print_answer(console, Findings((*of_the_run, *found.remarks), found.tables), more, besides)
     else:
         if everything:
             print_findings(console, printed, records)

@@ -135,7 +135,7 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr("pyperf_suite.record.journal.os.fsync", refuse)
-    ended = run(*VARIANTS, "baseline", "-k", "native*m=256*@1")
+    ended = run(*VARIANTS, "baseline", "-k", "native*m=512*@1")
     assert ended.exit_code == 2
     assert "No space left on device. All earlier pairs are kept" in ended.stderr
 
@@ -156,7 +156,7 @@ def test_while_a_side_is_prepared_it_is_said_for_how_long_and_that_counts(run, c
         lambda _, requested: time.sleep(1.25 * (requested == "v1")) or arms[requested],
     )
     compared("equivalent")
-    arguments = ("--old", "v1", "--new", ".", "baseline", "-k", "native*m=256*@1", "--device", "cpu", "--budget", "12")
+    arguments = ("--old", "v1", "--new", ".", "baseline", "-k", "native*m=512*@1", "--device", "cpu", "--budget", "12")
     said = run(*arguments).stderr
     assert "Preparing v1 for 1 s, at most 2 min before" in said
     assert "Preparing ." not in said
