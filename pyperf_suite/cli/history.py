@@ -5,6 +5,7 @@ As series over runs, as the records of one run in a table, as its findings in JS
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,16 @@ def findings(run: str, results: Path, bmf: bool) -> None:
     except OSError as error:
         warnings.warn(f"{FILE} could not be written: {error.strerror}.", stacklevel=2)
     click.echo(text, nl=False)
+    if read.runs and sys.stdout.isatty():
+        from rich.console import Console
+
+        from pyperf_suite.findings.summary import failures_of, fitness_of, summary_of
+        from pyperf_suite.render.terminal import print_fitness, print_summary
+
+        # Whoever reads a screen has the end of a long text before them.
+        console, by_probe = Console(stderr=True, emoji=False), findings_of(records, parts.find_probe)
+        print_fitness(console, fitness_of(records))
+        print_summary(console, [*failures_of(records), *summary_of(by_probe, records)])
 
 
 @click.command()
