@@ -7,6 +7,8 @@ import math
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,16 @@ def test_the_command_makes_the_same_document_again(run: Path, committed: dict[st
     assert (committed["schema"], committed["version"]) == ("pyperf-suite findings", 1)
     assert (committed["run_id"], committed["machine"]) == (run.name, run.parent.name)
     assert (committed["profile"], committed["processes"]) == ("standard", 3)
+
+
+def test_a_person_gets_the_summary_behind_the_document(run: Path) -> None:
+    command = [sys.executable, "-m", "pyperf_suite", "findings", str(run)]
+    program = f"import pty; pty.spawn({command!r})"
+    screen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    document, _, summary = screen.replace("\r", "").partition("\n}\n")
+    assert json.loads(document + "}")["run_id"] == run.name
+    assert "Summary" in summary
+    assert "Summary" not in invoke("findings", run).output
 
 
 def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval() -> None:
