@@ -146,7 +146,7 @@ class Nomination:
     def is_recent(self, since: str | None) -> bool:
         """Whether the change began at or after that ISO date, or without one among the newest points."""
         points_since = len(self.series.points) - self.change.index
-        return self.first.started_at >= since if since else points_since <= RECENT_POINTS
+        return self.first.made_at >= since if since else points_since <= RECENT_POINTS
 
     @property
     def sentence(self) -> str:
@@ -162,11 +162,11 @@ class Nomination:
         if self.is_drift:
             moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
         return (
-            f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
+            f"{self.series.title}: {moved} since {self.first.made_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{self._hypotheses}"
             f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
             f"{SENTINEL_MOVED.format(percent(math.expm1(self.sentinel))) if abs(self.sentinel) > LEAST_MOVE else ''}"
-            f"{f' --since {self.series.points[-1].started_at[:10]} accepts it.' if self.is_drift else ''}"
+            f"{f' --since {self.series.points[-1].made_at[:10]} accepts it.' if self.is_drift else ''}"
         )
 
     @functools.cached_property
@@ -290,7 +290,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
             continue
         found.searched += 1
         for each in series.breaks if series.kind != "static" else ():
-            when = series.points[each.index].started_at
+            when = series.points[each.index].made_at
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
@@ -355,7 +355,7 @@ def _newest_and_drift(
         return [], []
     inside = [step for step in steps if step.index in members]
     newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
-    later = members[[points[index].started_at >= since for index in members]] if since else members
+    later = members[[points[index].made_at >= since for index in members]] if since else members
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
     drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     found: tuple[list[Nomination], list[Nomination]] = [], []
@@ -415,7 +415,7 @@ def absent(
         if newest not in later:
             later[newest] = _later_runs(newest, runs)
         gone = [one for one in later[newest] if case not in runs[_run_of(one)]]
-        if not is_wanted(own[-1]) or (gone and gone[0].started_at < since if since else len(gone) > RECENT_POINTS):
+        if not is_wanted(own[-1]) or (gone and gone[0].made_at < since if since else len(gone) > RECENT_POINTS):
             continue
         if own[-1].metrics:
             if min(len(gone), len(own)) < FEWEST_POINTS:
@@ -431,7 +431,7 @@ def absent(
                 continue
             missed = own[own.index(last) + 1 :] if last else own
             said = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
-        said = f"{f'Last measured {last.started_at[:16]}Z' if last else 'Never measured'}, {said}"
+        said = f"{f'Last measured {last.made_at[:16]}Z' if last else 'Never measured'}, {said}"
         details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
         found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
     return found
@@ -450,7 +450,7 @@ def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Meas
 
 
 def _runs(missed: Sequence[Measured]) -> str:
-    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
+    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].made_at[:16]}Z"
 
 
 def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]], order: list[Run]) -> str:

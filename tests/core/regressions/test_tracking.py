@@ -94,6 +94,9 @@ def test_runs_are_in_the_order_in_which_they_were_made_whatever_their_clock_said
     [finding] = data["findings"]
     assert (code, finding["verdict"], round(finding["ratio"]["value"], 2)) == (3, "undecided", 1.08)
     assert (finding["details"]["commit_before"], finding["details"]["commit_after"]) == (commit(19), commit(20))
+    # A day is that of the run, too.
+    assert "since 2026-01-21T00:00Z" in finding["sentence"]
+    assert (message("--since", "2026-01-21")[1], message("--since", "2026-01-22")[1]) == (3, 0)
 
 
 @pytest.mark.parametrize("step", [1.0, 1.08])
@@ -263,9 +266,9 @@ def test_a_faster_change_is_not_rerun(message, write_history, rerun):
 
 
 @pytest.mark.parametrize("nights", [1, 2])
-@pytest.mark.parametrize("level", [10.0, 1.1])
-def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level):
-    write_history([1.0] * 30 + [level] * nights)
+@pytest.mark.parametrize(("level", "spoilt"), [(10.0, 1.0), (1.1, 1.0), (1.4, 3.0)])
+def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level, spoilt):
+    write_history([1.0] * 14 + [spoilt] + [1.0] * 15 + [level] * nights)
     data, code = message()
     assert (data["findings"], code) == ([], 0)
     [note] = [each for each in data["notes"] if each.startswith("Outside the range of its level: matmul")]
