@@ -379,9 +379,13 @@ def _makes_good(later: Change, change: Change) -> bool:
 
 
 def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
-    """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
-    first = max(0, change.index - 1 - PLACED_WITHIN)
-    return _is_one_commit(series.points[first : change.index + PLACED_WITHIN + 1])
+    """Whether all points about the change are of one commit without changes."""
+    return _is_one_commit(_about(series, change))
+
+
+def _about(series: BenchmarkSeries, change: Change) -> Sequence[Measured]:
+    """The points about a change, as exactly as its place is known."""
+    return series.points[max(0, change.index - 1 - PLACED_WITHIN) : change.index + PLACED_WITHIN + 1]
 
 
 def _is_one_commit(points: Sequence[Measured]) -> bool:
@@ -499,7 +503,8 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
     if not change.commit_before or not change.commit_after:
         raise UserError("its runs do not name their commits")
     ends = {change.commit_before, change.commit_after}
-    if len(ends) == 1 or any(point.dirty and point.commit in ends for point in series.points):
+    near = series.points if nomination.is_drift else _about(series, change)
+    if len(ends) == 1 or any(point.dirty and point.commit in ends for point in near):
         raise UserError("its runs measured uncommitted changes, which are gone")
     journal = journals[series.machine, nomination.first.run_id]
     for _, record in placed_records(journal):

@@ -252,6 +252,18 @@ def test_confirm_pairs_a_bench_file_at_the_commits_of_its_own_repository(
     assert code == 1
 
 
+@pytest.mark.parametrize(("night", "is_rerun"), [(20, False), (25, True)])
+def test_uncommitted_changes_stop_a_rerun_only_where_the_change_came(
+    message, write_history, write_run, rerun, night, is_rerun
+):
+    write_history([1.0] * 20 + [1.1] * (night - 20), commits=[commit(19)] * 20 + [commit(20)] * (night - 20))
+    for day, run_id in enumerate(run_ids(28)[night:]):
+        write_run(run_id, [1.1e-3], state={"source": {"commit": commit(20), "dirty": day == 0}})
+    data, _ = message("--confirm", "--device", "cpu")
+    assert [compared[:2] for compared in rerun.compared] == [(commit(19), commit(20))] * is_rerun
+    assert ("uncommitted changes, which are gone" in data["findings"][0]["sentence"]) is not is_rerun
+
+
 def test_a_test_of_pytest_cannot_be_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [1.1] * 6, probe="test_it.py::test_a")
     data, code = message("--confirm", "--device", "cpu")
