@@ -30,6 +30,7 @@ from pyperf_suite.regressions.verdict import (
     percent,
 )
 from pyperf_suite.runner.profiles import PROFILES, QUICK
+from pyperf_suite.user_kernels.probe import is_test
 
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
@@ -370,6 +371,8 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
     """The command that would decide, unless the code is the same."""
     if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
+    if is_test(new.probe):
+        return [f"ab pairs no tests: further runs of pytest {shlex.quote(new.probe)} --suite-measure tell more."]
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     if new.dirty:
         revisions[1] = "."  # the working tree has what no commit names

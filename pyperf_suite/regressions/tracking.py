@@ -195,8 +195,8 @@ class Nomination:
         if packages and not any(ABSENT in self.moved[name] for name in packages):
             sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
         command = ["ab", "--old", sides[0], "--new", sides[1], self.series.probe, "-k", self.series.label]
-        names = " and ".join(self.moved)
-        return f" With it came {came}: code and {names} cannot be told apart; `{shlex.join(command)}` decides."
+        decides = "" if is_test(self.series.probe) else f"; `{shlex.join(command)}` decides"
+        return f" With it came {came}: code and {' and '.join(self.moved)} cannot be told apart{decides}."
 
     @property
     def commits(self) -> str:

@@ -122,6 +122,14 @@ def test_uncommitted_changes_are_paired_with_the_working_tree():
     assert "ab --old aaaaaaaaaaaa --new . baseline" in judged(old, new, LOUD).sentence
 
 
+def test_no_pairs_are_promised_of_tests():
+    sides = [timed([seconds] * 3, probe="test_it.py::test_a", commit=f"{seconds}") for seconds in (1.0, 1.1)]
+    finding = judged(*sides, LOUD)
+    assert finding.verdict == "undecided"
+    assert "pyperf-suite ab" not in finding.sentence
+    assert "further runs of pytest test_it.py::test_a --suite-measure tell more." in finding.sentence
+
+
 def test_a_ratio_between_two_profiles_says_so():
     finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
     assert finding.details["changes"] == ["profile quick -> full"]

@@ -145,6 +145,8 @@ def test_a_step_with_an_upgrade_is_undecided_between_both_and_the_command_is_nam
     assert finding.verdict == "undecided"
     assert "numpy 2.4.6 -> 2.5.0: code and numpy cannot be told apart" in finding.sentence
     assert sides in finding.sentence
+    [found] = search([replace(series, points=points, probe="test_it.py::test_a")]).current
+    assert "code and numpy cannot be told apart." in found.sentence  # ab pairs no tests
 
 
 def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
