@@ -213,7 +213,8 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.regressions.stored.store import Store, matches
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.thresholds import selects
     from pyperf_suite.regressions.tracking import absent
     from pyperf_suite.regressions.tracking import track as search
 
@@ -221,7 +222,7 @@ def track(
     wanted = store.series(benchmark, machine)
     begin = since.isoformat() if since else None
     missing = [
-        *absent(store.of_machine(machine), lambda one: matches(benchmark, one.probe, one.label, one.case_id), begin),
+        *absent(store.of_machine(machine), lambda one: selects(benchmark, one.probe, one.label, one.case_id), begin),
         *(store.unreadable(machine) if benchmark is None else ()),
     ]
     if not wanted and not any(one.case_id for one in missing):

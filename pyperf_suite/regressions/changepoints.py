@@ -40,9 +40,6 @@ FEWEST_POINTS = 3
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
 
-# One of so many points may be spoilt, and tells nothing of how far the others of its level reach.
-SPOILT_IN = 20
-
 # The criterion rises by so many log(n) for each step, chosen by simulation. 3 is the modified BIC of
 # Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is known; what is estimated, and
 # correlated, needs more.
@@ -140,7 +137,7 @@ def find_newest(values: Sequence[float], members: np.ndarray, begin: int) -> Cha
         before, newest = level[:-fresh], level[-fresh:]
         if len(before) < NEIGHBOURHOOD:
             continue
-        spoilt, in_order = len(before) // SPOILT_IN, np.sort(before)
+        spoilt, in_order = len(before) // 20, np.sort(before)
         if newest.min() <= in_order[-1 - spoilt] and newest.max() >= in_order[spoilt]:
             continue
         cleaned = draw_in_outliers(before)

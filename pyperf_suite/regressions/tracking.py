@@ -339,7 +339,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
                 for later in changes[number + 1 :]
                 if series.groups[later.index] == series.groups[change.index]
             ),
-            same_code=not is_exact and _is_same_code(series, change),
+            same_code=not is_exact and _is_one_commit(_about(series, change)),
         )
         for number, change in enumerate(changes)
     ]
@@ -366,7 +366,7 @@ def _newest_and_drift(
             own = [points[index] for index in within[start - length :]]
             last = own[-1] if change is drift else own[1]
             named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
-            same = _is_one_commit(own) if change is drift else _is_same_code(series, change)
+            same = _is_one_commit(own if change is drift else _about(series, change))
             those.append(Nomination(series, named, same_code=same, is_drift=change is drift))
     return found
 
@@ -378,17 +378,13 @@ def _makes_good(later: Change, change: Change) -> bool:
     return later.after >= change.before / (1 + LEAST_EFFECT)
 
 
-def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
-    """Whether all points about the change are of one commit without changes."""
-    return _is_one_commit(_about(series, change))
-
-
 def _about(series: BenchmarkSeries, change: Change) -> Sequence[Measured]:
     """The points about a change, as exactly as its place is known."""
     return series.points[max(0, change.index - 1 - PLACED_WITHIN) : change.index + PLACED_WITHIN + 1]
 
 
 def _is_one_commit(points: Sequence[Measured]) -> bool:
+    """Whether all are of one commit without changes."""
     return len({point.commit for point in points}) == 1 and not any(p.dirty or not p.commit for p in points)
 
 

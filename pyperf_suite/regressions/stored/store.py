@@ -108,7 +108,7 @@ class Store:
             each
             for runs in cases.values()
             for each in _series_of(runs)
-            if matches(pattern, each.probe, each.title, each.case_id)
+            if selects(pattern, each.probe, each.title, each.case_id)
         ]
         return sorted(found, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
@@ -142,11 +142,6 @@ def _without_collecting() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
-
-
-def matches(pattern: str | None, probe: str, title: str, case_id: str) -> bool:
-    """True if no pattern was named, or it selects the benchmark."""
-    return pattern is None or selects(pattern, probe, title, case_id)
 
 
 def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
