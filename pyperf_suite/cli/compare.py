@@ -225,7 +225,7 @@ def track(
         *absent(store.of_machine(machine), lambda one: selects(benchmark, one.probe, one.label, one.case_id), begin),
         *(store.unreadable(machine) if benchmark is None else ()),
     ]
-    if not wanted and not any(one.case_id for one in missing):
+    if not wanted and not missing:
         raise UserError(store.why_nothing(benchmark, machine))
     found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
     doubt = _sentence_of_doubt(point for series in wanted for point in series.points)

@@ -28,6 +28,7 @@ from pyperf_suite.regressions.verdict import (
     judge,
     judge_figures,
     percent,
+    range_text,
 )
 from pyperf_suite.runner.profiles import PROFILES, QUICK
 from pyperf_suite.user_kernels.probe import is_test
@@ -341,7 +342,7 @@ def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
 
 
 def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
-    change = f"{percent(ratio.value - 1)} ({percent(ratio.low - 1)} to {percent(ratio.high - 1)})"
+    change = f"{percent(ratio.value - 1)} ({range_text(ratio)})"
     if noise is None:
         within = abs(math.log(ratio.value)) <= math.log1p(margin)
         looks = "no different" if within else "slower" if ratio.value > 1 else "faster"

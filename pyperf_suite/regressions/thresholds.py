@@ -132,10 +132,7 @@ def parse_share(value: Any) -> float:
 
 
 def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
-    """Whether a person who wrote the pattern means that benchmark: by its case, or a part of its probe and label.
-
-    Without a pattern all are meant.
-    """
+    """Whether the pattern, if there is one, means that benchmark: its case, or a part of its probe and label."""
     return pattern in (None, case_id) or matches(f"*{pattern}*", f"{probe} {label}")
 
 

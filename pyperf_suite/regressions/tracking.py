@@ -36,7 +36,7 @@ from pyperf_suite.regressions.changepoints import (
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import ABSENT, PROFILE, SETTINGS, BenchmarkSeries, Measured
-from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
+from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent, range_text
 from pyperf_suite.runner.results import order_of
 from pyperf_suite.user_kernels.probe import is_test
 
@@ -155,8 +155,7 @@ class Nomination:
         if self.is_exact:
             moved = f"{change.before:g} -> {change.after:g}"
         else:
-            ends = (percent(end - 1) for end in (change.ratio.value, change.ratio.low, change.ratio.high))
-            moved = "{} ({} to {})".format(*ends)
+            moved = f"{percent(change.ratio.value - 1)} ({range_text(change.ratio)})"
         runs = "run" if change.points_after == 1 else "runs"
         clock = self.clock_change
         if self.is_drift:

@@ -88,8 +88,9 @@ class Store:
         for name, path in newest.items():
             if machine in (None, name) and not self._has_measured(path):
                 read = self._read.get(path)
-                why = next(iter(read.damage), read.torn) if read else self._lost[path]
-                sentence = f"{path}, the newest run, holds no record that can be read{f': {why}' if why else ''}."
+                said = next(iter(read.damage), read.torn) if read else self._lost[path]
+                why = f": {said.rstrip('.')}" if said else ""
+                sentence = f"{path}, the newest run, holds no record that can be read{why}."
                 found.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
         return found
 
