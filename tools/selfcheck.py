@@ -35,7 +35,7 @@ from pyperf_suite.probes import expanded, find_probe, is_users
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import median_interval
 from pyperf_suite.record.quantity import Quantity, quantity
-from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
+from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_arms, comparison_folder
 from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
 from pyperf_suite.regressions.selfcheck import (
     COMPARISONS,
@@ -214,7 +214,8 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
 
     def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
         old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
-        return compare_case(old, new, case, where, rule, budget_s=budget_s, seed=seed, journal=write, spin_share=shift)
+        how = {"budget_s": budget_s, "journal": write, "spin_share": shift}
+        return compare_arms(old, new, [case], where, rule, seed, **how)[0]
 
     return compare
 

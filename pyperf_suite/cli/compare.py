@@ -53,7 +53,7 @@ def compare(
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
     OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, or a records.jsonl. Slower or
-    faster is said only of a benchmark whose noise from run to run is known from at least 30 other stored runs. Two
+    faster is said only of a benchmark whose noise from run to run is known from at least 10 other stored runs. Two
     live versions tell far more: pyperf-suite ab.
 
     Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided.
@@ -64,14 +64,17 @@ def compare(
       pyperf-suite compare 20261121T021948Z-22a8 latest --margin 3%
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.regressions.compare import one_sided
-    from pyperf_suite.regressions.stored.store import find_side
+    from pyperf_suite.regressions.stored.store import Store, find_side
     from pyperf_suite.regressions.thresholds import load_thresholds
 
     thresholds = load_thresholds()
     before, after = (_chosen(find_side(name, results), pattern) for name in (old, new))
     if old == new or (before.run_ids and before.run_ids == after.run_ids):
         raise UserError(f"OLD and NEW are both {before.name}: name two runs, as in latest~1 latest.")
-    findings, notes = _compare(before, after, thresholds, margin, results)
+    store = Store(results)
+    findings, notes = _compare(before, after, thresholds, margin, store)
+    if any(name.startswith("latest") for name in (old, new)):  # which passes over a run that holds nothing
+        findings += store.unreadable(after.machine)
     uncompared = one_sided(before, after)
     notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
     sides = (("old", before), ("new", after))
@@ -80,12 +83,11 @@ def compare(
 
 
 def _compare(
-    old: Side, new: Side, thresholds: Thresholds, margin: float | None, results: Path
+    old: Side, new: Side, thresholds: Thresholds, margin: float | None, store: Store
 ) -> tuple[list[Judgement], list[str]]:
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-    from pyperf_suite.regressions.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
         return thresholds.margin_of(probe, label, margin)
@@ -97,17 +99,19 @@ def _compare(
             "The runs were measured at different times, which is in every difference; pyperf-suite ab takes turns."
         )
     # A sentinel is this suite's code, whatever repository the benchmarks are from.
-    commits = {one.commit for one in measured if one.kind != "sentinel" and one.metrics}
-    if len(commits) == 1 and all(commits) and not any(one.dirty for one in measured):
-        notes.append(f"Both measured commit {min(commits)[:12]}: what differs is not this project's code.")
+    commits = [
+        {one.commit for one in side.benchmarks.values() if one.kind != "sentinel" and one.metrics}
+        for side in (old, new)
+    ]
+    if commits[0] == commits[1] and len(commits[0]) == 1 and all(commits[0]) and not any(one.dirty for one in measured):
+        notes.append(f"Both measured commit {min(commits[0])[:12]}: what differs is not this project's code.")
     common = old.benchmarks.keys() & new.benchmarks.keys()
     converted = _sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))
-    store = Store(results)
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
     findings = compare_sides(old, new, margin_of, noise_of)
     notes += store.notes
-    checked = latest_selfcheck(results, new.machine)
+    checked = latest_selfcheck(store.results, new.machine)
     if checked is not None:
         notes.append(f"Of pairs, not of finished runs: {checked.sentence()}")
     return findings, notes
@@ -209,7 +213,8 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.regressions.stored.store import Store, matches
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.thresholds import selects
     from pyperf_suite.regressions.tracking import absent
     from pyperf_suite.regressions.tracking import track as search
 
@@ -217,10 +222,10 @@ def track(
     wanted = store.series(benchmark, machine)
     begin = since.isoformat() if since else None
     missing = [
-        *absent(store.of_machine(machine), lambda one: matches(benchmark, one.probe, one.label, one.case_id), begin),
+        *absent(store.of_machine(machine), lambda one: selects(benchmark, one.probe, one.label, one.case_id), begin),
         *(store.unreadable(machine) if benchmark is None else ()),
     ]
-    if not wanted and not any(one.case_id for one in missing):
+    if not wanted and not missing:
         raise UserError(store.why_nothing(benchmark, machine))
     found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
     doubt = _sentence_of_doubt(point for series in wanted for point in series.points)

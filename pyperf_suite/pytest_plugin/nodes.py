@@ -51,15 +51,21 @@ class Node:
 
 
 def nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
-    """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them."""
+    """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them.
+
+    Where that numbers values, as of one array in two layouts, their place in the list is written too.
+    """
     lengths = _lengths(items)
-    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths), item.path) for item in items}
-    similar = Counter((name, tuple(sorted(values.items()))) for name, values, _, _ in described.values())
+    described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in items}
+    similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
     nodes = {}
-    for nodeid, (name, values, unnamed, path) in described.items():
+    for item in items:
+        name, values, unnamed = described[item.nodeid]
         if similar[name, tuple(sorted(values.items()))] > 1:
-            values = values | {"id": nodeid.removeprefix(name)}
-        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values), path, unnamed)
+            values, numbered = _parametrisation(item, lengths, by_text=False)
+            values |= {"id": item.nodeid.removeprefix(name)}
+            unnamed = tuple(dict.fromkeys((*unnamed, *numbered)))
+        nodes[item.nodeid] = Node(item.nodeid, name, find_workload(name).type_for(values)(**values), item.path, unnamed)
     return nodes
 
 
@@ -90,8 +96,13 @@ def _declared_length(item: Any, parameter: str) -> int:
     return len(fixtures[-1].params or ()) if fixtures else 0
 
 
-def _parametrisation(item: Any, lengths: Mapping[tuple[str, str], int]) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """The parameters as records hold them, and the names of those that only their place distinguishes."""
+def _parametrisation(
+    item: Any, lengths: Mapping[tuple[str, str], int], by_text: bool = True
+) -> tuple[dict[str, Scalar], tuple[str, ...]]:
+    """The parameters as records hold them, and the names of those that only their place distinguishes.
+
+    Without `by_text` all that pytest numbered go by their place.
+    """
     if not hasattr(item, "callspec"):
         return {}, ()
     found: dict[str, Scalar] = {}
@@ -99,7 +110,7 @@ def _parametrisation(item: Any, lengths: Mapping[tuple[str, str], int]) -> tuple
     for name, value in item.callspec.params.items():
         text = text_of(value, item.module.__name__)
         index = item.callspec.indices[name]
-        if text is None and _is_numbered(item.callspec.id, name, index, value):
+        if (text is None or not by_text) and _is_numbered(item.callspec.id, name, index, value):
             unnamed.append(name)
             text = f"{type(value).__qualname__}#{index + 1}/{lengths[_name_of(item), name]}"
         if text is not None:
@@ -155,7 +166,7 @@ def _described(value: Any, module: str) -> str:
     if isinstance(value, str):
         return repr(value)
     text = str(value)
-    if not _SHORTENED.search(text):
+    if not _SHORTENED.search(text) and f"{id(value):x}" not in text.lower():
         return text
     if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
         names = [each.name for each in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else value._fields

@@ -127,15 +127,18 @@ def find_changes(
 
 
 def find_newest(values: Sequence[float], members: np.ndarray, begin: int) -> Change | None:
-    """The newest one or two points where they lie beyond all others of their level and beyond its noise.
+    """The newest one or two points where they lie beyond the others of their level and beyond its noise.
 
-    Three would be a level of their own. `members` are the indices of comparable points, `begin` that of the first of
-    the newest level.
+    Three would be a level of their own. One spoilt point in twenty of the level hides none. `members` are the
+    indices of comparable points, `begin` that of the first of the newest level.
     """
     level = np.log(np.asarray(values, dtype=np.float64)[members[members >= begin]])
     for fresh in range(FEWEST_POINTS - 1, 0, -1):
         before, newest = level[:-fresh], level[-fresh:]
-        if len(before) < NEIGHBOURHOOD or (newest.min() <= before.max() and newest.max() >= before.min()):
+        if len(before) < NEIGHBOURHOOD:
+            continue
+        spoilt, in_order = len(before) // 20, np.sort(before)
+        if newest.min() <= in_order[-1 - spoilt] and newest.max() >= in_order[spoilt]:
             continue
         cleaned = draw_in_outliers(before)
         noise = max(float(np.std(cleaned, ddof=1)), LEAST_NOISE)

@@ -28,8 +28,10 @@ from pyperf_suite.regressions.verdict import (
     judge,
     judge_figures,
     percent,
+    range_text,
 )
 from pyperf_suite.runner.profiles import PROFILES, QUICK
+from pyperf_suite.user_kernels.probe import is_test
 
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
@@ -52,7 +54,8 @@ class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
     `freedom` is in degrees. `source` names where it is from. `largest` is how far a run lay off its neighbours (a
-    logarithm), `spoilt` the least by which one stood out of them, and `calm` the noise without those that did.
+    logarithm), `spoilt` the least by which one stood out of them, `step` the least after which they stayed, and `calm`
+    the noise without those that did.
     `around` has the neighbours of compared runs by run_id, before and after it, and under "" the newest runs.
     """
 
@@ -63,11 +66,12 @@ class RunNoise:
     largest: float = 0.0
     calm: RunNoise | None = None
     spoilt: float = math.inf
+    step: float = math.inf
     around: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     def beside(self, difference: float) -> RunNoise:
-        """The noise that may hide that difference: runs spoilt by far more do not explain it."""
-        return self.calm if self.calm and self.spoilt > MUCH_FURTHER * abs(difference) else self
+        """The noise that may hide that difference: runs spoilt by far more do not explain it, nor do such steps."""
+        return self.calm if self.calm and min(self.spoilt, self.step) > MUCH_FURTHER * abs(difference) else self
 
     def doubt(self, old: Measured, new: Measured, difference: float) -> str:
         """Why that difference may be one spoilt run's, as a sentence; "" if it is not."""
@@ -112,15 +116,21 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     spoilt = [far for part in off for far in part if far > least]
     noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
     noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
-    if not spoilt:
-        return noise
     if len(spoilt) > SPOILT_SHARE * len(kept):
         return replace(noise, spoilt=min(spoilt))
     good = [[log for log, far in zip(*pair, strict=True) if far <= least] for pair in zip(segments, off, strict=True)]
-    calm = _noise_of(_steps(good), f"{len(kept) - len(spoilt)} runs of its own, {len(spoilt)} spoilt left out,")
+    stayed = [abs(step) for step in _steps(good) if abs(step) > least]
+    if len(spoilt) + len(stayed) > SPOILT_SHARE * len(kept):
+        stayed = []
+    if not spoilt and not stayed:
+        return noise
+    named = [f"{len(spoilt)} spoilt"] if spoilt else []
+    named += [f"{len(stayed)} step{'s' if len(stayed) > 1 else ''}"] if stayed else []
+    source = f"{len(kept) - len(spoilt)} runs of its own, {' and '.join(named)} left out,"
+    calm = _noise_of([step for step in _steps(good) if not stayed or abs(step) <= least], source)
     largest = max(far for part in off for far in part if far <= least)
     calm = replace(calm, runs=len(kept), largest=largest, around=noise.around)
-    return replace(noise, calm=calm, spoilt=min(spoilt))
+    return replace(noise, calm=calm, spoilt=min(spoilt, default=math.inf), step=min(stayed, default=math.inf))
 
 
 def _without_breaks(
@@ -332,7 +342,7 @@ def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
 
 
 def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
-    change = f"{percent(ratio.value - 1)} ({percent(ratio.low - 1)} to {percent(ratio.high - 1)})"
+    change = f"{percent(ratio.value - 1)} ({range_text(ratio)})"
     if noise is None:
         within = abs(math.log(ratio.value)) <= math.log1p(margin)
         looks = "no different" if within else "slower" if ratio.value > 1 else "faster"
@@ -362,6 +372,8 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
     """The command that would decide, unless the code is the same."""
     if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
+    if is_test(new.probe):
+        return [f"ab pairs no tests: further runs of pytest {shlex.quote(new.probe)} --suite-measure tell more."]
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     if new.dirty:
         revisions[1] = "."  # the working tree has what no commit names

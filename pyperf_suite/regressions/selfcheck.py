@@ -94,9 +94,6 @@ class Selfcheck:
     def false_alarms(self) -> Proportion:
         return self.rate(0.0, "slower", "faster")
 
-    def detected(self, shift: float) -> Proportion:
-        return self.rate(shift, "slower")
-
     def sentence(self) -> str:
         """One line for whoever reads a verdict of this machine: how often such verdicts are wrong, and miss."""
         identical = self.false_alarms
@@ -104,8 +101,8 @@ class Selfcheck:
             f"On this machine a selfcheck called identical code slower or faster in {identical} of {identical.tries} "
             f"comparisons (margin {100 * self.margin:.3g} %)"
         )
-        slowed = [shift for shift in self.shifts if shift > 0 and self.detected(shift).tries]
-        found = [f"{100 * shift:.3g} % in {self.detected(shift)} of {self.detected(shift).tries}" for shift in slowed]
+        rates = {shift: self.rate(shift, "slower") for shift in self.shifts if shift > 0}
+        found = [f"{100 * shift:.3g} % in {rate} of {rate.tries}" for shift, rate in rates.items() if rate.tries]
         return f"{called}, and found an injected slowdown of {', of '.join(found)}." if found else f"{called}."
 
 

@@ -131,9 +131,9 @@ def parse_share(value: Any) -> float:
     return share
 
 
-def selects(pattern: str, probe: str, label: str, case_id: str) -> bool:
-    """Whether a person who wrote the pattern means that benchmark: by its case, or a part of its probe and label."""
-    return pattern == case_id or matches(f"*{pattern}*", f"{probe} {label}")
+def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
+    """Whether the pattern, if there is one, means that benchmark: its case, or a part of its probe and label."""
+    return pattern in (None, case_id) or matches(f"*{pattern}*", f"{probe} {label}")
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -36,7 +36,7 @@ from pyperf_suite.regressions.changepoints import (
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import ABSENT, PROFILE, SETTINGS, BenchmarkSeries, Measured
-from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
+from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent, range_text
 from pyperf_suite.runner.results import order_of
 from pyperf_suite.user_kernels.probe import is_test
 
@@ -146,7 +146,7 @@ class Nomination:
     def is_recent(self, since: str | None) -> bool:
         """Whether the change began at or after that ISO date, or without one among the newest points."""
         points_since = len(self.series.points) - self.change.index
-        return self.first.started_at >= since if since else points_since <= RECENT_POINTS
+        return self.first.made_at >= since if since else points_since <= RECENT_POINTS
 
     @property
     def sentence(self) -> str:
@@ -155,18 +155,17 @@ class Nomination:
         if self.is_exact:
             moved = f"{change.before:g} -> {change.after:g}"
         else:
-            ends = (percent(end - 1) for end in (change.ratio.value, change.ratio.low, change.ratio.high))
-            moved = "{} ({} to {})".format(*ends)
+            moved = f"{percent(change.ratio.value - 1)} ({range_text(change.ratio)})"
         runs = "run" if change.points_after == 1 else "runs"
         clock = self.clock_change
         if self.is_drift:
             moved += f" by a drift in small steps, beyond {percent(LEAST_EFFECT)}"
         return (
-            f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
+            f"{self.series.title}: {moved} since {self.first.made_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{self._hypotheses}"
             f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
             f"{SENTINEL_MOVED.format(percent(math.expm1(self.sentinel))) if abs(self.sentinel) > LEAST_MOVE else ''}"
-            f"{f' --since {self.series.points[-1].started_at[:10]} accepts it.' if self.is_drift else ''}"
+            f"{f' --since {self.series.points[-1].made_at[:10]} accepts it.' if self.is_drift else ''}"
         )
 
     @functools.cached_property
@@ -195,8 +194,8 @@ class Nomination:
         if packages and not any(ABSENT in self.moved[name] for name in packages):
             sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
         command = ["ab", "--old", sides[0], "--new", sides[1], self.series.probe, "-k", self.series.label]
-        names = " and ".join(self.moved)
-        return f" With it came {came}: code and {names} cannot be told apart; `{shlex.join(command)}` decides."
+        decides = "" if is_test(self.series.probe) else f"; `{shlex.join(command)}` decides"
+        return f" With it came {came}: code and {' and '.join(self.moved)} cannot be told apart{decides}."
 
     @property
     def commits(self) -> str:
@@ -290,7 +289,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
             continue
         found.searched += 1
         for each in series.breaks if series.kind != "static" else ():
-            when = series.points[each.index].started_at
+            when = series.points[each.index].made_at
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
@@ -339,7 +338,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
                 for later in changes[number + 1 :]
                 if series.groups[later.index] == series.groups[change.index]
             ),
-            same_code=not is_exact and _is_same_code(series, change),
+            same_code=not is_exact and _is_one_commit(_about(series, change)),
         )
         for number, change in enumerate(changes)
     ]
@@ -355,7 +354,7 @@ def _newest_and_drift(
         return [], []
     inside = [step for step in steps if step.index in members]
     newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
-    later = members[[points[index].started_at >= since for index in members]] if since else members
+    later = members[[points[index].made_at >= since for index in members]] if since else members
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
     drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     found: tuple[list[Nomination], list[Nomination]] = [], []
@@ -366,7 +365,7 @@ def _newest_and_drift(
             own = [points[index] for index in within[start - length :]]
             last = own[-1] if change is drift else own[1]
             named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
-            same = _is_one_commit(own) if change is drift else _is_same_code(series, change)
+            same = _is_one_commit(own if change is drift else _about(series, change))
             those.append(Nomination(series, named, same_code=same, is_drift=change is drift))
     return found
 
@@ -378,13 +377,13 @@ def _makes_good(later: Change, change: Change) -> bool:
     return later.after >= change.before / (1 + LEAST_EFFECT)
 
 
-def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
-    """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
-    first = max(0, change.index - 1 - PLACED_WITHIN)
-    return _is_one_commit(series.points[first : change.index + PLACED_WITHIN + 1])
+def _about(series: BenchmarkSeries, change: Change) -> Sequence[Measured]:
+    """The points about a change, as exactly as its place is known."""
+    return series.points[max(0, change.index - 1 - PLACED_WITHIN) : change.index + PLACED_WITHIN + 1]
 
 
 def _is_one_commit(points: Sequence[Measured]) -> bool:
+    """Whether all are of one commit without changes."""
     return len({point.commit for point in points}) == 1 and not any(p.dirty or not p.commit for p in points)
 
 
@@ -415,7 +414,7 @@ def absent(
         if newest not in later:
             later[newest] = _later_runs(newest, runs)
         gone = [one for one in later[newest] if case not in runs[_run_of(one)]]
-        if not is_wanted(own[-1]) or (gone and gone[0].started_at < since if since else len(gone) > RECENT_POINTS):
+        if not is_wanted(own[-1]) or (gone and gone[0].made_at < since if since else len(gone) > RECENT_POINTS):
             continue
         if own[-1].metrics:
             if min(len(gone), len(own)) < FEWEST_POINTS:
@@ -431,7 +430,7 @@ def absent(
                 continue
             missed = own[own.index(last) + 1 :] if last else own
             said = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
-        said = f"{f'Last measured {last.started_at[:16]}Z' if last else 'Never measured'}, {said}"
+        said = f"{f'Last measured {last.made_at[:16]}Z' if last else 'Never measured'}, {said}"
         details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
         found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
     return found
@@ -450,7 +449,7 @@ def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Meas
 
 
 def _runs(missed: Sequence[Measured]) -> str:
-    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
+    return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].made_at[:16]}Z"
 
 
 def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]], order: list[Run]) -> str:
@@ -499,7 +498,8 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
     if not change.commit_before or not change.commit_after:
         raise UserError("its runs do not name their commits")
     ends = {change.commit_before, change.commit_after}
-    if len(ends) == 1 or any(point.dirty and point.commit in ends for point in series.points):
+    near = series.points if nomination.is_drift else _about(series, change)
+    if len(ends) == 1 or any(point.dirty and point.commit in ends for point in near):
         raise UserError("its runs measured uncommitted changes, which are gone")
     journal = journals[series.machine, nomination.first.run_id]
     for _, record in placed_records(journal):

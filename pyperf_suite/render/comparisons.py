@@ -50,7 +50,7 @@ def change(ratio: Ratio | None) -> Quantity | None:
 def counted(findings: Sequence[Judgement]) -> str:
     """`1 slower, 2 undecided, 5 equivalent of 8 benchmarks`."""
     if not findings:
-        return "no benchmark to compare"
+        return "nothing to report"
     counts = Counter(finding.verdict for finding in findings)
     each = ", ".join(f"{counts[verdict]} {verdict}" for verdict in URGENCY if counts[verdict])
     return f"{each} of {len(findings)} benchmark{'s' if len(findings) > 1 else ''}"

@@ -60,8 +60,6 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
     return path
 
 
-BUDGET_S = 30.0
-
 # A clock that differs by more between the sides explains a difference that is no fault of the code.
 CLOCK_DIFFERENCE = 0.01
 
@@ -85,7 +83,7 @@ class LiveComparison:
     device: Device
     rule: SequentialRule
     judges: dict[str, WorkerProcess]
-    budget_s: float = BUDGET_S
+    budget_s: float = 30.0
     seed: int = 0
     spin_share: float = 0.0
     journal: WritePair | None = None
@@ -231,13 +229,6 @@ class LiveComparison:
         if paths[0] != paths[1]:
             found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
         return found
-
-
-def compare_case(
-    old: Arm, new: Arm, case: PairedCase, device: Device, rule: SequentialRule | None = None, **how: Any
-) -> Judgement:
-    """Compare one benchmark; `how` is as for `compare_arms`."""
-    return compare_arms(old, new, [case], device, rule, **how)[0]
 
 
 def compare_arms(

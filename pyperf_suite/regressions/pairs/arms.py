@@ -188,7 +188,7 @@ def _typed(value: str, present: object) -> object:
 
 def choose(cases: Sequence[PairedCase], pattern: str | None) -> list[PairedCase]:
     """The cases that the pattern selects, all without one. Raises UserError where none is left."""
-    chosen = [case for case in cases if pattern is None or selects(pattern, case.probe, case.label, case.case_id)]
+    chosen = [case for case in cases if selects(pattern, case.probe, case.label, case.case_id)]
     if not chosen:
         first = cases[0].label if cases else "none"
         raise UserError(f"-k {pattern!r} leaves none of the {len(cases)} benchmarks; the first is {first}.")

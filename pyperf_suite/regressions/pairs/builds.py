@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import lock, why_not_private
+from pyperf_suite.files import lock, top_of, why_not_private
 from pyperf_suite.hardware import machine
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements
 from pyperf_suite.workloads.backends import kept_folder
@@ -97,7 +97,7 @@ def find_checkout(start: Path | None = None) -> Checkout:
     """
     here, own = start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent
     for place in (here, own):
-        root = _top(place)
+        root = top_of(place.resolve())
         if root and all((root / name).is_file() for name in OF_THE_PROJECT):
             if place is own and not here.resolve().is_relative_to(root):
                 warnings.warn(f"Revisions are those of {root}: {here} is no checkout of pyperf_suite.", stacklevel=2)
@@ -106,11 +106,6 @@ def find_checkout(start: Path | None = None) -> Checkout:
         "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "
         "running package lies in one: go there, or name two interpreters."
     )
-
-
-def _top(folder: Path) -> Path | None:
-    done = git(folder, "rev-parse", "--show-toplevel")
-    return None if done.returncode else Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 
 def last_line(output: bytes) -> str:

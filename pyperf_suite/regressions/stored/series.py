@@ -25,7 +25,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.record.case import label_of
 from pyperf_suite.record.journal import require_whole
 from pyperf_suite.record.record import Record
-from pyperf_suite.runner.results import order_of
+from pyperf_suite.runner.results import order_of, stamp_of
 
 TIME = "time"
 
@@ -139,6 +139,13 @@ class Measured(NamedTuple):
         if len(self.medians) == 1:
             return self.medians[0]
         return statistics.median(self.medians) if self.medians else math.nan
+
+    @property
+    def made_at(self) -> str:
+        """When it was measured (ISO 8601, UTC), and not before its run's name says, where the clock was set back."""
+        stamp = stamp_of(self.run_id)
+        named = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:11]}:{stamp[11:13]}:{stamp[13:15]}.000+00:00"
+        return max(self.started_at, named) if stamp else self.started_at
 
     @property
     def commit(self) -> str:

@@ -88,8 +88,9 @@ class Store:
         for name, path in newest.items():
             if machine in (None, name) and not self._has_measured(path):
                 read = self._read.get(path)
-                why = next(iter(read.damage), read.torn) if read else self._lost[path]
-                sentence = f"{path}, the newest run, holds no record that can be read{f': {why}' if why else ''}."
+                said = next(iter(read.damage), read.torn) if read else self._lost[path]
+                why = f": {said.rstrip('.')}" if said else ""
+                sentence = f"{path}, the newest run, holds no record that can be read{why}."
                 found.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
         return found
 
@@ -108,7 +109,7 @@ class Store:
             each
             for runs in cases.values()
             for each in _series_of(runs)
-            if matches(pattern, each.probe, each.title, each.case_id)
+            if selects(pattern, each.probe, each.title, each.case_id)
         ]
         return sorted(found, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
@@ -142,11 +143,6 @@ def _without_collecting() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
-
-
-def matches(pattern: str | None, probe: str, title: str, case_id: str) -> bool:
-    """True if no pattern was named, or it selects the benchmark."""
-    return pattern is None or selects(pattern, probe, title, case_id)
 
 
 def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:

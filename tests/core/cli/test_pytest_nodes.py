@@ -26,6 +26,9 @@ class Pair:
 
 Row = collections.namedtuple("Row", "left right")
 
+class Placed:
+    def __repr__(self): return f"<Placed {id(self):X}>"
+
 class Silent:
     def __repr__(self): raise KeyError("none")
 
@@ -116,7 +119,8 @@ def test_values_that_differ_are_two_cases_and_equal_ones_are_the_same_in_another
 
 
 @pytest.mark.parametrize(
-    "value", ["Table()", "Silent()", "lambda x: x", "Table().__init__", "functools.partial(Table(), 1)"]
+    "value",
+    ["Table()", "Silent()", "Placed()", "lambda x: x", "Table().__init__", "functools.partial(Table(), 1)"],
 )
 @pytest.mark.parametrize(
     "decorator",
@@ -129,6 +133,21 @@ def test_values_that_differ_are_two_cases_and_equal_ones_are_the_same_in_another
 def test_the_series_of_an_object_without_a_text_end_where_the_list_changes(cases, value, decorator):
     before, unnamed = cases(f"{value}, {value}", decorator)
     after, _ = cases(f"{value}, {value}, {value}", decorator)
+    assert unnamed == {("t",)}
+    assert len({str(case) for case in (*before, *after)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("np.zeros(8)", "np.zeros(16)[::2]"),
+        ("np.zeros((2, 3))", "np.zeros((2, 3), order='F')"),
+        ("np.random.default_rng(0)", "np.random.default_rng(1)"),
+    ],
+)
+def test_values_whose_texts_are_the_same_continue_no_others_series_where_one_is_put_in_front(cases, one, other):
+    before, unnamed = cases(f"{one}, {other}")
+    after, _ = cases(f"{other}, {one}, {other}")
     assert unnamed == {("t",)}
     assert len({str(case) for case in (*before, *after)}) == 5
 

@@ -7,7 +7,7 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab
-from pyperf_suite.regressions.pairs.ab import compare_arms, compare_case
+from pyperf_suite.regressions.pairs.ab import compare_arms
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pair
 from pyperf_suite.regressions.verdict import SequentialRule, Verdict
@@ -15,6 +15,10 @@ from tests.records import a_product
 
 CPU = Device("cpu")
 OLD, NEW = this_code("old code"), this_code("new code")
+
+
+def compare_case(old, new, case, device, rule=None, **how):
+    return compare_arms(old, new, [case], device, rule, **how)[0]
 
 
 def case_of(size: int) -> PairedCase:

@@ -8,7 +8,7 @@ from pyperf_suite.cli.ab import ab
 from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import find_probe
-from pyperf_suite.regressions.pairs.ab import compare_case
+from pyperf_suite.regressions.pairs.ab import compare_arms
 from pyperf_suite.regressions.pairs.arms import PairedCase
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.regressions.pairs.user_arms import present_arm
@@ -149,7 +149,7 @@ def kernel():
     return suite.launch(work, suite.rand(64))
 """
     case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
-    compare_case(arm, arm, case, CPU, SequentialRule(looks=(2,)), pace=Pace(slice_s=0.005, total_s=0.02))
+    compare_arms(arm, arm, [case], CPU, SequentialRule(looks=(2,)), pace=Pace(slice_s=0.005, total_s=0.02))
     told = sorted(filter(None, (tmp_path / "told").read_text().splitlines()))  # a reference sees none so often
     assert len(told) == 4
     assert told[0] == told[1] != told[2] == told[3]

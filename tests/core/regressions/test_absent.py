@@ -120,7 +120,7 @@ def test_cases_of_another_profile_are_no_absence(track, write_run, make_record):
     assert (data["findings"], code) == ([], 0)
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 99}\n', '{"half a rec'])
+@pytest.mark.parametrize("content", ["", "{}\n", '{"schema_version": 99}\n', '{"half a rec'])
 def test_a_newest_run_without_a_readable_record_is_failed(track, write_nights, results, content):
     write_nights(10, lambda night, number: FINE)
     newest = max(results.glob("*/*/records.jsonl"))
@@ -129,6 +129,15 @@ def test_a_newest_run_without_a_readable_record_is_failed(track, write_nights, r
     [finding] = data["findings"]
     assert (finding["verdict"], code) == ("failed", 3)
     assert f"{newest}, the newest run, holds no record that can be read" in finding["sentence"]
+    assert not finding["sentence"].endswith("..")
+
+
+def test_runs_of_which_none_has_a_readable_record_are_failed(track, write_nights, results):
+    write_nights(10, lambda night, number: FINE)
+    for path in results.glob("*/*/records.jsonl"):
+        path.write_text("")
+    data, code = track()
+    assert ([each["verdict"] for each in data["findings"]], code) == (["failed"], 3)
 
 
 def test_a_run_that_has_just_started_is_not_yet_read(track, write_nights, results):

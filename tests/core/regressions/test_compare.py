@@ -122,6 +122,14 @@ def test_uncommitted_changes_are_paired_with_the_working_tree():
     assert "ab --old aaaaaaaaaaaa --new . baseline" in judged(old, new, LOUD).sentence
 
 
+def test_no_pairs_are_promised_of_tests():
+    sides = [timed([seconds] * 3, probe="test_it.py::test_a", commit=f"{seconds}") for seconds in (1.0, 1.1)]
+    finding = judged(*sides, LOUD)
+    assert finding.verdict == "undecided"
+    assert "pyperf-suite ab" not in finding.sentence
+    assert "further runs of pytest test_it.py::test_a --suite-measure tell more." in finding.sentence
+
+
 def test_a_ratio_between_two_profiles_says_so():
     finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
     assert finding.details["changes"] == ["profile quick -> full"]
@@ -270,6 +278,7 @@ SPOILT = {
     "longer by any": lambda random, count: random.exponential(0.3, count) * (random.random(count) < 0.05),
     "two levels": lambda random, count: 0.1 * (random.random(count) < 0.1),
     "a rare level": lambda random, count: 0.1 * (random.random(count) < 0.03),
+    "levels that stay": lambda random, count: 0.1 * np.cumsum(random.choice([-1, 0, 1], count, p=[0.01, 0.98, 0.01])),
 }
 
 
@@ -299,6 +308,21 @@ def test_one_spoilt_night_does_not_hide_a_slowdown_that_is_smaller_than_it():
     assert "39 runs of its own, 1 spoilt left out, tell" in finding.sentence
     # A spoilt night may be all there is.
     assert judged(timed([1.0] * 3), timed([1.9] * 3), noise=spoilt).verdict == "undecided"
+
+
+def test_one_step_does_not_hide_a_slowdown_that_is_smaller_than_it():
+    logs = noise(40, 0.005)
+    quiet = run_noise(series(logs))
+    stepped = run_noise(series(logs + math.log(1.5) * (np.arange(40) >= 16)))
+    assert stepped.deviation > 10 * quiet.deviation
+    assert stepped.calm.deviation == pytest.approx(quiet.deviation, rel=0.2)
+    sides = timed([1.0, 1.001, 0.999]), timed([1.1, 1.101, 1.099])
+    finding = judged(*sides, noise=stepped)
+    assert finding.verdict == judged(*sides, noise=quiet).verdict == "slower"
+    assert "as 40 runs of its own, 1 step left out, tell" in finding.sentence
+    # What is as large as the step may be another.
+    assert judged(timed([1.0] * 3), timed([1.2] * 3), noise=stepped).verdict == "undecided"
+    assert judged(timed([1.0] * 3), timed([4.0] * 3), noise=stepped).verdict == "slower"
 
 
 def test_runs_that_are_often_far_off_are_noise():

@@ -47,6 +47,24 @@ def test_json_names_sides_findings_and_what_was_not_compared(compare, a_month, w
     assert any("Both measured commit aaaaaaaaaaaa" in note for note in message["notes"])
 
 
+def test_a_newest_run_that_holds_nothing_is_failed_and_not_passed_over(compare, a_month, write_run):
+    write_run(run_id(32), [])
+    done = compare("latest~1", "latest", "--margin", "3%")
+    assert (done.exit_code, compare(run_id(30), run_id(31), "--margin", "3%").exit_code) == (3, 0)
+    assert f"{run_id(32)}/records.jsonl, the newest run, holds no record that can be read." in done.output.replace(
+        "\n", ""
+    )
+    assert "1 failed, 1 equivalent" in done.output
+
+
+def test_a_run_in_which_all_failed_measured_no_commit(compare, write_run):
+    for day, seconds in ((1, 1e-3), (2, None)):
+        write_run(run_id(day), [seconds], state={"source": {"commit": 40 * str(day), "dirty": False}})
+    done = compare("latest~1", "latest")
+    assert done.exit_code == 3
+    assert "Both measured commit" not in done.output
+
+
 @pytest.mark.parametrize(("commits", "is_same"), [("bb", True), ("bc", False)])
 def test_the_code_is_the_benchmarks_and_not_the_sentinels(compare, write_run, make_record, commits, is_same):
     for day, commit in zip((1, 2), commits, strict=True):

@@ -70,7 +70,7 @@ def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
     alarms = sum(line["shift"] == 0 and line["verdict"] == "slower" for line in lines)
     assert (found.false_alarms.hits, found.false_alarms.tries) == (alarms, 40)
     assert 0 < alarms < 15
-    assert (found.detected(0.05).hits, found.detected(0.05).tries) == (20, 20)
+    assert (found.rate(0.05, "slower").hits, found.rate(0.05, "slower").tries) == (20, 20)
     assert change_at(found, 0.05) == pytest.approx(0.05)
     assert "of an injected" not in found.sentence()
     assert f"in {found.false_alarms} of 40 comparisons (margin 1 %)" in found.sentence()

@@ -94,6 +94,9 @@ def test_runs_are_in_the_order_in_which_they_were_made_whatever_their_clock_said
     [finding] = data["findings"]
     assert (code, finding["verdict"], round(finding["ratio"]["value"], 2)) == (3, "undecided", 1.08)
     assert (finding["details"]["commit_before"], finding["details"]["commit_after"]) == (commit(19), commit(20))
+    # A day is that of the run, too.
+    assert "since 2026-01-21T00:00Z" in finding["sentence"]
+    assert (message("--since", "2026-01-21")[1], message("--since", "2026-01-22")[1]) == (3, 0)
 
 
 @pytest.mark.parametrize("step", [1.0, 1.08])
@@ -142,6 +145,8 @@ def test_a_step_with_an_upgrade_is_undecided_between_both_and_the_command_is_nam
     assert finding.verdict == "undecided"
     assert "numpy 2.4.6 -> 2.5.0: code and numpy cannot be told apart" in finding.sentence
     assert sides in finding.sentence
+    [found] = search([replace(series, points=points, probe="test_it.py::test_a")]).current
+    assert "code and numpy cannot be told apart." in found.sentence  # ab pairs no tests
 
 
 def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
@@ -249,6 +254,18 @@ def test_confirm_pairs_a_bench_file_at_the_commits_of_its_own_repository(
     assert code == 1
 
 
+@pytest.mark.parametrize(("night", "is_rerun"), [(20, False), (25, True)])
+def test_uncommitted_changes_stop_a_rerun_only_where_the_change_came(
+    message, write_history, write_run, rerun, night, is_rerun
+):
+    write_history([1.0] * 20 + [1.1] * (night - 20), commits=[commit(19)] * 20 + [commit(20)] * (night - 20))
+    for day, run_id in enumerate(run_ids(28)[night:]):
+        write_run(run_id, [1.1e-3], state={"source": {"commit": commit(20), "dirty": day == 0}})
+    data, _ = message("--confirm", "--device", "cpu")
+    assert [compared[:2] for compared in rerun.compared] == [(commit(19), commit(20))] * is_rerun
+    assert ("uncommitted changes, which are gone" in data["findings"][0]["sentence"]) is not is_rerun
+
+
 def test_a_test_of_pytest_cannot_be_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [1.1] * 6, probe="test_it.py::test_a")
     data, code = message("--confirm", "--device", "cpu")
@@ -263,9 +280,9 @@ def test_a_faster_change_is_not_rerun(message, write_history, rerun):
 
 
 @pytest.mark.parametrize("nights", [1, 2])
-@pytest.mark.parametrize("level", [10.0, 1.1])
-def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level):
-    write_history([1.0] * 30 + [level] * nights)
+@pytest.mark.parametrize(("level", "spoilt"), [(10.0, 1.0), (1.1, 1.0), (1.4, 3.0)])
+def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level, spoilt):
+    write_history([1.0] * 14 + [spoilt] + [1.0] * 15 + [level] * nights)
     data, code = message()
     assert (data["findings"], code) == ([], 0)
     [note] = [each for each in data["notes"] if each.startswith("Outside the range of its level: matmul")]
