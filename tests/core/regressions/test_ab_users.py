@@ -13,7 +13,7 @@ from pyperf_suite.regressions.pairs.arms import PairedCase
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.regressions.pairs.user_arms import present_arm
 from pyperf_suite.regressions.verdict import SequentialRule
-from pyperf_suite.user_kernels.declared import describe
+from pyperf_suite.user_kernels.declared import kernels_of
 from tests.core.repository import Repository
 from tools.selfcheck import selfcheck
 
@@ -112,7 +112,7 @@ def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_pa
 def case_in(folder, source, monkeypatch):
     (folder / "bench.py").write_text(f"import pyperf_suite as suite\n{source}")
     monkeypatch.chdir(folder)
-    describe.cache_clear()
+    kernels_of.clear()
     (case,) = find_probe("bench.py:kernel").cases("quick", CPU)
     return PairedCase.same("bench.py:kernel", case)
 
