@@ -9,12 +9,12 @@ import contextlib
 import functools
 import os
 import re
+import weakref
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import tempfile
     from collections.abc import Callable
 
 # Where files lie in memory.
@@ -98,11 +98,32 @@ def is_users(file: str) -> bool:
     return not file.startswith(("<", *_OURS)) and "/lib/python" not in file
 
 
-def owned_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder named after this process, so that `sweep` removes it if this process is killed."""
-    import tempfile
+class OwnedFolder:
+    """A temporary folder named after this process, so that `sweep` removes it if this process is killed.
 
-    return tempfile.TemporaryDirectory(prefix=owned_name(kind, os.getpid()), ignore_cleanup_errors=True)
+    A copy of this process, which somebody's code forked and which ends in its own way, leaves it to this one.
+    """
+
+    def __init__(self, kind: str, within: str | None = None) -> None:
+        """Make it in the folder `within`, else where temporary files lie."""
+        import tempfile
+
+        owner = os.getpid()
+        self.name = tempfile.mkdtemp(prefix=owned_name(kind, owner), dir=within)
+        self.cleanup: Callable[[], object] = weakref.finalize(self, _remove_own, self.name, owner)
+
+    def __enter__(self) -> str:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+
+def _remove_own(folder: str, owner: int) -> None:
+    import shutil
+
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def owned_name(kind: str, pid: int) -> str:

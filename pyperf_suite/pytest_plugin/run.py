@@ -13,7 +13,6 @@ import functools
 import io
 import shutil
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.probes import find_probe
-from pyperf_suite.process.system import owned_folder
+from pyperf_suite.process.system import OwnedFolder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
 from pyperf_suite.pytest_plugin.nodes import Node, nodes_of
@@ -63,8 +62,8 @@ class Children:
         self._expected = ""
 
     @functools.cached_property
-    def _folder(self) -> tempfile.TemporaryDirectory[str]:
-        return owned_folder("pytest")
+    def _folder(self) -> OwnedFolder:
+        return OwnedFolder("pytest")
 
     def ask(self, node: Node, following: Node | None, begin: Callable[[], object] | None = None) -> dict[str, Any]:
         """How the test ended and what it measured; `following` is the one requested next, None for the last.

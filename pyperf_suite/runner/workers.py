@@ -18,7 +18,7 @@ from pyperf_suite.errors import ExitCode, UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.process.child import FORGED, HUNG, ChildProcess, ProcessLost
-from pyperf_suite.process.system import owned_folder, sweep
+from pyperf_suite.process.system import OwnedFolder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
 from pyperf_suite.record.case import Case
@@ -90,7 +90,7 @@ class WorkerProcess(ChildProcess):
 
         `preload` are modules that a template of the command has imported (child.py).
         """
-        self._scratch = owned_folder("worker")
+        self._scratch = OwnedFolder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
@@ -180,7 +180,7 @@ class WorkerPool(Workers):
         self._spared = SparedCases()
         self._checked: dict[str, Mapping[str, Any]] = {}
         sweep()
-        self._shared = owned_folder("run")
+        self._shared = OwnedFolder("run")
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """The answers of worker `process`; one that is lost makes the case failed whose turn it was.

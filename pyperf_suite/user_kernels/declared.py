@@ -91,13 +91,23 @@ class Described:
     implementations: Sequence[str]
 
 
-@functools.cache
+# Of each file, module and name in one: its kernels. Those of a file that was described need no process of their own.
+kernels_of: dict[str, tuple[Described, ...]] = {}
+
+
 def describe(target: str) -> tuple[Described, ...]:
     """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
 
     Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
     """
     target = canonical(target)
+    if target not in kernels_of:
+        found = _described_by_a_process(target)
+        kernels_of.update({**{each.name: (each,) for each in found}, target: found})
+    return kernels_of[target]
+
+
+def _described_by_a_process(target: str) -> tuple[Described, ...]:
     try:
         process = UserProcess(interpreter(), split(target)[0], 60.0, limit_bytes())
         with contextlib.closing(process):

@@ -164,10 +164,12 @@ class CaseHere:
 
 
 def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:
-    with exchanged():
-        answer = file.answer({"do": what, **arguments})
-    if os.getpid() != pid:
-        end_copy()
+    try:
+        with exchanged():
+            answer = file.answer({"do": what, **arguments})
+    finally:
+        if os.getpid() != pid:  # by whatever it raised, it must not go on as the suite
+            end_copy()
     return require_answered(answer, where)
 
 

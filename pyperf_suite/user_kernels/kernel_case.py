@@ -124,6 +124,7 @@ class KernelCase(UserFile):
                 continue
             if leaf.kind == "plain":
                 values[at] = fresh
+                _hash_text(fresh)
             elif leaf.role == "output":
                 (poison if self._times_filled[index] % 2 else draw_over)(values[at])
             else:
@@ -314,6 +315,17 @@ class KernelCase(UserFile):
 
 def _is_any(_: Leaf) -> bool:
     return True
+
+
+def _hash_text(value: Any) -> None:
+    """Have text in a plain value keep its hash now: fresh text then takes no longer than text that was launched on."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            _hash_text(each)
+    elif isinstance(value, dict):  # which has its keys' hashes
+        _hash_text(list(value.values()))
+    elif isinstance(value, (str, bytes)):
+        hash(value)
 
 
 def _nothing(*_: Any) -> None:

@@ -29,6 +29,8 @@ ENOUGH_MOVES, POOLED_MOVES = 8, 2
 FEWEST_LOOKS, MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 2, 6, 0.5, 16.0
 ENOUGH_MOVED, MOST_MOVED = 10, 0.8
 CHANGE = 1.5
+# Inputs move by no larger share, however coarse the result's type is.
+LARGEST_SHARE = 0.36
 # Looks are repeated until so many inputs were changed: each moves all later elements of a running sum at once.
 ENOUGH_CHANGED = 30
 
@@ -55,6 +57,9 @@ def measure(
     share = max((_share(each) for each in inputs), default=0.0)
     if numpy is None or not share or not sum(each.size for each in (*right.values(), *whole.values())):
         return {}, {}
+    # A reference that rounds to a coarse type stands still or jumps: where moves are small against that, it seems to
+    # amplify them.
+    share = max(share, min(_share(result), LARGEST_SHARE))
     begin_s = time.perf_counter()
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):

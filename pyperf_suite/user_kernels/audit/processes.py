@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.process.child import ENDED, FORGED, HUNG, ChildProcess, ProcessLost
-from pyperf_suite.process.system import SHARED_MEMORY, owned_name
+from pyperf_suite.process.system import SHARED_MEMORY, OwnedFolder
 from pyperf_suite.user_kernels.audit import kernel_process
 from pyperf_suite.user_kernels.here import require_answered
 from pyperf_suite.user_kernels.reference import Reference
@@ -150,8 +149,5 @@ def memory_folder(size_bytes: int = 0) -> Iterator[Path]:
     """A folder in memory where there is room, else where temporary files lie; removed at the end."""
     shared = Path(SHARED_MEMORY)
     roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > size_bytes + (1 << 26)
-    name = owned_name("kernel", os.getpid())
-    with tempfile.TemporaryDirectory(
-        prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
-    ) as path:
+    with OwnedFolder("kernel", str(shared) if roomy else None) as path:
         yield Path(path)

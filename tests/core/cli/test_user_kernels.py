@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.record.journal import read_journal
-from pyperf_suite.user_kernels.declared import describe
+from pyperf_suite.user_kernels.declared import describe, kernels_of
+from pyperf_suite.user_kernels.probe import described
 from tests.commands import invoke
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")
@@ -52,8 +53,21 @@ def finished(checkout):
     """One run of one kernel, and what it printed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(checkout / "benches")
-        describe.cache_clear()
+        kernels_of.clear()
         yield checkout, invoke("run", "bench.py:sorting", "--results", str(checkout / "results"))
+
+
+def test_kernels_of_a_file_that_was_described_need_no_import_of_their_own(tmp_path, monkeypatch):
+    """A file of 30 kernels that imports torch took two minutes to be described."""
+    monkeypatch.chdir(tmp_path)
+    kernels = "".join(
+        f"@suite.kernel(n=8)\ndef {name}(n):\n    return suite.launch(lambda x: x, suite.rand(n))\n" for name in "ab"
+    )
+    counts = "open('imports', 'a').write('.')\n"
+    (tmp_path / "several.py").write_text(f"import pyperf_suite as suite\n{counts}{kernels}")
+    names = [each.name for each in describe("several.py")]
+    assert [described(name).name for name in names] == names == ["several.py:a", "several.py:b"]
+    assert (tmp_path / "imports").read_text() == "."
 
 
 def records_of(checkout: Path):
@@ -82,7 +96,7 @@ def test_a_run_measures_every_case_and_tells_a_table_and_a_figure(finished):
 def test_a_kernel_has_the_same_name_from_wherever_its_checkout_it_is_asked_for(finished, checkout, monkeypatch):
     assert {record.probe for record in records_of(checkout)} == {"benches/bench.py:sorting"}
     monkeypatch.chdir(checkout)
-    describe.cache_clear()
+    kernels_of.clear()
     assert describe("benches/bench.py")[0].name == "benches/bench.py:sorting"
 
 

@@ -52,7 +52,7 @@ def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporar
     name = system.owned_name("worker", sleeper.pid)
     (temporary / f"{name}abc" / "deep").mkdir(parents=True)
     (temporary / f"{name}abc" / "deep" / "file").write_text("much")
-    own = system.owned_folder("run")
+    own = system.OwnedFolder("run")
     system.sweep()
     assert {path.name for path in temporary.iterdir()} == {f"{name}abc", Path(own.name).name}
     sleeper.kill()
@@ -63,9 +63,30 @@ def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporar
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize("ending", ["sys.exit()", "own.cleanup()", "del own"])
+def test_a_copy_of_a_process_leaves_its_folders_to_it(tmp_path, ending):
+    """Code of a user's that forks and ends the copy in order took away where the original's inputs lie."""
+    code = f"""
+import os, sys, tempfile
+from pathlib import Path
+from pyperf_suite.process.system import OwnedFolder
+tempfile.tempdir = {str(tmp_path)!r}
+own = OwnedFolder("kernel")
+copy = os.fork()
+if not copy:
+    {ending}
+    sys.exit()
+os.waitpid(copy, 0)
+print(Path(own.name).is_dir())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_without_descriptors_left_takes_nobody_for_dead(temporary):
     """A sweep that cannot read /proc would remove the folders of running processes."""
-    own = system.owned_folder("run")
+    own = system.OwnedFolder("run")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

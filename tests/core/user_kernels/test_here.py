@@ -72,6 +72,17 @@ def test_a_copy_that_a_file_forks_is_seen(measured: Measure) -> None:
     assert "forked" in found["reason"]
 
 
+@pytest.mark.parametrize("ending", ["sys.exit()", "raise KeyboardInterrupt"])
+def test_a_copy_that_a_kernel_forks_does_not_end_in_the_place_of_the_worker(measured: Measure, ending: str) -> None:
+    before = (
+        "import os, sys\ndef function(x):\n    copy = os.fork()\n"
+        f"    if not copy:\n        {ending}\n    os.waitpid(copy, 0)\n    return x + 1\n"
+    )
+    found = measured("function, suite.rand(64), reference=lambda x: x + 1.0", before)
+    assert found["outcome"] == "failed"
+    assert "forked" in found["reason"]
+
+
 def test_a_file_may_set_the_default_dtype(measured: Measure) -> None:
     before = "import torch\ntorch.set_default_dtype(torch.float64)\n"
     found = measured("lambda x: x + 1, suite.rand(64), reference=lambda x: x.double() + 1", before)

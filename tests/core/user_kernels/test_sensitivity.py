@@ -125,3 +125,13 @@ def test_an_element_that_a_move_takes_out_of_range_says_nothing_of_the_others():
     assert sizes["out"][:63] == pytest.approx(2 * np.exp(2.0), rel=0.3)
     assert sizes["out"][63] == np.finfo(np.float32).max
     assert known["pools"]["out"][0] == pytest.approx(2 * np.exp(2.0), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"])
+def test_a_reference_that_rounds_to_a_coarse_type_has_the_size_of_one_that_does_not(name):
+    """A copy rounded to float8 seemed to amplify its input ten times: half as much again was right."""
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(normal(10_000))
+    rounded = x.to(getattr(torch, name))
+    sizes, _ = sensitivity.measure(lambda change: change(x).to(rounded.dtype), rounded, [x], 5.0, seed=0)
+    assert np.sqrt((sizes["out"] ** 2).mean()) == pytest.approx(x.square().mean().sqrt().item(), rel=0.3)
