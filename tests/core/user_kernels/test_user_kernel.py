@@ -22,7 +22,7 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import declared, kept
 from pyperf_suite.user_kernels import workload as user_kernel
-from pyperf_suite.user_kernels.declared import describe, parameters_of
+from pyperf_suite.user_kernels.declared import describe, kernels_of, parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 CPU = Device("cpu")
@@ -49,7 +49,7 @@ def bench(tmp_path, monkeypatch):
 
     yield write
     kept.forget_reference()
-    describe.cache_clear()
+    kernels_of.clear()
 
 
 def measured(kernel: str = "bench.py:kernel", implementation: str = "function", deadline_s: float = 60.0, **axes):
