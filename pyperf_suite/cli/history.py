@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
 from pyperf_suite.cli.parts import Parts
@@ -126,7 +127,8 @@ def findings(run: str, results: Path, bmf: bool) -> None:
 
 
 @click.command()
-@click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
+@click.argument("folder", required=False, type=click.Path(path_type=Path), metavar="[RESULTS]")
+@results_option()
 @path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{REPORT_NAME}. Example: -o h100.html.")
 @click.option(
     "--runs",
@@ -137,11 +139,14 @@ def findings(run: str, results: Path, bmf: bool) -> None:
     "or those named. Example: --runs latest.",
 )
 @machine_option
-def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
+@click.pass_context
+def report(
+    context: click.Context, folder: Path | None, results: Path, output: Path | None, runs: str, machine: str | None
+) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    It opens on this machine, and has others behind links; of each job that `watch` watched it has the newest record.
-    The page needs no network and no other file.
+    It opens on this machine, and has others behind links; of each job that `watch` watched and each pair that `ab`
+    compared it has the newest record. The page needs no network and no other file.
 
     \b
     Examples:
@@ -150,11 +155,14 @@ def report(results: Path, output: Path | None, runs: str, machine: str | None) -
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.render.comparisons import COMPARISON, read_comparison
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
-    parts = Parts()
-    read = read_results(results, machine, parts.readers)
+    if folder is not None and context.get_parameter_source("results") is ParameterSource.COMMANDLINE:
+        raise UserError(f"Both {folder} and --results {results} name the results: give one of them.")
+    results, parts = folder or results, Parts()
+    read = read_results(results, machine, {**parts.readers, COMPARISON: read_comparison})
     words = [word.strip() for word in runs.split(",") if word.strip()]
     here = {identity(device).slug for device in (resolve("auto"), Device("cpu"))}
     page = draw_page(read, choose(read, words), choose_others(read, words), here, parts.find_probe)

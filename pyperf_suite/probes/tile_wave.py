@@ -105,8 +105,8 @@ class TileWaveAxes(ProductAxes):
 
     On a CPU a column of tiles is a wave, which all cores share evenly; in the full profile a column is one tile.
     `schedule` is written without its workers, which are an axis of their own; `across` is how many tiles the dimension
-    holds that is not varied; `waves` is how many are crossed. The first schedule and the library are measured at
-    `inside` sizes within each wave as well, which make a staircase; the other schedules only next to edges.
+    holds that is not varied, 0 for as many as workers; `waves` is how many are crossed. The first schedule and the
+    library are measured at `inside` sizes within each wave as well, which make a staircase; the others next to edges.
     """
 
     workers: Workers = by(all_cores, cuda=by(multiprocessors, full=all_and_fewer))
@@ -121,7 +121,7 @@ class TileWaveAxes(ProductAxes):
     k: tuple[int, ...] = by((1024,), cuda=by((2048,), standard=(4096,)))
     layout: tuple[str, ...] = by(("NN",), cuda=("TN",))
     along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(("n",), ("n", "m"), cuda=by(("n",), full=("n", "m")))
-    across: Annotated[tuple[int, ...], Within(1, 10_000)] = by(all_cores, full=(1,), cuda=rows_of_tiles)
+    across: Annotated[tuple[int, ...], Within(0, 10_000)] = by((0,), full=(1,), cuda=rows_of_tiles)
     waves: Annotated[tuple[int, ...], Within(1, 1_000)] = by((2,), standard=(3,))
     offset: tuple[int, ...] = by((-1, 0, 1), cuda=by((0, TMA_STEP), standard=(-TMA_STEP, 0, TMA_STEP)))
     inside: Annotated[tuple[int, ...], Within(0, 1_000)] = (8,)
@@ -130,6 +130,7 @@ class TileWaveAxes(ProductAxes):
 def sweep(axes: TileWaveAxes) -> Iterator[Case]:
     """Every tile, schedule and direction; the library runs the same shapes, whatever our schedule."""
     for tile, workers, along, across in itertools.product(axes.tile, axes.workers, axes.along, axes.across):
+        across = across or workers
         other = "m" if along == "n" else "n"
         edges = _sizes_across_edges(getattr(tile, along), across, workers, max(axes.waves), axes.offset)
         steps = [getattr(tile, along) * (workers * wave // across) for wave in range(max(axes.waves) + 1)]

@@ -41,7 +41,7 @@
   function layout(more) {
     const touch = matchMedia("(pointer: coarse)").matches;
     return {
-      margin: { l: 8, r: 8, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 8, r: 32, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       showlegend: false, dragmode: touch ? false : "zoom", hovermode: "closest",
       font: { family: getComputedStyle(document.body).fontFamily, color: colour("ink") },
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 }, align: "left" },

@@ -274,7 +274,7 @@ def test_a_figure_has_its_words_its_values_as_a_table_and_as_data_and_a_button_f
     measured = points([1, 2], [3e-6, 4e-6], [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6], "measured")
     both = panel(measured, Series("a law", [1, 2], [3e-6, 4e-6], "line"), y_unit="us")
     html, data = drawn(both, both)
-    for said in ("A title", "A caption.", Source.command, Source.place, "<td>measured</td>", ">2.9</td>"):
+    for said in ("A title", "A caption.", Source.command, Source.place, '<td class="short">measured</td>', ">2.9</td>"):
         assert said in html
     words = "time, us over N: measured (measured), a law (law, predicted)"
     assert re.findall(r'role="img" aria-label="([^"]*)"', html) == [words] * 2
@@ -310,13 +310,13 @@ def test_a_table_sorts_numbers_by_value_breaks_long_words_and_says_how_many_rows
     columns = (Heading("a"), Heading("time", "ms"), Heading("count"))
     rows = (("1 x 256 tokens", Quantity(1.5e-3, "ms"), 7), ("a name of many more characters than fit", None, 1))
     html = str(macros().table(Table("t", columns, rows)))
-    assert "<td>1 x 256 tokens</td>" in html
+    assert '<td class="short">1 x 256 tokens</td>' in html
     assert '<td class="figure" data-value="0.0015">1.5</td>' in html
     assert '<td class="figure" data-value="7">7</td>' in html
     assert html.count('class="long"') == 1
     html = str(macros().table(Table("long", (Heading("n"),), tuple((n,) for n in range(1005)))))
     assert html.count("<tr><td") == 1000
-    assert "5 more rows are not shown" in html
+    assert "5 more rows left out" in html
 
 
 def test_verdicts_stand_below_their_claim_with_their_outcome_and_noise_is_left_out() -> None:
