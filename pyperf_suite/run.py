@@ -151,6 +151,7 @@ class Run:
         with self.begun():
             say(session.kept)
             trials = session.trials() if trials is None else trials
+            say(session.beyond_budget(trials))
             with progress_on(console, len(trials)) as show:
                 session.measure_trials(trials, show)
                 self.follow_up(show, len(trials))
