@@ -5,6 +5,8 @@ As series over runs, as the records of one run in a table, as its findings in JS
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,20 +186,27 @@ def _run_folder(run: str, results: Path) -> Path:
 def table_of(records: Iterable[Record], suffix: str) -> bytes:
     """A row a record, a column a field, `metrics.time.value` for one within others; lists are JSON text.
 
-    Raises UserError for a suffix other than .csv and .parquet, and where pyarrow is not installed.
+    Raises UserError for a suffix other than .csv and .parquet, and for .parquet where pyarrow is not installed.
     """
     if suffix not in (".csv", ".parquet"):
         raise UserError("Records are exported as CSV or Parquet: name a file that ends in .csv or .parquet.")
-    try:
-        import pyarrow
-        from pyarrow import csv, parquet
-    except ImportError:
-        raise UserError("Tables are written by pyarrow, which is not installed: pip install pyarrow.") from None
     rows = [_flat(record.to_json()) for record in records]
     names = dict.fromkeys(name for row in rows for name in row)
+    if suffix == ".csv":
+        file = io.StringIO(newline="")
+        writer = csv.DictWriter(file, list(names), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _word(value) for name, value in row.items()} for row in rows)
+        return file.getvalue().encode(errors="backslashreplace")
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        what = "Parquet is written by pyarrow, which is not installed: pip install pyarrow"
+        raise UserError(f"{what}, or name a file that ends in .csv.") from None
     table = pyarrow.table({name: _column([row.get(name) for row in rows]) for name in names})
     sink = pyarrow.BufferOutputStream()
-    (csv.write_csv if suffix == ".csv" else parquet.write_table)(table, sink)
+    parquet.write_table(table, sink)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -209,6 +218,11 @@ def _flat(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
         found |= {key: json.dumps(each) if isinstance(each, list | tuple) else each for key, each in inner.items()}
     return found
+
+
+def _word(value: Any) -> Any:
+    """Truth as JSON writes it."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _column(values: list[Any]) -> Any:

@@ -135,12 +135,13 @@ def records():
     ]
 
 
-def test_a_csv_has_a_row_a_record_and_loses_no_digit_whatever_the_text(records):
-    pytest.importorskip("pyarrow")
+def test_a_csv_needs_no_pyarrow_has_a_row_a_record_and_loses_no_digit_whatever_the_text(records, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     rows = list(csv.DictReader(io.StringIO(table_of(records, ".csv").decode(), newline="")))
     assert [float(row["metrics.time.value"]) for row in rows] == [0.1 + 0.2, 3e-9]
     assert [row["reason"] for row in rows] == [HOSTILE, ""]
     assert [row["case.operator"] for row in rows] == ["matmul", "matmul"]
+    assert [row["state.turbo"] for row in rows] == ["1", "true"]
     assert json.loads(rows[0]["metrics.time.samples"]) == records[0].metrics["time"].samples
 
 
@@ -160,7 +161,7 @@ def test_another_suffix_and_no_pyarrow_are_each_one_sentence(records, monkeypatc
         table_of(records, ".json")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="pip install pyarrow"):
-        table_of(records, ".csv")
+        table_of(records, ".parquet")
 
 
 def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):

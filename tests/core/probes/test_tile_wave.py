@@ -198,6 +198,14 @@ def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() ->
     assert law.values["median"].value == pytest.approx(0, abs=1e-9)
 
 
+def test_a_rate_relative_to_the_library_has_the_interval_that_marks_noise() -> None:
+    for noise in (0.001, 1.0):
+        row = lines(findings(Machine(noise=noise), processes=3), "Tile and wave")[0]
+        share = row["of the library's"]
+        assert share.low < share.value < share.high
+        assert (share.high / share.low > 2) == (noise == 1.0)
+
+
 def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() -> None:
     made = []
     for record in Machine().records(list(PROBE.sweep(axes()))):
