@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
+from pyperf_suite.cli.options import all_option, json_option, machine_option, path_option, results_option
 from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
@@ -30,8 +30,9 @@ REPORT_NAME = "report.html"
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
+@json_option("Print every series that was found, with all its runs, as JSON.")
 @all_option
-def history(benchmark: str | None, results: Path, machine: str | None, everything: bool) -> None:
+def history(benchmark: str | None, results: Path, machine: str | None, as_json: bool, everything: bool) -> None:
     """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
 
     In a part * stands for any text.
@@ -48,6 +49,10 @@ def history(benchmark: str | None, results: Path, machine: str | None, everythin
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
+    notes = [*store.notes, *store.damage]
+    if as_json:
+        click.echo(_series_as_json(found, notes), nl=False)
+        return
     series, left_out = (found, []) if everything else _most_recent(found, benchmark is None)
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
@@ -57,7 +62,7 @@ def history(benchmark: str | None, results: Path, machine: str | None, everythin
         print_series(console, series[0], changes_of(series[0]), everything)
     else:
         print_list(console, series, left_out)
-    for sentence in (*store.notes, *store.damage):
+    for sentence in notes:
         click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
@@ -233,6 +238,24 @@ def _column(values: list[Any]) -> Any:
         return pyarrow.array(values)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
         return pyarrow.array([None if each is None else str(each) for each in values])
+
+
+def _series_as_json(found: Sequence[BenchmarkSeries], notes: Sequence[str]) -> str:
+    """Each series with the value of each run between its bounds, its commit and GPU, breaks and changes."""
+    from dataclasses import asdict
+
+    from pyperf_suite.regressions.tracking import changes_of
+    from pyperf_suite.render.text import as_text
+
+    names = ("machine", "probe", "case_id", "label", "metric", "kind", "unit_of_measure", "failed_runs")
+    of_points = ("run_id", "started_at", "value", "low", "high", "commit", "dirty", "unit", "profile")
+    series = [
+        {name: getattr(each, name) for name in names}
+        | {"points": [{name: getattr(point, name) for name in of_points} for point in each.points]}
+        | {"breaks": [asdict(one) for one in each.breaks], "changes": [asdict(one) for one in changes_of(each)]}
+        for each in found
+    ]
+    return as_text({"series": series, "notes": list(notes)})
 
 
 # What a person reads in one go; --all shows more.

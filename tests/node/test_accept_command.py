@@ -71,6 +71,13 @@ def test_a_node_as_its_peak_promises_is_accepted(tmp_path):
     assert "pyperf-suite accept --device cpu" in (journal.parent / "findings.md").read_text()
 
 
+def test_the_checks_are_appended_as_markdown(tmp_path):
+    summary = tmp_path / "summary.md"
+    assert accept(tmp_path / "results", "--markdown", str(summary)).exit_code == 0
+    assert "**Checks**" in summary.read_text()
+    assert "| verdict | part | check |" in summary.read_text()
+
+
 def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path, monkeypatch):
     monkeypatch.setattr(MadeUp, "slow", 10.0)
     done = accept(tmp_path, "--json")

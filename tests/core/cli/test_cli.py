@@ -81,6 +81,32 @@ def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_h
     assert "baseline" not in one.output
 
 
+def test_the_list_has_the_axes_as_replaced_and_is_json_on_request():
+    replaced = ("-a", "optimizer.workers=1", "-a", "baseline.workers=7")
+    text = invoke("run", "--list", "optimizer", *replaced).output
+    assert text.count("-a workers=") == text.count("-a workers=1\n") == 1
+    every = json.loads(invoke("run", "--list", "--json").stdout)["probes"]
+    assert {each["name"] for each in every} >= {"baseline", "optimizer"}
+    assert all(set(each) == {"name", "topic", "question"} for each in every)
+    (one,) = json.loads(invoke("run", "--list", "optimizer", "--json", *replaced).stdout)["probes"]
+    assert [each["profile"] for each in one["profiles"]] == ["quick", "standard", "full"]
+    assert {each["axes"]["workers"] for each in one["profiles"]} == {"1"}
+    assert all(each["cases"] > 0 and each["seconds"] > 0 for each in one["profiles"])
+    assert one["profiles"][0]["cases"] < one["profiles"][-1]["cases"]
+
+
+def test_a_run_appends_what_was_found_as_markdown_without_pictures(tmp_path, instant_workers):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    arguments = ("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--markdown", str(summary))
+    assert invoke(*arguments).exit_code == 0
+    text = summary.read_text()
+    assert text.startswith("before\n# 2")
+    assert "pyperf-suite run tile_wave -a tile=32x32x32" in text
+    assert "**Tile and wave cliffs**" in text
+    assert "![" not in text
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
     name, tmp_path, instant_workers, monkeypatch, request
