@@ -191,6 +191,11 @@ def _regular(path: Path, flags: int, may_be_pipe: bool = False) -> int:
     return descriptor
 
 
+def top_of(folder: Path) -> Path | None:
+    """The top of the git checkout around a folder, if it lies in one."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+
+
 def lock(file: IO[bytes], wait: bool = False) -> None:
     """Keep other writers out for as long as the file is open; where files cannot be locked, nothing.
 

@@ -138,14 +138,15 @@ def records(
 
 
 def cells(table: Table) -> list[dict[str, Any]]:
-    """The lines of a table by the names of its columns."""
-    return [dict(zip((column.name for column in table.columns), row, strict=True)) for row in table.rows]
+    """The lines of a table by the names of its columns, the first of each name."""
+    names = [column.name for column in table.columns]
+    return [{name: row[names.index(name)] for name in names} for row in table.rows]
 
 
-def lines(findings: Findings, title: str) -> list[dict[str, Any]]:
-    """The lines of the only table whose title begins so."""
+def lines(findings: Findings, title: str, **values: object) -> list[dict[str, Any]]:
+    """The lines of the only table whose title begins so, that have these values."""
     (table,) = [each for each in findings.tables if each.title.startswith(title)]
-    return cells(table)
+    return [line for line in cells(table) if values.items() <= line.items()]
 
 
 def verdicts(findings: Findings, claim: Claim) -> list[ClaimVerdict]:
@@ -153,13 +154,16 @@ def verdicts(findings: Findings, claim: Claim) -> list[ClaimVerdict]:
     return [each for each in findings.verdicts if each.claim == claim]
 
 
-def remarks(findings: Findings, *names: str, kind: str | None = None) -> list[Remark]:
-    """Those that have values of all these names, and are of that kind if one is given."""
-    return [
-        each
-        for each in findings.remarks
-        if isinstance(each, Remark) and set(names) <= set(each.values) and kind in (None, each.kind)
-    ]
+def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
+    """The only one."""
+    (verdict,) = verdicts(findings, claim)
+    return verdict
+
+
+def remarks(findings: Findings, *names: str, kind: str | None = None, **values: object) -> list[Remark]:
+    """Those that have values of all these names, and these values, and are of that kind if one is given."""
+    found = [each for each in findings.remarks if isinstance(each, Remark) and kind in (None, each.kind)]
+    return [each for each in found if set(names) <= set(each.values) and values.items() <= dict(each.values).items()]
 
 
 def printed_lines(document: Mapping[str, Any], title: str) -> list[dict[str, Any]]:

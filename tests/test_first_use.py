@@ -6,23 +6,19 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.group import MAP
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import nearest, offer
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import find_probe, probe_names
+from tests.commands import invoke
 
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 
 AXES = {
     axis.name for name in probe_names() for axis in dataclasses.fields(find_probe(name).axes("quick", Device("cpu")))
 }
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 def examples(command: click.Command) -> list[str]:

@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 
 # The cases of the probes, with the profile, the device and the axes that were given.
 Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
+Say = Callable[[str], None]
+
+# How often it is said that a side is still being prepared; the first time it has taken so long.
+PREPARING_EVERY_S = 5.0
+
+# Before the first pair of users' kernels so many processes import what the file does, in turn. The first pair of each
+# other case takes about so long to start, by the kind of device.
+PROCESSES = 4
+FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
 
 
 @click.command()
@@ -112,23 +121,39 @@ def ab(
 
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.probes import is_users
     from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
     from pyperf_suite.run import RunRequest, begin_audit, progress_on
+    from pyperf_suite.runner.plan import in_words
 
     begin_audit(audit)
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
-    planned = functools.partial(_planned, RunRequest(profile=profile, device=device, axes=axes))
-    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned)
+    planned_s: list[float] = []
+
+    def planned(names: Sequence[str]) -> list[PlannedCase]:
+        begin_s = time.monotonic()
+        found = _planned(RunRequest(profile=profile, device=device, axes=axes), names)
+        planned_s.append(time.monotonic() - begin_s)
+        return found
+
+    console = Console(stderr=True, emoji=False)
+    say: Say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    begin_s = time.monotonic()
+    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned, say)
     folder = comparison_folder(
         results,
         identity(where).slug,
         _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
     )
-    console, began_s = Console(stderr=True, emoji=False), dict[str, float]()
+    began_s, prepared_s = dict[str, float](), time.monotonic() - begin_s
     benchmarks = f"{len(cases)} benchmark{'s' if len(cases) > 1 else ''}"
-    minutes = len(cases) * budget_s / 60
-    console.print(f"{benchmarks}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
+    # To plan users' kernels took a process that imports what their file does.
+    users = any(is_users(case.probe) for case in cases)
+    starting_s = PROCESSES * planned_s[-1] if users else len(cases) * FIRST_PAIR_S[where.kind]
+    left_s = len(cases) * budget_s + starting_s
+    total = f"{in_words(prepared_s + left_s)} with the {in_words(prepared_s)} of preparing"
+    say(f"{benchmarks}, at most about {in_words(left_s)} from now, {total}")
     with PairJournal(folder / "pairs.jsonl") as journal, progress_on(console, len(cases)) as show:
 
         def progress(case: PairedCase, pairs: Sequence[Pair]) -> None:
@@ -150,7 +175,7 @@ def ab(
 
 
 def _sides(
-    probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned
+    probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned, say: Say
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.probes import is_users
@@ -166,23 +191,33 @@ def _sides(
     if not any(map(is_users, probes)):
         # Builds are long: whether something is left is checked first.
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(probes)], pattern)
-        return *_made(old, new, builds.side_of), cases, []
+        arms = _made(old, new, builds.side_of, say)
+        return *arms, cases, user_arms.notes_on(*arms, ())
     root, benches = user_arms.located(probes)
-    old_arm, new_arm = _made(old, new, functools.partial(user_arms.side_of, root=root, benches=benches))
+    old_arm, new_arm = _made(old, new, functools.partial(user_arms.side_of, root=root, benches=benches), say)
     # The cases are those that the new side's code declares.
     with user_arms.kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(names)], pattern)
     return old_arm, new_arm, cases, user_arms.notes_on(old_arm, new_arm, benches)
 
 
-def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]]) -> tuple[Arm, Arm]:
+def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]], say: Say) -> tuple[Arm, Arm]:
     """Both sides, once it is known that there is such a side for each word: making one may take minutes."""
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    from pyperf_suite.regressions.pairs.builds import longest_s
+    from pyperf_suite.runner.plan import in_words
+
     makers = {requested: side_of(requested) for requested in (old, new)}
-    arms = []
-    for requested in (old, new):
-        click.echo(f"Preparing {requested}, unless it is kept from before …", err=True)
-        arms.append(makers[requested]())
-    return arms[0], arms[1]
+    arms = {}
+    before = f", at most {in_words(longest_s())} before" if longest_s() else ", which may take minutes the first time"
+    with ThreadPoolExecutor(1) as pool:
+        for requested, make in makers.items():
+            begin_s, making = time.monotonic(), pool.submit(make)
+            while wait([making], timeout=PREPARING_EVERY_S).not_done:
+                say(f"Preparing {requested} for {in_words(time.monotonic() - begin_s)}{before}")
+            arms[requested] = making.result()
+    return arms[old], arms[new]
 
 
 def _planned(request: RunRequest, probes: Sequence[str]) -> list[PlannedCase]:

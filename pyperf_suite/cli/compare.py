@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ from pyperf_suite.cli.options import (
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.regressions.pairs.arms import Arm
+    from pyperf_suite.regressions.stored.series import Measured
     from pyperf_suite.regressions.stored.store import Side, Store
     from pyperf_suite.regressions.thresholds import Thresholds
     from pyperf_suite.regressions.tracking import Tracked
@@ -49,7 +53,7 @@ def compare(
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
     OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, or a records.jsonl. Slower or
-    faster is said only of a benchmark whose noise from run to run is known from at least five other stored runs. Two
+    faster is said only of a benchmark whose noise from run to run is known from at least 30 other stored runs. Two
     live versions tell far more: pyperf-suite ab.
 
     Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided.
@@ -81,7 +85,6 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
@@ -98,7 +101,7 @@ def _compare(
     if len(commits) == 1 and all(commits) and not any(one.dirty for one in measured):
         notes.append(f"Both measured commit {min(commits)[:12]}: what differs is not this project's code.")
     common = old.benchmarks.keys() & new.benchmarks.keys()
-    converted = sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
+    converted = _sentence_of_doubt(one for one in measured if (one.probe, one.case_id) in common)
     notes += filter(None, (sentinel_sentence(old, new), converted))
     store = Store(results)
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
@@ -108,6 +111,23 @@ def _compare(
     if checked is not None:
         notes.append(f"Of pairs, not of finished runs: {checked.sentence()}")
     return findings, notes
+
+
+def _sentence_of_doubt(measured: Iterable[Measured]) -> str:
+    """Sentence of the times that an unknown elasticity converted to the reference clock; "" if none."""
+    doubts: dict[str, float] = {}
+    for one in measured:
+        if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):
+            doubts[one.label] = one.doubt
+    if not doubts:
+        return ""
+    named = "; ".join([*doubts][:NAMED])
+    named += f" and {len(doubts) - NAMED} more" if len(doubts) > NAMED else ""
+    return (
+        f"{named}: the clock did not move enough to tell the elasticity, and cycles were "
+        "kept in bringing the time to the reference clock; from another clock it may come out differently by up to "
+        f"{100 * math.expm1(max(map(abs, doubts.values()))):.1f} %, with the same code."
+    )
 
 
 def _chosen(side: Side, pattern: str | None) -> Side:
@@ -146,7 +166,8 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
     metavar="DATE",
-    help="Report changes that began at or after DATE (UTC). Default: changes within the newest 30 points of a series. "
+    help="Report changes that began at or after DATE (UTC), and drifts since then: what came before is accepted. "
+    "Default: changes within the newest 30 points of a series, and drifts in all. "
     "Example: --since 2026-01-31.",
 )
 @click.option(
@@ -188,7 +209,6 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.regressions.stored.series import sentence_of_doubt
     from pyperf_suite.regressions.stored.store import Store, matches
     from pyperf_suite.regressions.tracking import absent
     from pyperf_suite.regressions.tracking import track as search
@@ -202,8 +222,8 @@ def track(
     ]
     if not wanted and not any(one.case_id for one in missing):
         raise UserError(store.why_nothing(benchmark, machine))
-    found = search(wanted, begin)
-    doubt = sentence_of_doubt(point for series in wanted for point in series.points)
+    found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
+    doubt = _sentence_of_doubt(point for series in wanted for point in series.points)
     notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
     findings = [nomination.judgement() for nomination in found.current]
     if rerun:
@@ -226,18 +246,17 @@ def _confirmed(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.regressions.pairs.ab import PairJournal, comparison_folder
-    from pyperf_suite.regressions.pairs.builds import find_checkout, revision_arm
     from pyperf_suite.regressions.tracking import confirm, rerunnable
 
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
-    slower += [each for each in found.newest if each.is_slower and not each.same_code and each.series.kind == "timing"]
+    slower += [each for each in found.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"]
     others = [each.judgement() for each in found.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:
         return [*unable, *others], []
-    checkout = find_checkout()
+    notes: list[str] = []
     manifest: dict[str, Any] = {
         "asked_by": "track --confirm",
         "device": str(where),
@@ -253,10 +272,29 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                *(able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), seed),
+                *(able, functools.partial(_arms_of, notes), where, rules_of(margin), seed),
                 budget_s=budget_s,
                 journal=journal,
             )
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
-    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]
+    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}.", *notes]
+
+
+def _arms_of(notes: list[str], old: str, new: str, probes: Sequence[str]) -> tuple[Arm, Arm]:
+    """The arms of two commits of the repository that is measured; `notes` get what a reader must know of bench files.
+
+    Raises UserError where there is no such commit, or no such file.
+    """
+    from pyperf_suite.probes import is_users
+    from pyperf_suite.regressions.pairs import builds, user_arms
+    from pyperf_suite.user_kernels.declared import root, split
+
+    if not any(map(is_users, probes)):
+        checkout = builds.find_checkout()
+        return builds.revision_arm(checkout, old), builds.revision_arm(checkout, new)
+    places = [(root(split(name)[0]), name) for name in probes]  # as records name them, from wherever one stands
+    top, benches = user_arms.located([str(folder / name) if ".py" in name else name for folder, name in places])
+    arms = [user_arms.side_of(commit, top, benches)() for commit in (old, new)]
+    notes += user_arms.notes_on(arms[0], arms[1], benches)
+    return arms[0], arms[1]

@@ -180,8 +180,7 @@ def report(
 
 def _run_folder(run: str, results: Path) -> Path:
     """The folder of a run, or of what another part recorded. Raises UserError if there is none of that name."""
-    from pyperf_suite.regressions.stored.series import RECORDS
-    from pyperf_suite.regressions.stored.store import find_run_folder
+    from pyperf_suite.runner.results import RECORDS, find_run_folder
 
     held = (RECORDS, *Parts().readers)
     is_path = any((Path(run) / name).is_file() for name in held)

@@ -12,6 +12,7 @@ import click
 from pyperf_suite import __version__
 from pyperf_suite.cli.options import DEFAULT_RESULTS
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import top_of
 
 WORKFLOW = Path(".github", "workflows", "kernels.yml")
 
@@ -32,7 +33,7 @@ def init(bench: Path) -> None:
     if bench.suffix != ".py" or not bench.parent.is_dir():
         raise UserError(f"{bench} cannot be a bench file: name one that ends in .py, in a folder that exists.")
     folder = bench.parent.resolve()
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+    top = top_of(folder) or folder
     name = (folder / bench.name).relative_to(top).as_posix()
 
     _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=shlex.quote(str(bench)))))

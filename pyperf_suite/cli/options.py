@@ -219,8 +219,9 @@ def outcome_options(command: Command) -> Any:
             type=click.Choice(FAIL_ON),
             default=DEFAULT_FAIL_ON,
             show_default=True,
-            help="Least severe finding that makes the exit code other than 0, each with all before it: 1 for slower, 3 "
-            "for failed and undecided. Example: --fail-on slower.",
+            help="Least severe finding that makes the exit code other than 0, each with all before it: 1 for slower "
+            "and probably-slower (undecided, with the whole interval beyond the margin), 3 for failed and undecided. "
+            "Example: --fail-on slower.",
         ),
         all_option,
     )(wrapped)

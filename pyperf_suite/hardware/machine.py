@@ -7,6 +7,7 @@ Neither has a host name or a path.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite import __version__
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
@@ -198,18 +200,25 @@ def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git answers; None where it fails, hangs, or is not there."""
+    with contextlib.suppress(UserError):
+        done = git(folder, *arguments)
+        return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()
+    return None
+
+
+def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:
+    """Run git in a folder. Raises UserError where there is no git or it does not come back."""
     # GIT_DIR and the like, as a hook sets them, would answer for another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=GIT_DEADLINE_S,
-            env=environment,
-            check=True,
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, env=environment
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        raise UserError(
+            "Comparing revisions takes git, which is not installed: install it, or name two interpreters."
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git {' '.join(arguments)[:80]} did not work in {folder}: {error}") from None

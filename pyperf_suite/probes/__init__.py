@@ -17,7 +17,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.extensions import extensions, load
@@ -34,6 +34,8 @@ TOPICS = ("products", "attention", "network", "training", "the whole step", "law
 
 PACKAGE = "pyperf_suite.probes"
 PROBES = Path(__file__).parent
+
+Found = TypeVar("Found", "Probe", "Listed")
 
 FindProbe = Callable[[str], "Probe"]
 """`find_probe`, or what gives some probes more to judge by."""
@@ -92,16 +94,18 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 def all_probes(names: Container[str] | None = None, find: FindProbe = find_probe) -> list[Probe]:
     """Every probe that can be imported, or those of these names, by topic; others are named in a warning."""
+    return _by_topic((name for name in probe_names() if names is None or name in names), find)
+
+
+def _by_topic(names: Iterable[str], find: Callable[[str], Found]) -> list[Found]:
     found = []
-    for name in probe_names():
-        if names is not None and name not in names:
-            continue
+    for name in names:
         try:
             found.append(find(name))
         except UserError as error:
-            warnings.warn(str(error), stacklevel=2)
+            warnings.warn(str(error), stacklevel=3)
     places = {topic: place for place, topic in enumerate(TOPICS)}
-    return sorted(found, key=lambda probe: places.get(probe.topic, len(TOPICS)))
+    return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
 
 
 class Listed(NamedTuple):
@@ -114,14 +118,9 @@ class Listed(NamedTuple):
 
 def listed() -> list[Listed]:
     """Every probe by topic, read off their sources: importing them all takes longer than a person should wait."""
-    found = []
-    for name in probe_names():
-        try:
-            found.append(_read(name) or Listed((probe := find_probe(name)).topic, name, probe.question))
-        except UserError as error:
-            warnings.warn(str(error), stacklevel=2)
-    places = {topic: place for place, topic in enumerate(TOPICS)}
-    return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
+    return _by_topic(
+        probe_names(), lambda name: _read(name) or Listed((probe := find_probe(name)).topic, name, probe.question)
+    )
 
 
 def _read(name: str) -> Listed | None:

@@ -43,7 +43,7 @@ class GroupedAxes(AxisTable):
     implementation: tuple[str, ...] = by(WAYS[:3], cuda=WAYS)
     experts: tuple[int, ...] = by((8,), (4, 8, 32), (4, 8, 32, 64), cuda=by((8,), (8, 64), (4, 8, 32, 64)))
     shape: tuple[Shape, ...] = by(CPU_SHAPES[:1], standard=CPU_SHAPES, cuda=by(GPU_SHAPES[:1], standard=GPU_SHAPES))
-    skew: tuple[float, ...] = by((0.0, 1.0), standard=(0.0, 0.5, 1.0), full=(0.0, 0.25, 0.5, 1.0, 1.5))
+    skew: tuple[float, ...] = by((1.0,), standard=(0.0, 0.5, 1.0), full=(0.0, 0.25, 0.5, 1.0, 1.5))
     dtype: tuple[str, ...] = by(("float32",), cuda=("bfloat16",))
     workers: tuple[int, ...] = by(all_cores, cuda=(0,))
 

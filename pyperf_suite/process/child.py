@@ -115,7 +115,7 @@ class ChildProcess:
         self._end_s = self._deadline_s = 0.0
         self._root = Path.cwd()
         self._log = _new_log()
-        if self._is_bounded:
+        if self._is_bounded or preload:
             _adopt_orphans()
         variables = {**(os.environ if environment is None else environment), PARENT_VARIABLE: str(os.getpid())}
         requests, self._to = _pipe()
@@ -124,7 +124,8 @@ class ChildProcess:
         self._answers.register(self._from, select.POLLIN)
         try:
             with requests, answers:
-                copy = copy_of_a_template(command, preload, (requests, answers, self._log)) if preload else None
+                files = (requests, answers, self._log)
+                copy = copy_of_a_template(command, preload, files, variables) if preload else None
                 standard = {"stdin": requests, "stdout": answers, "stderr": self._log}
                 self._process: psutil.Process = copy or psutil.Popen(
                     command, **standard, env=variables, start_new_session=True
@@ -366,10 +367,9 @@ class Template:
         """True while it lives and would import the same in this environment."""
         return self._process.poll() is None and self._environment == _read_by_libraries()
 
-    def copy(self, standard: Sequence[BinaryIO]) -> psutil.Process:
-        """A process with this standard input, output and error. Raises OSError where there is none."""
-        told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
-        message = [str(Path.cwd()), told | {PARENT_VARIABLE: str(os.getpid())}]
+    def copy(self, standard: Sequence[BinaryIO], variables: Mapping[str, str]) -> psutil.Process:
+        """A process with this standard input, output and error, told of the variables. Raises OSError without one."""
+        message = [str(Path.cwd()), {name: value for name, value in variables.items() if name.startswith(TOLD)}]
         socket.send_fds(self._channel, [json.dumps(message).encode()], [each.fileno() for each in standard])
         return psutil.Process(int(self._channel.recv(32)))
 
@@ -385,20 +385,27 @@ def _read_by_libraries() -> dict[str, str]:
 
 
 templates: dict[tuple[str, ...], Template] = {}
+_refused: set[tuple[str, ...]] = set()
 
 
 def copy_of_a_template(
-    command: Sequence[str], modules: Sequence[str], standard: Sequence[BinaryIO]
+    command: Sequence[str], modules: Sequence[str], standard: Sequence[BinaryIO], variables: Mapping[str, str]
 ) -> psutil.Process | None:
-    """A copy of the template of that command and modules, which is started where there is none; None without one."""
+    """A copy of the template of that command and modules, which is started where there is none; None without one.
+
+    What was no template once is none later: each try takes as long as the imports.
+    """
     key = (*command, *modules)
+    if key in _refused:
+        return None
     try:
         if key not in templates or not templates[key].is_usable:
             forget_templates()
             templates[key] = Template(command, modules)
-        return templates[key].copy(standard)
+        return templates[key].copy(standard, variables)
     except (OSError, ValueError, psutil.Error):
         forget_templates()
+        _refused.add(key)
         return None
 
 

@@ -6,14 +6,17 @@ standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 # The process that this one must not outlive; one that finds another parent than this has been orphaned already.
@@ -21,6 +24,9 @@ PARENT_VARIABLE = "PYPERF_PARENT"
 
 # Variables of the suite and of pytest, which no library reads as it is imported: a copy of a template is told them.
 TOLD = ("PYPERF_", "PYTEST_")
+
+# Files that are open where CUDA was initialised, of which no copy of a process can make use.
+GPU_FILES = "/dev/nvidia"
 
 # Has a process write its stacks into its log.
 STACKS_SIGNAL = signal.SIGUSR2
@@ -91,6 +97,36 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def libraries(own: Sequence[str] = ()) -> list[str]:
+    """Names of the modules that were imported from this interpreter's path without the folders `own`, in order.
+
+    A template may import these before it is known whose code a copy will run; none where there are no templates.
+    """
+    found = []
+    for name, module in list(sys.modules.items()) if sys.platform == "linux" else ():
+        file = str(getattr(module, "__file__", None) or "")
+        place = max((each for each in sys.path if file.startswith(each.rstrip(os.sep) + os.sep)), key=len, default="")
+        if place and place not in own and name != "__main__" and name.partition(".")[0] != "pyperf_suite":
+            found.append(name)
+    return found
+
+
+def _require_harmless(known: Set[str]) -> None:
+    """End this template if copies would differ from fresh processes.
+
+    That is if CUDA was initialised, if threads run, which are in no copy, or if a module besides the `known` ones was
+    imported, of which a side may have its own.
+    """
+    opened = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            opened.append(str(each.readlink()))
+    packages = {*known, *getattr(sys, "stdlib_module_names", ())}
+    others = [name for name in libraries() if name not in packages and name.partition(".")[0] not in packages]
+    if others or threading.active_count() > 1 or any(each.startswith(GPU_FILES) for each in opened):
+        os._exit(1)
+
+
 def serve_copies(channel: int, modules: Sequence[str], work: Callable[[], object]) -> None:
     """Import those modules once; then have a copy of this process `work` for each three descriptors that come.
 
@@ -102,8 +138,10 @@ def serve_copies(channel: int, modules: Sequence[str], work: Callable[[], object
     import socket
 
     end_with_parent()
+    known = {*sys.modules, *modules}
     for name in modules:
         importlib.import_module(name)
+    _require_harmless(known)
     connection = socket.socket(fileno=channel)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)

@@ -313,6 +313,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         config.stash[_RUN].report(terminalreporter)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Name the form that collects the suite's own cases, where `--benchmark-only` found nothing to run."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("benchmark_only", False):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and not reporter.stats.get("deselected"):
+            own = "pytest --pyargs pyperf_suite.benchmarks --benchmark-only"
+            reporter.write_line(f"No benchmark was found here. The cases of pyperf_suite itself are run by: {own}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers, however the session ended."""
     if _RUN in config.stash:

@@ -11,15 +11,12 @@ import dataclasses
 import datetime
 import functools
 import io
-import math
 import shutil
 import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +30,8 @@ from pyperf_suite.probes import find_probe
 from pyperf_suite.process.system import owned_folder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
+from pyperf_suite.pytest_plugin.nodes import Node, nodes_of
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.record.case import Case
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
 from pyperf_suite.run import Run, RunRequest, open_run, started
@@ -43,62 +40,12 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.user_kernels.api import Launch
-from pyperf_suite.workloads import find_workload
-
-_LONGEST_TEXT = 80
-
-
-@dataclass(frozen=True)
-class Node:
-    """A test as pytest names it, and as records do: `name` without parametrisation, and the parametrisation."""
-
-    nodeid: str
-    name: str
-    parameters: Any
-    file: Path
-
-    def planned(self, implementation: str = BENCHMARK) -> PlannedCase:
-        return PlannedCase(self.name, Case(self.name, self.parameters, implementation))
-
-
-def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
-    """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them."""
-    described = {item.nodeid: (_name_of(item), _parametrisation(item), item.path) for item in items}
-    similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
-    nodes = {}
-    for nodeid, (name, values, path) in described.items():
-        if similar[name, tuple(sorted(values.items()))] > 1:
-            values = values | {"id": nodeid.removeprefix(name)}
-        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values), path)
-    return nodes
 
 
 @functools.cache
 def _source_of(file: Path) -> dict[str, Any]:
     """The commit of the repository that holds the file of a test: its code is measured, not this package."""
     return source_of(file.parent, file.name)
-
-
-def _name_of(item: pytest.Item) -> str:
-    """The node id without the parametrisation that stands in brackets behind it."""
-    return item.nodeid.removesuffix(f"[{item.callspec.id}]") if hasattr(item, "callspec") else item.nodeid
-
-
-def _parametrisation(item: pytest.Item) -> dict[str, bool | int | float | str]:
-    if not hasattr(item, "callspec"):
-        return {}
-    texts = {name: _plain(value) for name, value in item.callspec.params.items()}
-    found = {name: value for name, value in texts.items() if value is not None}
-    return found if len(found) == len(texts) else found | {"id": item.callspec.id}
-
-
-def _plain(value: Any) -> bool | int | float | str | None:
-    """A value as records hold it; None for an object that no text distinguishes from others."""
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
-    unclear = len(text) > _LONGEST_TEXT or not text.isprintable() or " at 0x" in text or text == "<lambda>"
-    return None if unclear else text
 
 
 class PytestProcess(WorkerProcess):
@@ -193,14 +140,14 @@ class MeasuredTests:
     Fresh processes come one after the other, and each runs all the tests, so that its start is paid once.
     """
 
-    def __init__(self, config: pytest.Config, request: RunRequest, items: Iterable[pytest.Item]) -> None:
-        self._nodes, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
+    def __init__(self, config: pytest.Config, request: RunRequest, items: Sequence[pytest.Item]) -> None:
+        self.nodes, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
         self._processes = profile.processes
         if not deadline_s > 0:
             raise UserError(f"--suite-deadline {deadline_s:g} was requested: a test takes longer than no time.")
         self._children = Children(config, resolve(request.device), profile.effort, deadline_s)
         # By node id: what its processes measured, how it failed in one and in which, and why one gave no answer.
-        self._records: dict[str, list[Record]] = {nodeid: [] for nodeid in self._nodes}
+        self._records: dict[str, list[Record]] = {nodeid: [] for nodeid in self.nodes}
         self._failed: dict[str, tuple[int, str]] = {}
         self._lost: dict[str, str] = {}
         self._left_out: set[str] = set()
@@ -209,7 +156,7 @@ class MeasuredTests:
 
     @property
     def planned(self) -> list[PlannedCase]:
-        return [node.planned() for node in self._nodes.values()]
+        return [node.planned() for node in self.nodes.values()]
 
     @property
     def complete(self) -> bool:
@@ -221,7 +168,7 @@ class MeasuredTests:
         One that `is_new` and has no budget is opened when the first test is about to be timed, or has failed.
         """
         self._opened = opened
-        trials = [(node, process) for process in range(self._processes) for node in self._nodes.values()]
+        trials = [(node, process) for process in range(self._processes) for node in self.nodes.values()]
         done = 0
         for process in range(self._processes):
             wanted = self._to_run(process, () if is_new else self._open().records)
@@ -248,7 +195,7 @@ class MeasuredTests:
                 test = dataclasses.replace(record.parsed_case(), implementation=BENCHMARK)
                 held.setdefault(test.case_id, []).append(record)
         wanted = []
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             if kept := held.get(node.planned().case.case_id):
                 self._records[node.nodeid] += kept
             elif node.nodeid not in self._lost:
@@ -380,6 +327,13 @@ class SuiteRun:
     def collect_tests(self, items: list[pytest.Item]) -> None:
         with spoken_errors():
             self.tests = MeasuredTests(self._config, self.request, items)
+        unnamed = dict.fromkeys((node.name, each) for node in self.tests.nodes.values() for each in node.unnamed)
+        for test, parameter in unnamed:
+            sentence = (
+                f"{test}: no text tells the values of {parameter} apart, so their series end where the list changes: "
+                "name each, as in pytest.param(value, id='name')."
+            )
+            self._warn(pytest.PytestWarning(sentence))
 
     def heading(self, planned: PlannedCase) -> str:
         return find_probe(planned.probe).group(planned.case)
@@ -483,7 +437,12 @@ class SuiteRun:
             self._run = open_run(self._whole, self._started)
             assert self._run is not None, "it is the first rank"
             self._run.session.open()
-        for warning in caught:  # for pytest's summary: what is warned of between tests is in none
-            said = {"warning_message": warning, "when": "runtest", "nodeid": "", "location": None}
-            self._config.hook.pytest_warning_recorded.call_historic(kwargs=said)
+        for warning in caught:
+            self._warn(warning.message)
         return self._run.session
+
+    def _warn(self, warning: Any) -> None:
+        """Put a warning into pytest's summary, which has none of those between tests, also where they are errors."""
+        message = warnings.WarningMessage(warning, type(warning), __file__, 0)
+        said = {"warning_message": message, "when": "collect", "nodeid": "", "location": None}
+        self._config.hook.pytest_warning_recorded.call_historic(kwargs=said)

@@ -85,9 +85,7 @@ class Case:
     @functools.cached_property
     def label(self) -> str:
         """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
-        fields = [f"{name}={value}" for name, value in encode_fields(self.parameters).items()]
-        mode = [] if self.mode == "burst" else [f"mode={self.mode}"]
-        return f"{self.operator}[{' '.join((self.implementation, *fields, *mode))}]"
+        return label_of(self.to_json())
 
     def validate(self) -> None:
         """Raise UserError where the case can never be measured, naming what is allowed."""
@@ -96,6 +94,13 @@ class Case:
         operator = _operator(self.operator)
         operator.validate(self.parameters)
         operator.implementation(self.implementation).validate(self.parameters)
+
+
+def label_of(case: Mapping[str, Any]) -> str:
+    """`Case.label` from the case's JSON alone, so that a case of an operator that is gone keeps its name."""
+    fields = [f"{name}={value}" for name, value in (case.get("parameters") or {}).items()]
+    mode = [] if case.get("mode", "burst") == "burst" else [f"mode={case['mode']}"]
+    return f"{case.get('operator')}[{' '.join((str(case.get('implementation')), *fields, *mode))}]"
 
 
 def encode_fields(parameters: Any) -> dict[str, Any]:

@@ -17,15 +17,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, TypeVar, overload
 
 from pyperf_suite import files
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.record.record import OtherSchema, Record
 
+Own = TypeVar("Own", bound="Journal")
+
 
 class Journal:
     """records.jsonl of one run, open for appending. Use as a context manager."""
+
+    # What is to be done where the disk refuses a line.
+    ADVICE = "All earlier records are kept; free some space and go on with --resume."
 
     def __init__(self, path: Path) -> None:
         """Open for appending; a torn last line is moved to `<name>.torn` first.
@@ -49,12 +54,15 @@ class Journal:
             raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
 
     def append(self, record: Record) -> int:
-        """Write one record, wait until it is on disk, and return the byte at which it begins.
+        """Write one record; otherwise as `write`."""
+        return self.write(sealed(record))
+
+    def write(self, line: bytes) -> int:
+        """Write one line, wait until it is on disk, and return the byte at which it begins.
 
         Raises UserError where the disk refuses, and where the file is gone. After any exception what was written of the
-        record is taken back, so that whoever goes on writes no case twice.
+        line is taken back, so that whoever goes on writes no case twice.
         """
-        line = sealed(record)
         file = self._file.fileno()
         try:
             end = os.fstat(file).st_size
@@ -70,19 +78,28 @@ class Journal:
                 os.ftruncate(file, end)
             if not isinstance(error, OSError):
                 raise
-            raise UserError(
-                f"A record could not be written to {self.path}: {error.strerror}. All earlier records are kept; "
-                "free some space and go on with --resume."
-            ) from None
+            raise UserError(f"A record could not be written to {self.path}: {error.strerror}. {self.ADVICE}") from None
 
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_being_written(path: Path) -> bool:
+    """True if a run has the journal open; False where that cannot be told."""
+    try:
+        with files.open_for_reading(path) as file:
+            files.lock(file)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_journal(path: Path) -> list[Record]:

@@ -183,8 +183,8 @@ def _change(members: np.ndarray, start: int, before: Any, step: LogDifference, e
 def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one group; those too few for two levels are left out."""
     members: dict[Hashable, list[int]] = {}
-    for index in range(count):
-        members.setdefault(groups[index] if groups else "", []).append(index)
+    for index, group in enumerate(groups or [""] * count):
+        members.setdefault(group, []).append(index)
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
@@ -267,9 +267,9 @@ def draw_in_outliers(values: Floats) -> Floats:
     """Values that stand alone drawn in towards the median of their neighbours; steps stay where they are."""
     if len(values) < NEIGHBOURHOOD:
         return values
-    windows = np.lib.stride_tricks.sliding_window_view(values, NEIGHBOURHOOD)
     half = NEIGHBOURHOOD // 2
-    medians = np.median(windows, axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(values, NEIGHBOURHOOD)
+    medians = np.sort(windows, axis=1)[:, half]
     middle = np.concatenate([np.repeat(medians[0], half), medians, np.repeat(medians[-1], half)])
     reach = OUTLIER * max(float(np.median(np.abs(values - middle))) / MAD_OF_NORMAL, _noise_of_differences(values))
     drawn: Floats = np.clip(values, middle - reach, middle + reach)
@@ -302,19 +302,24 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
     count = len(values)
     centred = values - np.median(values)
     sums = np.concatenate([[0.0], np.cumsum(centred)])
-    positions = np.arange(count + 1, dtype=float)
+    # One over the length of the segment from each point, a row for each end from `count` down.
+    lengths = np.concatenate([np.arange(count, 0, -1), np.full(count, np.inf)])
+    shares = np.lib.stride_tricks.sliding_window_view(1 / lengths, count)[::-1]
     came_from = np.zeros(count + 1, dtype=int)
     # The least cost up to a point, less the squares up to there: so a step of the loop needs fewer passes over memory.
     reduced = np.full(count + 1, np.inf)
     reduced[0] = -penalty
-    for end in range(FEWEST_POINTS, count + 1):
-        last = end - FEWEST_POINTS + 1
-        total = sums[end] - sums[:last]
+    # No segment is shorter than the fewest points, so that as many ends are independent of each other.
+    for end in range(FEWEST_POINTS, count + 1, FEWEST_POINTS):
+        ends = slice(end, min(end + FEWEST_POINTS, count + 1))
+        total = sums[ends, None] - sums[None, :end]
         total *= total
-        total /= end - positions[:last]
-        np.subtract(reduced[:last], total, out=total)
-        came_from[end] = np.argmin(total)
-        reduced[end] = total[came_from[end]] + penalty
+        total *= shares[ends, :end]
+        np.subtract(reduced[:end], total, out=total)
+        for row in range(FEWEST_POINTS - 1):
+            total[row : row + 1, end + row - FEWEST_POINTS + 1 :] = np.inf
+        came_from[ends] = total.argmin(axis=1)
+        reduced[ends] = total.min(axis=1) + penalty
     starts, end = [], count
     while (end := int(came_from[end])) > 0:
         starts.append(end)

@@ -10,13 +10,13 @@ import itertools
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.record.interval import Ratio
-from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes
 from pyperf_suite.regressions.stored.store import Side, Store
 from pyperf_suite.regressions.verdict import (
     FALSE_DISCOVERY_RATE,
@@ -34,9 +34,13 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-FEWEST_RUNS = 5
+# So few runs tell no noise, and fewer than so many nothing of spoilt ones.
+FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
 # A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
 FAR_OUT, SPOILT_SHARE = 5.0, 0.05
+# A run off its neighbours by this share of a difference may be what explains it, unless it is as much larger.
+AS_FAR, MUCH_FURTHER = 0.6, 3.2
+NEIGHBOURS = 5
 # Clocks of operating systems and GPUs resolve this much at least.
 COARSEST_TICK_S = 1e-6
 
@@ -47,19 +51,40 @@ MarginOf = Callable[[str, str], float]
 class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
-    `freedom` is in degrees. `source` names where it is from. `calm` is the noise without spoilt runs, which stood out
-    of their neighbours by `spoilt` (a logarithm) or more.
+    `freedom` is in degrees. `source` names where it is from. `largest` is how far a run lay off its neighbours (a
+    logarithm), `spoilt` the least by which one stood out of them, and `calm` the noise without those that did.
+    `around` has the neighbours of compared runs by run_id, before and after it, and under "" the newest runs.
     """
 
     deviation: float
     freedom: float
     source: str
+    runs: float = math.inf
+    largest: float = 0.0
     calm: RunNoise | None = None
     spoilt: float = math.inf
+    around: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
-    def around(self, difference: float) -> RunNoise:
-        """The noise that may hide that difference: runs spoilt by more than twice as much do not explain it."""
-        return self.calm if self.calm and self.spoilt > 2 * abs(difference) else self
+    def beside(self, difference: float) -> RunNoise:
+        """The noise that may hide that difference: runs spoilt by far more do not explain it."""
+        return self.calm if self.calm and self.spoilt > MUCH_FURTHER * abs(difference) else self
+
+    def doubt(self, old: Measured, new: Measured, difference: float) -> str:
+        """Why that difference may be one spoilt run's, as a sentence; "" if it is not."""
+        far = AS_FAR * abs(difference)
+        if self.runs < FEWEST_TO_DECIDE:
+            return f"One run may be spoilt, which only {FEWEST_TO_DECIDE} and more stored runs can exclude."
+        if self.largest >= far or self.spoilt < math.inf:
+            return "Single runs of its own stood out of their neighbours as far."
+        for which, run, other in (("old", old, new), ("new", new, old)):
+            before, after = self.around.get(run.run_id) or self.around.get("") or (None, None)
+            log = math.log(run.value)
+            if before is None or abs(log - before) < far:
+                continue
+            is_alone = which == "old" and abs(math.log(other.value) - before) <= far
+            if is_alone if after is None else abs(log - after) >= far:
+                return f"The {which} run stands out of the runs around it as far."
+        return ""
 
 
 NoiseOf = Callable[[Measured], RunNoise | None]
@@ -69,32 +94,64 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     """The noise of a series' runs, but for the runs named in `without`; None if fewer than five are left.
 
     From the differences of neighbouring runs (von Neumann 1941, doi:10.1214/aoms/1177731677), which a slow drift hardly
-    moves and a step enters only once; none is taken across a break or from one GPU to another.
+    moves and a step enters only once; none is taken from one GPU or state in turns to another, nor a step at a break.
     """
-    left_out = set(without)
-    edges = [0, *(each.index for each in series.breaks), len(series.points)]
-    segments = [
-        [math.log(point.value) for point in points]
-        for start, end in itertools.pairwise(edges)
-        for _, points in itertools.groupby(
-            (point for point in series.points[start:end] if point.run_id not in left_out), lambda point: point.unit
-        )
-    ]
-    steps = _steps(segments)
+    left_out, logs = set(without), [math.log(point.value) for point in series.points]
+    kept = [index for index, point in enumerate(series.points) if point.run_id not in left_out]
+    by_group: dict[object, list[int]] = {}
+    for index in kept:
+        by_group.setdefault(series.groups[index], []).append(index)
+    groups = by_group.values()
+    steps = _steps([[logs[index] for index in group] for group in groups])
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
     least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
-    kept, spoilt, runs = [], list[float](), sum(map(len, segments))
-    for logs in segments:
-        off = [abs(log - statistics.median(logs[max(0, at - 3) : at + 4])) for at, log in enumerate(logs)]
-        kept.append([log for log, far in zip(logs, off, strict=True) if far <= least])
-        spoilt += [far for far in off if far > least]
-    noise = _noise_of(steps, f"{runs} runs of its own")
-    if not 0 < len(spoilt) <= SPOILT_SHARE * runs:
+    segments = [part for group in groups for part in _without_breaks(series, group, logs, least)]
+    off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
+    spoilt = [far for part in off for far in part if far > least]
+    noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
+    noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
+    if not spoilt:
         return noise
-    calm = _noise_of(_steps(kept), f"{runs - len(spoilt)} runs of its own, {len(spoilt)} spoilt left out,")
+    if len(spoilt) > SPOILT_SHARE * len(kept):
+        return replace(noise, spoilt=min(spoilt))
+    good = [[log for log, far in zip(*pair, strict=True) if far <= least] for pair in zip(segments, off, strict=True)]
+    calm = _noise_of(_steps(good), f"{len(kept) - len(spoilt)} runs of its own, {len(spoilt)} spoilt left out,")
+    largest = max(far for part in off for far in part if far <= least)
+    calm = replace(calm, runs=len(kept), largest=largest, around=noise.around)
     return replace(noise, calm=calm, spoilt=min(spoilt))
+
+
+def _without_breaks(
+    series: BenchmarkSeries, group: Sequence[int], logs: Sequence[float], least: float
+) -> list[list[float]]:
+    """The logarithms of a group's runs, in a list anew after each break at which they step."""
+    starts = [each.index for each in series.breaks]
+    parts: list[list[float]] = [[]]
+    for last, index in zip([group[0], *group], group, strict=False):
+        if abs(logs[index] - logs[last]) > least and any(last < start <= index for start in starts):
+            parts.append([])
+        parts[-1].append(logs[index])
+    return parts
+
+
+def _median_near(logs: Sequence[float], at: int) -> float:
+    return statistics.median(logs[max(0, at - 3) : at + 4])
+
+
+def _around(
+    series: BenchmarkSeries, logs: Sequence[float], kept: Sequence[int], runs: set[str]
+) -> dict[str, tuple[float | None, float | None]]:
+    """The medians of the runs before and after each of these, None without any; under "" those of the newest."""
+    places = {point.run_id: index for index, point in enumerate(series.points) if point.run_id in runs}
+    found = {}
+    for run_id, place in {**places, "": len(logs)}.items():
+        same = [at for at in kept if not run_id or series.groups[at] == series.groups[place]]
+        sides = ([at for at in same if at < place][-NEIGHBOURS:], [at for at in same if at > place][:NEIGHBOURS])
+        before, after = (statistics.median(logs[at] for at in side) if side else None for side in sides)
+        found[run_id] = (before, after)
+    return found
 
 
 def _steps(segments: Iterable[Sequence[float]]) -> list[float]:
@@ -194,7 +251,7 @@ def sentinel_sentence(old: Side, new: Side) -> str:
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
     margin = margin_of(new.probe, new.label)
-    moved = changes(*(settings(one.state, one.kind) | _profile_of(one) for one in (old, new)))
+    moved = changes(old.settings, new.settings)
     details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
     between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
 
@@ -215,7 +272,7 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         word, sentence, changed = judge_figures(*figures)
         return judgement(word, None, sentence, *between, figures=changed)
     known = noise_of(new)
-    noise = known and known.around(difference(old.medians, new.medians, known).centre)
+    noise = known and known.beside(difference(old.medians, new.medians, known).centre)
     seen = difference(old.medians, new.medians, noise)
     verdict = judge(seen, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
@@ -225,11 +282,13 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
     beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
     if beside.word == "equivalent":
         verdict = beside
-    word = "undecided" if is_machine and verdict is not beside else verdict.word
+    doubt = noise.doubt(old, new, seen.centre) if noise and verdict.word in ("slower", "faster") else ""
+    word = "undecided" if doubt or (is_machine and verdict is not beside) else verdict.word
     return judgement(
         word,
         verdict.ratio,
         _headline(word, verdict.ratio, margin, noise),
+        *([doubt] if doubt else []),
         *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
         *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
         *(
@@ -249,11 +308,6 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         clock_change=math.expm1(-clock),
         sentinel_change=math.expm1(sentinel),
     )
-
-
-def _profile_of(measured: Measured) -> dict[str, str]:
-    """The profile of a timed benchmark as a setting: it decides how long and in how many processes one is measured."""
-    return {"profile": measured.profile} if measured.profile and measured.medians else {}
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:

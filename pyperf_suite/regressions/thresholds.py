@@ -22,7 +22,7 @@ from pyperf_suite.errors import UserError
 # What is tolerated unless somebody says otherwise: the only place that says 1 %.
 MARGIN = 0.01
 # What makes the exit code other than 0: each level all that the one before it does, and one thing more.
-FAIL_ON = ("never", "slower", "failed", "undecided")
+FAIL_ON = ("never", "slower", "probably-slower", "failed", "undecided")
 DEFAULT_FAIL_ON = "undecided"
 TABLE = "tool.pyperf_suite.regressions"
 _KEYS = ("margin", "margins")

@@ -13,6 +13,7 @@ import math
 import re
 import shlex
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +35,10 @@ from pyperf_suite.regressions.changepoints import (
     find_newest,
 )
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.stored.series import ABSENT, SETTINGS, BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import ABSENT, PROFILE, SETTINGS, BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
+from pyperf_suite.runner.results import order_of
+from pyperf_suite.user_kernels.probe import is_test
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
@@ -50,8 +53,9 @@ PLACED_WITHIN = 2
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
 
-# So many points on either side show what the clock did.
-POINTS_COMPARED = 10
+# So many points on either side show what the clock and the sentinel did; less than that share is nothing.
+POINTS_COMPARED, LEAST_MOVE = 10, 0.01
+SENTINEL_MOVED = " The sentinel, the same code in every run, took {} with it."
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
@@ -83,7 +87,8 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
 class Nomination:
     """A change of one series; `undone` says that a later one made it good, `same_code` that no commit came with it.
 
-    A drift is the sum of small steps: its commits are those of its first and last point.
+    A drift is the sum of small steps: its commits are those of its first and last point. `sentinel` is how much longer
+    the sentinel took with it, as a logarithm.
     """
 
     series: BenchmarkSeries
@@ -91,6 +96,15 @@ class Nomination:
     undone: bool = False
     same_code: bool = False
     is_drift: bool = False
+    sentinel: float = 0.0
+
+    @property
+    def is_machine(self) -> bool:
+        """True if it is not the code: the same code, the sentinel itself, or as much as the sentinel slowed."""
+        change = math.log(self.change.ratio.value) if not self.is_exact else 0.0
+        rest, part = change - self.sentinel, self.sentinel / change if change else 0.0
+        explained = abs(rest) <= math.log1p(LEAST_EFFECT) and part >= EXPLAINING_PART
+        return self.same_code or self.series.kind == "sentinel" or explained
 
     @property
     def first(self) -> Measured:
@@ -99,18 +113,25 @@ class Nomination:
     @property
     def clock_change(self) -> float | None:
         """By how much the clock changed with the time, as a share; None if that is no good part of the change."""
-        points, change = self.series.points, self.change
-        before, after = (
-            [point.clock_hz for point in side if point.clock_hz and point.unit == self.first.unit]
-            for side in (points[: change.index], points[change.index :])
-        )
-        if self.is_exact or self.is_drift or not before or not after:
+        if self.is_exact or self.is_drift:
             return None
-        before = before[-min(POINTS_COMPARED, change.points_before) :]
-        after = after[: min(POINTS_COMPARED, change.points_after)]
-        clock, slower = statistics.median(after) / statistics.median(before), change.ratio.value - 1
-        explains = (1 / clock - 1) * slower > 0 and abs(1 / clock - 1) >= EXPLAINING_PART * abs(slower)
-        return clock - 1 if explains else None
+        clock, change = self.move_of(lambda point: point.clock_hz), math.log(self.change.ratio.value)
+        return math.expm1(clock) if -clock * change > 0 and -clock / change >= EXPLAINING_PART else None
+
+    def move_of(self, figure: Callable[[Measured], float | None]) -> float:
+        """By which logarithm another figure of the runs changed with the time; 0 where it is not known.
+
+        That of the newest runs before the change, and of the first after it; of a drift the first and the last.
+        """
+        points, change = self.series.points, self.change
+        before, after = points[: change.index][-change.points_before :], points[change.index :][: change.points_after]
+        near = (before[:POINTS_COMPARED], after[-POINTS_COMPARED:])
+        if not self.is_drift:
+            near = (before[-POINTS_COMPARED:], after[:POINTS_COMPARED])
+        sides = [
+            [value for point in side if point.unit == self.first.unit and (value := figure(point))] for side in near
+        ]
+        return math.log(statistics.median(sides[1]) / statistics.median(sides[0])) if all(sides) else 0.0
 
     @property
     def is_slower(self) -> bool:
@@ -144,6 +165,8 @@ class Nomination:
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
             f"{self.commits}.{self._hypotheses}"
             f"{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
+            f"{SENTINEL_MOVED.format(percent(math.expm1(self.sentinel))) if abs(self.sentinel) > LEAST_MOVE else ''}"
+            f"{f' --since {self.series.points[-1].started_at[:10]} accepts it.' if self.is_drift else ''}"
         )
 
     @functools.cached_property
@@ -167,7 +190,7 @@ class Nomination:
             return f" With it came {came}."
         # Only what imports packages of its own can be paired with other versions of them.
         apart = is_users(self.series.probe)
-        packages = [name for name in self.moved if apart and name not in SETTINGS.values()]
+        packages = [name for name in self.moved if apart and name not in (*SETTINGS.values(), PROFILE)]
         sides = [self.change.commit_before[:12] or "OLD", self.change.commit_after[:12] or "NEW"]
         if packages and not any(ABSENT in self.moved[name] for name in packages):
             sides = [" ".join(f"{name}=={self.moved[name][side]}" for name in packages) for side in (0, 1)]
@@ -249,12 +272,20 @@ class Tracked:
         return found
 
 
-def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Tracked:
-    """Search these series; `since` is ISO 8601, UTC: changes that began earlier are not listed."""
+def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentinels: Iterable[Measured] = ()) -> Tracked:
+    """Search these series; `since` is ISO 8601, UTC: changes that began earlier are not listed.
+
+    A change is the machine's where the sentinels of the same runs, among the series or besides, changed by as much.
+    """
     found = Tracked()
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for one in (*sentinels, *(point for series in searched if series.kind == "sentinel" for point in series.points)):
+        if one.medians:
+            times.setdefault((one.machine, one.case_id), {})[one.run_id] = one.value
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        if series.kind != "static" and not comparable_points(len(series.points), series.groups):
+        groups = comparable_points(len(series.points), series.groups) if series.kind != "static" else []
+        if series.kind != "static" and not groups:
             found.too_short += 1
             continue
         found.searched += 1
@@ -263,18 +294,27 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
         steps = nominations(series)
-        newest, drift = _newest_and_drift(series, [each.change for each in steps])
-        found.newest += newest
-        for nomination in (*steps, *drift):
+        newest, drift = _newest_and_drift(series, groups, [each.change for each in steps], since)
+        found.newest += [_with_sentinel(each, times) for each in newest]
+        for nomination in (_with_sentinel(each, times) for each in (*steps, *drift)):
             if not nomination.is_drift and (not nomination.is_recent(since) or nomination.undone):
                 found.earlier.append(nomination)
-            elif nomination.same_code or series.kind == "sentinel":
+            elif nomination.is_machine:
                 found.of_the_machine.append(nomination)
             else:
                 found.current.append(nomination)
-    found.current.sort(key=lambda each: each.first.started_at, reverse=True)
+    found.current.sort(key=lambda each: order_of(each.first.run_id, each.first.started_at), reverse=True)
     found.breaks = sorted(breaks, reverse=True)
     return found
+
+
+def _with_sentinel(nomination: Nomination, sentinels: Mapping[tuple[str, str], Mapping[str, float]]) -> Nomination:
+    """The nomination with how the sentinels moved, whose times are given by run, by machine and case."""
+    if nomination.series.kind != "timing":
+        return nomination
+    own = [times for (machine, _), times in sentinels.items() if machine == nomination.series.machine]
+    moves = [move for times in own if (move := nomination.move_of(lambda point: times.get(point.run_id)))]  # noqa: B023
+    return replace(nomination, sentinel=statistics.median(moves)) if moves else nomination
 
 
 def nominations(series: BenchmarkSeries) -> list[Nomination]:
@@ -305,21 +345,25 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
     ]
 
 
-def _newest_and_drift(series: BenchmarkSeries, steps: Sequence[Change]) -> tuple[list[Nomination], list[Nomination]]:
-    """The newest runs where they left their level, and a drift that no step explains, of the comparable points."""
+def _newest_and_drift(
+    series: BenchmarkSeries, groups: Sequence[np.ndarray], steps: Sequence[Change], since: str | None
+) -> tuple[list[Nomination], list[Nomination]]:
+    """The newest runs where they left their level, and a drift since then that no step explains."""
     points = series.points
-    groups = [] if series.kind == "static" else comparable_points(len(points), series.groups)
     members = next((group for group in groups if group[-1] == len(points) - 1), None)
     if members is None:
         return [], []
     inside = [step for step in steps if step.index in members]
     newest = find_newest(series.values, members, max((step.index for step in inside), default=0))
-    drift = find_drift(series.values, members, sum(math.log(step.ratio.value) for step in inside))
+    later = members[[points[index].started_at >= since for index in members]] if since else members
+    explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
+    drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     found: tuple[list[Nomination], list[Nomination]] = [], []
     for change, those, length in ((newest, found[0], 1), (drift, found[1], drift.points_before if drift else 0)):
         if change:
-            start = int(np.searchsorted(members, change.index))
-            own = [points[index] for index in members[start - length :]]
+            within = later if change is drift else members
+            start = int(np.searchsorted(within, change.index))
+            own = [points[index] for index in within[start - length :]]
             last = own[-1] if change is drift else own[1]
             named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
             same = _is_one_commit(own) if change is drift else _is_same_code(series, change)
@@ -354,15 +398,16 @@ def absent(
 ) -> list[Judgement]:
     """A failed judgement for each wanted benchmark that runs measured once and the newest that should have did not.
 
-    `measured` holds all trials of all runs, for what was measured together tells what is missing. What vanished before
-    `since` (ISO 8601), else before the newest runs, is left out.
+    `measured` holds all trials of all runs, the oldest run first, for what was measured together tells what is missing.
+    What vanished before `since` (ISO 8601), else before the newest runs, is left out.
     """
-    runs: dict[Run, dict[Case, Measured]] = {}
-    trials: dict[tuple[str, Case], list[Measured]] = {}
-    for one in sorted(measured, key=lambda one: (one.started_at, one.run_id)):
+    runs: dict[Run, dict[Case, Measured]] = defaultdict(dict)
+    trials: dict[tuple[str, Case], list[Measured]] = defaultdict(list)
+    for one in measured:
         if one.kind != "sentinel":
-            runs.setdefault(_run_of(one), {})[one.probe, one.case_id] = one
-            trials.setdefault((one.machine, (one.probe, one.case_id)), []).append(one)
+            case = (one.probe, one.case_id)
+            runs[_run_of(one)][case] = one
+            trials[one.machine, case].append(one)
     later: dict[Run, list[Measured]] = {}
     found = []
     for (_, case), own in trials.items():
@@ -377,7 +422,9 @@ def absent(
                 continue
             last: Measured | None = own[-1]
             missed = gone
-            said = f"vanished: {_runs(gone)} measured what was measured with it. {_new_name(own[-1], trials)}".strip()
+            said = (
+                f"vanished: {_runs(gone)} measured what was measured with it.{_new_name(own[-1], trials, list(runs))}"
+            )
         else:
             last = next((one for one in reversed(own) if one.metrics), None)
             if not (last or own[-1].failed):
@@ -396,27 +443,23 @@ def _run_of(one: Measured) -> Run:
 
 def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Measured]:
     """A trial of each later run of the same machine, profile and choice of benchmarks."""
-    cases = runs[newest]
-    began = max(one.started_at for one in cases.values())
-    found = []
-    for run, others in runs.items():
-        together = cases.keys() & others.keys() if run[:2] == newest[:2] and run != newest else set()
-        first = next(iter(others.values()))
-        if first.started_at > began and len(together) >= max(1, SAME_CHOICE * (len(cases) - 1)):
-            found.append(first)
-    return found
+    cases, order = runs[newest], list(runs)
+    later = [runs[run] for run in order[order.index(newest) + 1 :] if run[:2] == newest[:2]]
+    least = max(1, SAME_CHOICE * (len(cases) - 1))
+    return [next(iter(others.values())) for others in later if len(cases.keys() & others.keys()) >= least]
 
 
 def _runs(missed: Sequence[Measured]) -> str:
     return f"{len(missed)} run{'s' if len(missed) > 1 else ''} since {missed[0].started_at[:16]}Z"
 
 
-def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]]) -> str:
+def _new_name(gone: Measured, trials: dict[tuple[str, Case], list[Measured]], order: list[Run]) -> str:
     """The benchmark of the same parameters that was first measured after this one was last; "" without any."""
+    since = set(order[order.index(_run_of(gone)) + 1 :])
     for own in trials.values():
-        is_new = own[0].machine == gone.machine and own[0].started_at > gone.started_at
+        is_new = own[0].machine == gone.machine and _run_of(own[0]) in since
         if is_new and (parameters := _parameters(own[0].label)) and parameters == _parameters(gone.label):
-            return f"New since then with the same parameters: {own[0].label}; a new name begins a new series."
+            return f" New since then with the same parameters: {own[0].label}; a new name begins a new series."
     return ""
 
 
@@ -450,11 +493,9 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
     if series.machine != machine:
         raise UserError(f"it was measured on {series.machine}, and this is {machine}")
     if series.kind != "timing":
-        raise UserError("it is no timed case of this suite")
-    if is_users(series.probe):
-        raise UserError(
-            "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
-        )
+        raise UserError("it is no timed case")
+    if is_test(series.probe):
+        raise UserError("it is a test, which pytest alone measures")
     if not change.commit_before or not change.commit_after:
         raise UserError("its runs do not name their commits")
     ends = {change.commit_before, change.commit_after}
@@ -469,7 +510,7 @@ def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple
 
 def confirm(
     wanted: Iterable[Rerun],
-    arm_of: Callable[[str], Arm],
+    arms_of: Callable[[str, str, Sequence[str]], tuple[Arm, Arm]],
     device: Device,
     rule: RuleFor | None = None,
     seed: int = 0,
@@ -477,23 +518,25 @@ def confirm(
 ) -> list[Judgement]:
     """Compare both commits of each nomination; all of the same two commits as one suite, in the order first wanted.
 
-    `arm_of` makes the arm of a commit; `how` is as for `compare_arms`. A nomination whose commit is not in the checkout
-    stays what it was, with the reason. Raises UserError if a pair cannot be written to the journal.
+    `arms_of` makes the arms of two commits for some probes, all the suite's or all users'; `how` is as for
+    `compare_arms`. A nomination whose commit is not in the checkout stays what it was, with the reason. Raises
+    UserError if a pair cannot be written to the journal.
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
 
-    suites: dict[tuple[str, str], list[Rerun]] = {}
+    suites: dict[tuple[str, str, bool], list[Rerun]] = {}
     for nomination, case in wanted:
         commits = (nomination.change.commit_before, nomination.change.commit_after)
-        suites.setdefault(commits, []).append((nomination, case))
+        suites.setdefault((*commits, is_users(case.probe)), []).append((nomination, case))
     found: list[Judgement] = []
-    for (before, after), members in suites.items():
+    for (before, after, _), members in suites.items():
+        cases = [case for _, case in members]
         try:
-            old, new = arm_of(before), arm_of(after)
+            old, new = arms_of(before, after, list(dict.fromkeys(case.probe for case in cases)))
         except UserError as reason:
             found += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
-        decided = compare_arms(old, new, [case for _, case in members], device, rule, seed, **how)
+        decided = compare_arms(old, new, cases, device, rule, seed, **how)
         found += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
     return found
 

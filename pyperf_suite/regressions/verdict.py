@@ -3,7 +3,8 @@
 Evidence is of three kinds: log ratios of live pairs (`Pairs`, exact signed ranks), the difference of two finished runs
 or of two levels of a series (`LogDifference`, Student's t), and exact figures of machine code (`judge_figures`).
 The signed-rank interval decides. It needs no more than independent pairs that are as likely to err upwards as
-downwards, which exchanging the arms at random gives, so it holds its level under any tails.
+downwards, which exchanging the arms at random gives, so it holds its level under any tails. Few pairs that lie close
+together beyond the margin decide sooner, under one assumption more (`clump_p`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.interval import Ratio, normal_quantile, student_quantile, student_tail
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
 CONFIDENCE = 0.95
@@ -51,6 +52,19 @@ def signed_rank_p(values: Sequence[float], location: float) -> float:
     """
     averages = walsh_averages(_sample(values))
     return float(_upper_tails(len(values))[np.count_nonzero(averages > location)])
+
+
+def clump_p(values: Sequence[float], location: float) -> float:
+    """The same for values that all lie above, the furthest less than twice as far as the nearest; else 1.
+
+    Assumes that each value is a difference of two draws from one distribution, as of the two processes of a pair,
+    independent from value to value; the distributions may differ, have any tails and any number of modes. Of draws
+    that differ by `d` to `2 d` no three are apart from each other by so much, so that by Motzkin and Straus (1965),
+    doi:10.4153/CJM-1965-053-6, a difference lies there in at most one of four; and in one of two above its location.
+    """
+    beyond = _sample(values) - location
+    count = len(beyond)
+    return 2 * count * 0.25**count if 0 < beyond.max() < 2 * beyond.min() else 1.0
 
 
 def walsh_averages(sample: np.ndarray) -> np.ndarray:
@@ -139,6 +153,9 @@ ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
 # the others lay just within the margin; for identical code it is far less.
 FALSE_DISCOVERY_RATE = 0.05
 
+# Probably slower is what stayed undecided with the whole interval beyond the margin, at this confidence at least.
+PROBABLE = 0.95
+
 # What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
 # even, falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
@@ -192,6 +209,22 @@ class Judgement:
     sentence: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def severity(self) -> str:
+        """The level of `FAIL_ON` that minds this, else the verdict."""
+        confidence = self.details.get("confidence", 0.0)
+        if self.verdict == "undecided" and self.ratio and is_probable(self.ratio, self.margin, confidence):
+            return "probably-slower"
+        return self.verdict
+
+
+def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
+    """True if the whole interval of that confidence lies beyond the margin, and is no narrower than `PROBABLE` has it.
+
+    Of identical code that is so once in forty times where six pairs have to do, else less often.
+    """
+    return ratio.low > 1 + margin and confidence >= PROBABLE
+
 
 class Interval(NamedTuple):
     """Where a logarithm lies, and with what confidence."""
@@ -243,23 +276,23 @@ class LogDifference:
     freedom: float
 
     def p_value(self, bound: float) -> float:
-        from scipy import special
-
         beyond = abs(self.centre) - bound
         if self.error == 0:
             return 0.0 if beyond > 0 else 1.0
-        below = -beyond / self.error
-        tail = special.stdtr(self.freedom, below) if math.isfinite(self.freedom) else special.ndtr(below)
-        return min(1.0, 2 * float(tail))
+        return min(1.0, 2 * self._tail(beyond / self.error))
+
+    def _tail(self, t: float) -> float:
+        """The probability that Student's t, or without an end of freedom a normal value, is above `t`."""
+        if not math.isfinite(self.freedom):
+            return math.erfc(t / math.sqrt(2)) / 2
+        return student_tail(self.freedom, t) if t >= 0 else 1 - student_tail(self.freedom, -t)
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
         if math.isnan(self.error):
             return NO_INTERVAL
-        from scipy import special
-
-        one_sided = 1 - alpha / 2
-        reach = special.stdtrit(self.freedom, one_sided) if math.isfinite(self.freedom) else special.ndtri(one_sided)
-        half_width = self.error * float(reach)
+        end = 1 - alpha / 2
+        reach = student_quantile(self.freedom, end) if math.isfinite(self.freedom) else normal_quantile(end)
+        half_width = self.error * reach
         return Interval(self.centre - half_width, self.centre + half_width, 1 - alpha)
 
 
@@ -278,9 +311,10 @@ class Pairs:
 
     def p_value(self, bound: float) -> float:
         """Valid however often one looks."""
-        higher = signed_rank_p(self.log_ratios, bound)
-        lower = signed_rank_p([-log_ratio for log_ratio in self.log_ratios], bound)
-        return min(1.0, 2 * min(higher, lower) / self.share)
+        mirrored = [-log_ratio for log_ratio in self.log_ratios]
+        # A clump is among the rarest signed ranks there are, so that the lesser of both is no more often small.
+        tests = [test(values, bound) for values in (self.log_ratios, mirrored) for test in (signed_rank_p, clump_p)]
+        return min(1.0, 2 * min(tests) / self.share)
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
         """At 1 - `alpha`, two-sided, over all looks; with `equivalence` at the share that a test of it may spend.
@@ -322,17 +356,17 @@ def judge_figures(
 
 
 def fewest_pairs(alpha: float) -> int:
-    """The pairs that a first look can raise an alarm from: all on one side is rarer than its share of `alpha`."""
-    return math.ceil(math.log2(2 / (FIRST_SHARE * alpha)))
+    """The pairs that a first look can raise an alarm from: a clump of so many is rarer than its share of `alpha`."""
+    return next(count for count in itertools.count(2) if 4 * count * 0.25**count <= FIRST_SHARE * alpha)
 
 
 def looks_up_to(max_pairs: int, alpha: float) -> tuple[int, ...]:
     """The numbers of pairs after which to look: from the fewest that can raise an alarm, to `max_pairs`."""
     looks = []
-    pairs = float(fewest_pairs(alpha))
-    while round(pairs) * (1 + GROWTH) / 2 <= max_pairs:
-        looks.append(round(pairs))
-        pairs *= GROWTH
+    pairs = fewest_pairs(alpha)
+    while pairs * (1 + GROWTH) / 2 <= max_pairs:
+        looks.append(pairs)
+        pairs = math.ceil(pairs * GROWTH)
     return (*looks, max_pairs)
 
 
@@ -341,7 +375,7 @@ class SequentialRule:
     """How pairs are judged, stated before the first is measured: it looks several times and errs no more than stated.
 
     The error rates are split over the looks beforehand (a weighted Bonferroni split), and each look is an exact
-    signed-rank test at its share, so the rate holds at every look together, under any tails of the noise. `margin` is
+    test at its share (`Pairs`), so the rate holds at every look together, under any tails of the noise. `margin` is
     what is tolerated, as a share (0.01 is 1 %): slower means beyond 1 + margin, faster below its inverse. `alpha` is
     the probability of calling slower or faster what lies just within the margin, `alpha_equivalent` of calling
     equivalent what lies just beyond it. `looks` left empty are chosen up to `max_pairs`.
@@ -371,7 +405,7 @@ class SequentialRule:
     def for_suite(self, comparisons: int) -> SequentialRule:
         """The rule for one of so many benchmarks: its alarms are rare enough to stand among all the others.
 
-        An alarm by this rule always survives `suite_words`; ten pairs that all agree, which are no rarer than 1 in
+        An alarm by this rule always survives `suite_words`; seven pairs that all agree, which are no rarer than 1 in
         500, might not. Up to five comparisons it is the same rule. Raises ValueError for no comparisons.
         """
         if comparisons < 1:
@@ -465,9 +499,10 @@ def suite_words(verdicts: Sequence[Verdict]) -> list[Word]:
 def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
     """Whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
 
-    `slower` counts what got slower; `failed` also what could not be measured; `undecided` also what stayed open.
+    `slower` counts what got slower; `probably-slower` also what stayed open with the whole interval beyond the margin;
+    `failed` also what could not be measured; `undecided` also what else stayed open.
     """
-    return judgement.verdict in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
+    return judgement.severity in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
 def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, unchanged: int = 0) -> ExitCode:
@@ -475,11 +510,12 @@ def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, u
 
     `unchanged` counts benchmarks that were searched and have no judgement.
     """
-    minded = {judgement.verdict for judgement in judgements if is_minded(judgement, fail_on)}
+    minded = {judgement.severity for judgement in judgements if is_minded(judgement, fail_on)}
     nothing = fail_on != "never" and not unchanged and {judgement.verdict for judgement in judgements} <= {"failed"}
     if nothing or "failed" in minded:
         return ExitCode.FAILED
-    return ExitCode.VERDICT if "slower" in minded else ExitCode.FAILED if minded else ExitCode.FINE
+    is_slower = minded & {"slower", "probably-slower"}
+    return ExitCode.VERDICT if is_slower else ExitCode.FAILED if minded else ExitCode.FINE
 
 
 def ratio_of(centre: float, low: float, high: float) -> Ratio:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
 from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
-from pyperf_suite.render.terminal import ALL, note, print_table, say
+from pyperf_suite.render.terminal import ALL, height_of, note, print_table, say, screen_lines
 
 # The file that tells a folder of `ab`, next to findings.json; both hold what is installed on each side.
 COMPARISON = "ab.json"
@@ -70,25 +71,42 @@ def print_comparisons(
     fail_on: str,
     most: int | None = MOST_SHOWN,
 ) -> None:
-    """The table, a sentence for each finding but the equivalent, the notes, and the exit code with its meaning.
+    """The table, sentences on findings but the equivalent, the notes, and the exit code with its meaning.
 
-    Of both the `most` urgent; None: all.
+    One screen, with the `most` urgent rows; None: all of it.
     """
     ordered = by_urgency(findings)
-    console.print()
-    say(console, "", heading, style="bold")
-    print_table(console, _table(ordered), most_rows=most)
-    moved = [finding for finding in ordered if finding.verdict != "equivalent"]
-    for finding in moved[:most]:
+    meaning = {0: "fine", 1: "regression", 3: "undecided or failed" if findings else "nothing was searched"}[code]
+
+    def begin() -> None:
+        console.print()
+        say(console, "", heading, style="bold")
+        print_table(console, _table(ordered), most_rows=most)
+
+    def end() -> None:
+        for each in notes:
+            note(console, each)
+        say(console, "", f"{counted(findings)}; exit code {code}, {meaning} (--fail-on {fail_on})")
+
+    def tell(finding: Judgement) -> None:
         named = finding.benchmark in finding.sentence
         said = finding.sentence if named else f"{finding.benchmark}: {finding.sentence}"
         say(console, "  [cyan]•[/cyan]", said)
-    if most is not None and moved[most:]:
-        say(console, "  [dim]…[/dim]", f"{len(moved) - most} more that are not equivalent: {ALL} shows all")
-    for each in notes:
-        note(console, each)
-    meaning = {0: "fine", 1: "regression", 3: "undecided or failed" if findings else "nothing was searched"}[code]
-    say(console, "", f"{counted(findings)}; exit code {code}, {meaning} (--fail-on {fail_on})")
+
+    begin()
+    room = screen_lines(console) - height_of(console, begin) - height_of(console, end) - 1
+    moved = [finding for finding in ordered if finding.verdict != "equivalent"]
+    told: list[Judgement] = []
+    for finding in moved:
+        room -= height_of(console, partial(tell, finding))
+        # The first of each verdict, and others while the screen has room.
+        if most is None or room >= 0 or all(each.verdict != finding.verdict for each in told):
+            tell(finding)
+            told.append(finding)
+    if moved[len(told) :]:
+        more = f"{len(moved) - len(told)} more that are not equivalent: {ALL} shows all"
+        say(console, "  [dim]…[/dim]", more)
+    end()
 
 
 def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -> str:
@@ -161,7 +179,8 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
 
 
 def _outcome(finding: Judgement, fail_on: str) -> str:
-    minded = {"slower": "failure", "failed": "error"}.get(finding.verdict) if is_minded(finding, fail_on) else None
+    outcomes = {"slower": "failure", "probably-slower": "failure", "failed": "error"}
+    minded = outcomes.get(finding.severity) if is_minded(finding, fail_on) else None
     return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
 
 

@@ -23,8 +23,8 @@ from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, 
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_the_machine, failures_of, summary_of
 from pyperf_suite.probes import TOPICS, FindProbe, find_probe, is_known, probe_names
+from pyperf_suite.record.case import label_of
 from pyperf_suite.record.record import Record
-from pyperf_suite.regressions.stored.series import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results

@@ -21,9 +21,8 @@ from pyperf_suite.findings.rows import grouped
 from pyperf_suite.record.journal import record_of, sharing_machines, without_replaced
 from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, RECORDS, order_of, run_files
 
-RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
 # Relative to the run with the most cases: who measures a part again does not replace the whole.
 _WHOLE = 0.5
@@ -150,7 +149,7 @@ def read_results(requested: Path, machine: str | None = None, readers: Readers =
     single = bool(found)
     found = found or sorted(path for name in names for path in requested.glob(f"*/{name}"))
     root = requested.parent.parent if single else requested.parent if found else requested
-    found = found or sorted(path for name in names for path in requested.glob(f"*/*/{name}"))
+    found = found or run_files(requested, names)
     if machine is not None:
         known = sorted({path.parent.parent.name for path in found})
         found = [path for path in found if path.parent.parent.name == machine]
@@ -166,7 +165,7 @@ def read_results(requested: Path, machine: str | None = None, readers: Readers =
                 others.append(readers[path.name](path.parent))
             except UserError as error:
                 notes.append(str(error))
-    read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
+    read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, order_of(run.run_id, run.started_at)))
     for note in notes:
         warnings.warn(note, stacklevel=2)
     if not read and not others:

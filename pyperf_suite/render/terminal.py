@@ -117,11 +117,11 @@ def print_answer(console: Console, found: Findings, more: str = ALL, besides: in
     cautions = functools.partial(print_cautions, console, found.cautions, more)
     cautions()
     room, left = (
-        screen_lines(console) - besides - 1 - _height(console, cautions),
+        screen_lines(console) - besides - 1 - height_of(console, cautions),
         dict.fromkeys(("finding", "table"), 0),
     )
     for place, (name, draw) in enumerate(parts):
-        height = _height(console, draw)
+        height = height_of(console, draw)
         if height > room and place > 1:
             left[name] += 1
             continue
@@ -138,7 +138,7 @@ def screen_lines(console: Console) -> int:
     return max(SCREEN_LINES // 2, console.height - PROMPT_LINES) if known else SCREEN_LINES
 
 
-def _height(console: Console, draw: Callable[[], None]) -> int:
+def height_of(console: Console, draw: Callable[[], None]) -> int:
     """How many lines that is."""
     with console.capture() as captured:
         draw()

@@ -84,8 +84,12 @@ class WorkerProcess(ChildProcess):
         command: tuple[str, ...] = COMMAND,
         environment: Mapping[str, str] | None = None,
         memory_bytes: float = math.inf,
+        preload: Sequence[str] = (),
     ) -> None:
-        """Start the process by `command`, in this process's environment and what is added to that."""
+        """Start the process by `command`, in this process's environment and what is added to that.
+
+        `preload` are modules that a template of the command has imported (child.py).
+        """
         self._scratch = owned_folder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
@@ -93,7 +97,7 @@ class WorkerProcess(ChildProcess):
         # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self.WRITES_STACKS = command == COMMAND  # torchrun would end
-        super().__init__(command, inherited | own | dict(environment or {}), memory_bytes)
+        super().__init__(command, inherited | own | dict(environment or {}), memory_bytes, preload)
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
         self._turn.unlink(missing_ok=True)

@@ -330,6 +330,11 @@ def keep(value: Any, kept: Sequence[tuple[int, bytes]] = ()) -> list[tuple[int, 
     return [(begin, bytes(memory[begin : begin + size])) for begin in starts]
 
 
+def content_hash(value: Any) -> bytes:
+    """A hash of all values of an array."""
+    return hashlib.sha256(_raw(_contiguous(value))).digest()
+
+
 def poison(value: Any, every: int = 1) -> None:
     """Fill an array with a NaN of the suite's own, or the least integer, so that what nobody writes is seen.
 

@@ -23,27 +23,63 @@ Scalar = bool | int | float | str
 _libraries: dict[str, str] = {}
 
 
-def root() -> Path:
-    """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
-    reported = os.environ.get(ROOT_VARIABLE)
-    if reported:
-        return Path(reported)
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+def root(source: str = "") -> Path:
+    """What the file or module of that name is relative to.
+
+    PYPERF_KERNEL_ROOT, or of several folders there the first that has the file, else that of the current folder.
+    """
+    folders = [Path(each) for each in os.environ.get(ROOT_VARIABLE, "").split(os.pathsep) if each]
+    having = (each for each in folders if source.endswith(".py") and (each / source).is_file())
+    return next(having, folders[-1] if folders else root_of(Path.cwd()))
+
+
+def root_of(folder: Path) -> Path:
+    """What files of a folder are named relative to, wherever one stands: the top of its git checkout or project.
+
+    Else the folder itself.
+    """
+    above = (folder, *folder.parents)
+    places = (each for name in (".git", "pyproject.toml") for each in above if (each / name).exists())
+    return next(places, folder)
 
 
 def canonical(name: str) -> str:
-    """A user's name as records have it: FILE relative to the root. Raises UserError for a file that is not there."""
+    """A user's name as records have it: FILE relative to the root.
+
+    Raises UserError for a file that is not there, and for two of one name.
+    """
     source, function = split(name)
     if not source.endswith(".py"):
         return name
-    top = root()
-    places = (Path(source), top / source)
-    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
-        if path.is_file():
-            relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
-            return f"{relative}:{function}" if function else relative
-    raise UserError(f"There is no file {source[:200]}: name one that declares kernels with @suite.kernel.")
+    is_set = os.environ.get(ROOT_VARIABLE) not in (None, os.pathsep.join(_roots))
+    places = (Path(source), root(source) / source)
+    path = next((each.resolve() for each in (places[::-1] if is_set else places) if each.is_file()), None)
+    if path is None:
+        raise UserError(f"There is no file {source[:200]}: name one that declares kernels with @suite.kernel.")
+    top = root().resolve() if is_set else root_of(path.parent)
+    relative = Path(os.path.relpath(path, top)).as_posix()
+    if not is_set:
+        _find_in_processes(path, relative, top)
+    return f"{relative}:{function}" if function else relative
+
+
+# Folders of files elsewhere than around the current one, which comes last, for processes of this one; and files named.
+_roots: list[str] = []
+_named: dict[tuple[Path, str], Path] = {}
+
+
+def _find_in_processes(path: Path, relative: str, top: Path) -> None:
+    """Have processes of this one find the file. Raises UserError where another that was named is called the same."""
+    here = root_of(Path.cwd())
+    other = _named.setdefault((here, relative), path)
+    if other != path:
+        raise UserError(
+            f"{other} and {path} are both called {relative} in records, for neither lies in a git checkout or "
+            "has a pyproject.toml above it: measure one after the other, each into --results of its own."
+        )
+    if top != here and str(top) not in _roots:
+        _roots[:] = [str(top), *(_roots or [str(here)])]
+        os.environ[ROOT_VARIABLE] = os.pathsep.join(_roots)
 
 
 @dataclass(frozen=True)
@@ -89,7 +125,8 @@ def parameters_of(names: tuple[str, ...]) -> type:
 def start_request(name: str, device: str) -> dict[str, Any]:
     """The first request to whoever imports the file: what to import, from where, and the device."""
     path = [each for each in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if each]
-    return {"root": str(root()), "path": path, "target": split(name)[0], "device": device}
+    source = split(name)[0]
+    return {"root": str(root(source)), "path": path, "target": source, "device": device}
 
 
 def split(name: str) -> tuple[str, str]:

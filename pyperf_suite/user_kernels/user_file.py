@@ -16,12 +16,13 @@ import platform
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import interpreted_bfloat16, triton_without_gpu
+from pyperf_suite.process.serving import libraries
 from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.arrays import (
     Leaf,
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from pyperf_suite.user_kernels.guards import Guards
 
 PACKAGE = Path(__file__).resolve().parent.parent
-
-# Libraries that take long to import, and whose state a copy of a process may share.
-PRELOADED = ("numpy", "numpy.random", "scipy", "torch", "triton") if sys.platform == "linux" else ()
 
 # Among so many objects arrays are looked for that an argument holds.
 MOST_LOOKED_AT = 1000
@@ -111,7 +109,8 @@ class UserFile:
         is_file = target.endswith(".py")
         file = (self._root / target).resolve()
         self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
-        sys.path[:0] = [*path, str(file.parent if is_file else self._root)]
+        own = [*path, str(file.parent if is_file else self._root)]
+        sys.path[:0] = own
         self._measure_on(device)
         self._api._device = device
         from pyperf_suite.user_kernels.guards import Guards
@@ -131,22 +130,23 @@ class UserFile:
             module = importlib.import_module(target)
         if "numpy" in sys.modules:
             importlib.import_module("numpy.random")  # by which inputs are drawn
-        return self._started(module, environment)
+        # A file may set variables that libraries read as they are imported.
+        imported = libraries(own) if environment == os.environ else []
+        theirs = [each for each in imported if each.partition(".")[0] != target.partition(".")[0]]
+        return {**self._started(module), "preload": theirs}
 
     def take(self, module: Any, device: str) -> dict[str, Any]:
         """A module of kernels that is there already, whose arrays are made as they are, under no seed."""
         self.is_seeded = False
         self._root = Path.cwd()
         self._measure_on(device)
-        return self._started(module, dict(os.environ))
+        return self._started(module)
 
-    def _started(self, module: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+    def _started(self, module: Any) -> dict[str, Any]:
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
         return {
             "library": self._library,
-            # What a process may import before it is known whose it is: a file may set variables that libraries read.
-            "preload": [name for name in PRELOADED if name in sys.modules and environment == os.environ],
             "versions": _versions(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
         }

@@ -7,11 +7,9 @@ What they write is read as data, and never executed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import math
-import os
 import random
 import shutil
 import time
@@ -34,8 +32,6 @@ from pyperf_suite.measure.verify_result import Tolerance, compare, number_type, 
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL, Launch
 from pyperf_suite.user_kernels.arrays import LAYOUTS, comparable, lay_out
 from pyperf_suite.user_kernels.audit.processes import (
-    PYTHON_VARIABLE,
-    ReferenceProcess,
     UserProcess,
     interpreter,
     memory_folder,
@@ -57,8 +53,9 @@ from pyperf_suite.user_kernels.checks import (
     shares_elements,
     with_rounding,
 )
-from pyperf_suite.user_kernels.declared import PATH_VARIABLE, library_of, parameters_of, root, split, start_request
+from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
 from pyperf_suite.user_kernels.here import GIVEN, CaseHere, FileHere
+from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
 from pyperf_suite.user_kernels.reference import Reference, secret_seed
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
@@ -159,8 +156,8 @@ class UserLaunches(Prepared):
         self._case = {"kernel": GIVEN if launch else split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
         self._process: UserProcess | CaseHere
-        if launch is not None or _is_run_here(place):
-            file = FileHere.of_launch(launch, device) if launch is not None else _file_here(name, device)
+        if launch is not None or is_run_here(place):
+            file = FileHere.of_launch(launch, device) if launch is not None else file_here(name, device)
             self._reference: Reference = file
             self._find_reference: Callable[[], Reference] = lambda: file
             self._process = CaseHere(file)
@@ -168,11 +165,12 @@ class UserLaunches(Prepared):
             started = file.started
             self._built = self._reference.build(requested, self._end_s)
         else:
-            self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+            others = int(place.inputs is not None)
+            self._find_reference = functools.partial(reference_process, name, device, self._end_s, others)
             self._reference = self._find_reference()
             left_s, limit = self._end_s - time.monotonic(), limit_bytes()
-            # Pairs of processes compare what differs from one to the next, the places of libraries in memory too.
-            preload = self._reference.preload if place.inputs is None else ()
+            # Both sides of a pair are copies of one template.
+            preload = shared_preload()
             process = UserProcess(interpreter(), implementation, left_s, limit, preload=preload)
             self._process = process
             self._resources.callback(process.close)
@@ -204,8 +202,15 @@ class UserLaunches(Prepared):
         self.state = {
             "python": started["python"],
             "packages": {"pyperf_suite": __version__, **versions},
-            "source": _source(str(root()), mine["kernel_file"]),
+            "source": _source(str(root(split(name)[0])), mine["kernel_file"]),
         }
+
+    def reseed(self, inputs: int) -> None:
+        """Give all sets other inputs, those that another process gets under the same seed."""
+        self._given = random.Random(inputs)
+        slots = self._slots[:-2]
+        self._slot_seeds = [self._make(slot, self._drawn())["seed"] for slot in slots]
+        self._process.ask("load", sets=[[index, slots[index % len(slots)]] for index in range(self.sets)])
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
         ours, theirs = (list(map(comparable, built["leaves"])) for built in (self._built, mine))
@@ -276,6 +281,10 @@ class UserLaunches(Prepared):
         plausible_s = samples * (arrays * RELEASE_S_PER_BYTE + text * RELEASE_S_PER_CHARACTER)
         self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
+
+    def clocks_hz(self, samples: int) -> list[float]:
+        """The multiprocessors' clock during each of the last samples, of those that have been told."""
+        return self._clocks_hz[-samples:]
 
     def require_nothing_replaced(self) -> None:
         """Raise WrongLaunch where functions that the suite and references are made of are others than they were."""
@@ -588,44 +597,6 @@ class UserLaunches(Prepared):
 
     def close(self) -> None:
         self._resources.close()
-
-
-def _is_run_here(place: ExecutionContext) -> bool:
-    """True where a user's code runs in this process: nothing is to be kept from it, and no other interpreter is named.
-
-    Sides of a pair have processes of their own, each fresh, next to a judge that stays.
-    """
-    return not place.audit and place.inputs is None and PYTHON_VARIABLE not in os.environ
-
-
-_files: dict[tuple[str, str], FileHere] = {}
-
-
-def _file_here(name: str, device: str) -> FileHere:
-    """The file of that kernel, imported by this process once. Raises Failed."""
-    key = (split(name)[0], device)
-    if key not in _files:
-        _files[key] = FileHere.imported(start_request(name, device))
-    return _files[key]
-
-
-_kept: dict[tuple[str, ...], ReferenceProcess] = {}
-
-
-def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
-    key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
-    if key not in _kept or _kept[key].is_closed:
-        forget_reference()
-        _kept[key] = ReferenceProcess(start_request(name, device), end_s)
-    return _kept[key]
-
-
-@atexit.register
-def forget_reference() -> None:
-    """End the reference process that is kept, as this process does when it ends in order; and forget files."""
-    _files.clear()
-    while _kept:
-        _kept.popitem()[1].close()
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured, State
 
 BEGIN = datetime.datetime(2026, 1, 1)
 
@@ -52,7 +52,7 @@ def a_series(
                 high=1.1 * float(value),
                 ok=1,
                 clock_hz=None if clocks is None else clocks[index],
-                state=state,
+                state=State(state),
             )
         )
     return BenchmarkSeries("cpu-someones-2c", *names, "s", tuple(points), **fields)

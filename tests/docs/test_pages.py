@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
@@ -22,6 +21,7 @@ from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.laws.calibration import all_shipped
 from pyperf_suite.probes import expanded, find_probe, overrides_of, probe_names
+from tests.commands import invoke
 from tools.fit.__main__ import stated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +116,7 @@ def in_a_users_folder(tmp_path, monkeypatch):
     (tmp_path / "my_package").mkdir()
     shutil.copy(ROOT / "examples" / "your_kernel" / "bench_softmax.py", tmp_path / "my_package" / "kernels.py")
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(main, ["init"]).exit_code == 0
+    assert invoke("init").exit_code == 0
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
+from tests.commands import invoke
 
 MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"
 SIZE = f"size {MODEL} --gpu H200"
@@ -87,7 +86,7 @@ CATALOGUE = (
 @pytest.mark.parametrize(("line", "named"), CATALOGUE, ids=[line for line, _ in CATALOGUE])
 def test_what_is_mistyped_is_named_in_one_sentence(line, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(main, line.split())
+    answer = invoke(*line.split())
     assert answer.exit_code == 2, answer.output
     assert named in answer.stderr
     [sentence] = [each for each in answer.stderr.splitlines() if each and not each.startswith(("Usage: ", "Try "))]

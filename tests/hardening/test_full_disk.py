@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.findings.data import Figure, Findings, Panel, Series, remark
@@ -17,6 +15,7 @@ from pyperf_suite.record.journal import Journal, read_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import create_run, find_run, read_run
+from tests.commands import invoke
 from tests.records import PLAN, SMALL, a_record, a_run
 
 DISK_KIB = 1000
@@ -141,7 +140,7 @@ def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command):
     journal = a_run(disk) / "records.jsonl"
     before = journal.read_bytes()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    answer = CliRunner().invoke(main, [*command, "--results", str(disk)])
+    answer = invoke(*command, "--results", disk)
     if command[0] == "run":
         assert answer.exit_code == 2
         assert "cannot be written" in answer.stderr

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from pyperf_suite import files
-from pyperf_suite.cli.main import main
+from tests.commands import invoke
 from tests.records import a_run
 
 LONGEST_S = 30
@@ -144,7 +143,7 @@ def test_every_command_ends_soon_and_in_a_sentence(tmp_path, results, soon, monk
     KINDS[kind](target, theirs)
     there = set(theirs.parent.iterdir())
     for command in COMMANDS if ALL else [COMMANDS[(3 * number + step) % len(COMMANDS)] for step in range(3)]:
-        ended = CliRunner().invoke(main, named(command).split())
+        ended = invoke(*named(command).split())
         assert isinstance(ended.exception, SystemExit | None), (command, ended.exception)
         assert ended.exit_code in (0, 1, 2, 3), command
         assert "Traceback" not in ended.output

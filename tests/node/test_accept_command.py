@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from pyperf_suite import run
-from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.accept import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner import workers
 from pyperf_suite.runner.profiles import Effort
+from tests.commands import invoke
 from tests.node.made_up import cpu_node
 from tests.records import metric
 
@@ -60,7 +60,7 @@ def made_up_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def accept(results: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["accept", "--device", "cpu", "--results", str(results), *words])
+    return invoke("accept", "--device", "cpu", "--results", results, *words)
 
 
 def test_a_node_as_its_peak_promises_is_accepted(tmp_path):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.node.fleet import ALL, CHANCE, compared, deviations, low_cutoff
 from pyperf_suite.node.probes.accept import PROBE
 from pyperf_suite.record.journal import sealed
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
+from tests.commands import invoke
 from tests.node.made_up import CPU, cpu_node
 
 RUN = "20261122T000000Z-0000"
@@ -94,7 +94,7 @@ def collect(folder: Path, nodes: int, slow: int | None = None) -> Path:
 
 
 def called(*words: str) -> Result:
-    return CliRunner().invoke(main, ["accept", *words])
+    return invoke("accept", *words)
 
 
 def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path):

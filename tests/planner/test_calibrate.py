@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -38,6 +36,7 @@ from pyperf_suite.planner.probes.calibration import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads import find_workload
+from tests.commands import invoke
 from tests.records import a_journal, a_record, records
 from tools.fit.gemm import gemm_tables
 
@@ -105,7 +104,7 @@ def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
 
 def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
     run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
-    done = CliRunner().invoke(main, ["calibrate", str(run)])
+    done = invoke("calibrate", run)
     assert done.exit_code == 0, done.output
     assert "gemm_bf16: an error of 0.0 %" in done.output
     assert "where the law alone has 20.0 %" in done.output
@@ -120,7 +119,7 @@ def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_e
 
 def test_what_was_fitted_is_json_on_request(tmp_path: Path) -> None:
     run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
-    answer = json.loads(CliRunner().invoke(main, ["calibrate", str(run), "--json"]).stdout)
+    answer = json.loads(invoke("calibrate", run, "--json").stdout)
     assert load_calibration(Path(answer["calibration"])).gpu == answer["gpu"] == H200.name
     (gemm,) = (each for each in answer["laws"] if each["law"] == "gemm_bf16")
     assert gemm["changed"]
@@ -142,11 +141,11 @@ def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
     tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
 ) -> None:
     run = a_journal(tmp_path / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=identity)
-    done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
+    done = invoke("calibrate", run, *arguments)
     assert done.exit_code == 2
     assert sentence in done.output
     assert "Traceback" not in done.output
-    none = CliRunner().invoke(main, ["calibrate", "--results", str(tmp_path / "none"), "--device", "cpu"])
+    none = invoke("calibrate", "--results", str(tmp_path / "none"), "--device", "cpu")
     assert (none.exit_code, "`pyperf-suite run calibration`" in none.output) == (2, True)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -28,6 +27,7 @@ from pyperf_suite.planner.layout.plan import (
     smallest_network,
 )
 from pyperf_suite.planner.layout.report import findings_of_layouts
+from tests.commands import invoke
 from tests.models import LLAMA, MIXTRAL
 from tests.records import printed_lines, printed_values
 
@@ -46,7 +46,7 @@ def with_options(*changed: str) -> tuple[str, ...]:
 
 
 def command(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["layout", *arguments])
+    return invoke("layout", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -285,8 +285,8 @@ def message(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
-    arguments = ("layout", *with_options("--gpus", "8", "--cp", "1", "--recompute", "layers"))
-    lines = CliRunner(env={"COLUMNS": "80"}).invoke(main, arguments).output.splitlines()
+    arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
+    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
     assert "all with" in lines[place]
     assert "CP 1" in lines[place]

@@ -7,9 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws import prices
@@ -23,6 +21,7 @@ from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_si
 from pyperf_suite.planner.sizing.search import Bounds, search
 from pyperf_suite.planner.sizing.step import Setting
 from pyperf_suite.record.quantity import Quantity
+from tests.commands import invoke
 from tests.records import printed_values
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
@@ -45,7 +44,7 @@ A100, H200 = find_gpu("A100"), find_gpu("H200")
 def command(made_up, monkeypatch):
     """The command line over the made-up laws; its result for arguments."""
     monkeypatch.setattr(prices, "Prices", lambda laws, dtype, library=None: made_up)
-    return lambda *arguments: CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+    return invoke
 
 
 @pytest.fixture

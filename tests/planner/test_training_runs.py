@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.planner.laws.training.framework import found_constants
 from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs
 from pyperf_suite.planner.training_runs import judged, refitted, right_orders
+from tests.commands import invoke
 from tests.records import printed_lines
 from tools.fit.published import SAMPLE
 from tools.validate import validate
@@ -93,7 +92,7 @@ def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path)
 @pytest.mark.slow
 def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Path) -> None:
     path = table(tmp_path / "training.csv", *layouts(1.2, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
-    result = CliRunner().invoke(main, ["calibrate", "--runs", str(path), "--gpu", "H100"])
+    result = invoke("calibrate", "--runs", path, "--gpu", "H100")
     assert result.exit_code == 0, result.output
     calibration, (own,), _ = refitted(path, "H100 SXM")
     assert own.before == pytest.approx(100 / 6, abs=0.1)
@@ -104,12 +103,12 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
     requested = ["layout", *model,
              "--kv-heads=8", "--global-batch=512", "--exactly=dp=32,tp=2", "--json"]  # fmt: skip
     times = [
-        printed_lines(json.loads(CliRunner().invoke(main, [*requested, *more]).stdout), "Layouts")[0]["iteration"]
+        printed_lines(json.loads(invoke(*requested, *more).stdout), "Layouts")[0]["iteration"]
         for more in (["--gpu=H100"], [f"--calibration={tmp_path / 'training.npz'}"])
     ]
     assert times[1] / times[0] == pytest.approx(1.2, abs=0.06)
     # A calibration is of the GPU's own link.
-    both = CliRunner().invoke(main, [*requested, f"--calibration={tmp_path / 'training.npz'}", "--link=PCIe4"])
+    both = invoke(*requested, f"--calibration={tmp_path / 'training.npz'}", "--link=PCIe4")
     assert both.exit_code == 2
     as_it_is = table(tmp_path / "same.csv", *layouts(1.0, tmp_path))
     assert refitted(as_it_is)[1][0].block is None
@@ -128,7 +127,7 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence(
     tmp_path: Path, changes: list[dict[str, Any]], options: tuple[str, ...], sentence: str
 ) -> None:
     path = table(tmp_path / "training.csv", *changes)
-    result = CliRunner().invoke(main, ["calibrate", "--runs", str(path), *options])
+    result = invoke("calibrate", "--runs", path, *options)
     assert result.exit_code == 2
     assert sentence in " ".join(result.output.split())
 

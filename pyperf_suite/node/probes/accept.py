@@ -342,7 +342,7 @@ def analyse(rows: Rows, laws: Laws | None = None, before: Mapping[RateKey, Quant
     message = (
         f"{'Not accepted' if bad else 'Accepted'}: {{ok}} of {{checks}} checks are ok, {{bad}} not, {{unknown}} unknown"
     )
-    counts = remark(message, kind="caution" if bad else "", ok=good, checks=len(checks), bad=bad, unknown=unsure)
+    counts = remark(message, ok=good, checks=len(checks), bad=bad, unknown=unsure)
     return findings(counts if checks else None, sentences(checks), check_table("Checks", checks))
 
 

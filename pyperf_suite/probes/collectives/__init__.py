@@ -114,7 +114,7 @@ class CollectivesAxes(AxisTable):
     ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
     op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = by(TRAINING, standard=MORE, full=ALL)
     size: tuple[Sizes, ...] = by(
-        sizes("16..16MiB:16"),
+        sizes("64..16MiB:64"),
         standard=sizes("64..16MiB:8"),
         full=sizes("8..64MiB:4"),
         cuda=by(

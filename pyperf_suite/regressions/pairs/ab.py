@@ -5,12 +5,10 @@ The rule is stated before the first pair; a suite's verdicts must also survive b
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
 import math
-import os
 import random
 import secrets
 import statistics
@@ -19,89 +17,46 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite import files
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import is_users
 from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.journal import Journal
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
-from pyperf_suite.regressions.pairs.live_pair import SIDES, ArmFailed, Pace, Pair, measure_pair
+from pyperf_suite.regressions.pairs.live_pair import SIDES, ArmFailed, Pace, Pair, end_judges, measure_pair
 from pyperf_suite.regressions.verdict import (
     Judgement,
     SequentialRule,
     Verdict,
     Word,
+    is_probable,
     judge_figures,
     percent,
     range_text,
     suite_words,
 )
+from pyperf_suite.runner.results import make_folder, new_stamp
 from pyperf_suite.runner.workers import WorkerProcess
 
 WritePair = Callable[[Mapping[str, Any]], None]
 
 
-class PairJournal:
-    """pairs.jsonl of one comparison, open for appending. Use as a context manager; call it with each pair."""
+class PairJournal(Journal):
+    """pairs.jsonl of one comparison: a context manager that writes each pair that it is called with."""
 
-    def __init__(self, path: Path) -> None:
-        """Open for appending; a line that a killed process left torn is ended.
-
-        Raises UserError where the file cannot be written, or another process is writing it.
-        """
-        self.path = path
-        self.written = 0
-        try:
-            self._file = files.open_for_appending(path)
-            files.lock(self._file)
-            if (content := files.read_bytes(path)) and not content.endswith(b"\n"):
-                self._file.write(b"\n")
-            files.sync_folder(path.parent)
-        except BlockingIOError:
-            self._file.close()
-            raise UserError(f"Another process is writing {path}: wait until it is over.") from None
-        except OSError as error:
-            raise UserError(f"The pairs file {path} cannot be written: {error.strerror}.") from None
+    ADVICE = "All earlier pairs are kept; free some space, or name another folder with --results."
+    written = 0
 
     def __call__(self, pair: Mapping[str, Any]) -> None:
         """Write one pair and wait until it is on disk. Raises UserError where the disk refuses."""
-        line = json.dumps(pair, separators=(",", ":"), allow_nan=False) + "\n"
-        try:
-            self._file.write(line.encode())
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise UserError(
-                f"A pair could not be written to {self.path}: {error.strerror}. All {self.written} earlier pairs are "
-                "kept; free some space, or name another folder with --results."
-            ) from None
+        self.write(json.dumps(pair, separators=(",", ":"), allow_nan=False).encode() + b"\n")
         self.written += 1
-
-    def __enter__(self) -> PairJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What is still in the buffer could not be written before and will not be now.
-        with contextlib.suppress(OSError):
-            self._file.close()
 
 
 def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], kind: str = "ab") -> Path:
-    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json` in it.
-
-    Raises UserError where the results folder cannot be written.
-    """
+    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json`. Raises UserError if it cannot."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-    stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
-    try:
-        files.make_folder(path)
-        files.write_whole(path / f"{kind}.json", json.dumps(stamped, indent=2) + "\n")
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        raise UserError(
-            f"The results folder {results} cannot be written ({error.strerror}): name another with --results."
-        ) from None
+    path = results / machine / f"{kind}-{new_stamp(results / machine, now)}-{secrets.token_hex(2)}"
+    make_folder(results, path, f"{kind}.json", {"started_at": now.isoformat(timespec="seconds"), **manifest})
     return path
 
 
@@ -129,6 +84,7 @@ class LiveComparison:
     case: PairedCase
     device: Device
     rule: SequentialRule
+    judges: dict[str, WorkerProcess]
     budget_s: float = BUDGET_S
     seed: int = 0
     spin_share: float = 0.0
@@ -137,33 +93,24 @@ class LiveComparison:
     progress: Progress | None = None
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     spent_s: float = 0.0
+    prepared_s: float = 0.0
     failure: ArmFailed | None = None
     decision: Verdict | None = None
-    judges: dict[str, WorkerProcess] | None = None
 
     def run(self) -> None:
         """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
         unbuilt = {side: arm.failure for side, arm in zip(SIDES, (self.old, self.new), strict=True) if arm.failure}
         if unbuilt:
             self.failure = ArmFailed(unbuilt, unsupported=False)
-        if is_users(self.case.old.operator):
-            self.judges = {}
-        try:
-            while self.failure is None and not self._is_over():
-                self._measure_one()
-        finally:
-            self._end_judges()
-
-    def _end_judges(self) -> None:
-        while self.judges:
-            self.judges.popitem()[1].close()
+        while self.failure is None and not self._is_over():
+            self._measure_one()
 
     def _is_over(self) -> bool:
         if not self.pairs:
             return False
         if self.pairs[-1].static is not None:
             return True
-        next_s = self.spent_s + statistics.median(pair.seconds for pair in self.pairs)
+        next_s = self.spent_s + statistics.median([pair.seconds for pair in self.pairs[1:]] or [self.spent_s])
         final = len(self.pairs) >= self.rule.max_pairs or next_s > self.budget_s
         if final or self.rule.is_look(len(self.pairs)):
             self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
@@ -185,16 +132,20 @@ class LiveComparison:
                     verify=number == 0,
                     spin_share=self.spin_share,
                     pace=self.pace,
-                    judges=self.judges,
+                    judges=self.judges if is_users(self.case.old.operator) else None,
                 )
             except ArmFailed as failure:
-                self._end_judges()
+                end_judges(self.judges)
                 if number == 0 or attempt == 1:
                     self.failure = failure
                 continue
             self.pairs.append(pair)
             break
         self.spent_s += time.monotonic() - begin
+        if number == 0 and self.pairs:
+            # Templates, and what makes inputs and references, are started once.
+            self.prepared_s = self.pairs[0].startup_s
+            self.spent_s -= self.prepared_s
         if len(self.pairs) > number:
             if self.journal is not None:
                 self.journal(self._line(number, self.pairs[-1]))
@@ -247,13 +198,12 @@ class LiveComparison:
         common: dict[str, Any] = {
             "pairs": len(self.pairs),
             "seconds": self.spent_s,
+            "prepared_s": self.prepared_s,
             "old": self.old.to_json(),
             "new": self.new.to_json(),
+            **({"kernels": dict(zip(SIDES, self.pairs[0].kernels, strict=True))} if self.pairs else {}),
+            **({"spin_share": self.spin_share} if self.spin_share else {}),
         }
-        if self.pairs and self.pairs[0].kernels is not None:
-            common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
-        if self.spin_share:
-            common["spin_share"] = self.spin_share
         return Judgement(
             self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
             common | dict(details),
@@ -277,7 +227,6 @@ class LiveComparison:
                 found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
         if machine["steal_share"] > STOLEN_SHARE:
             found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
-        assert self.pairs[0].kernels is not None
         paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
         if paths[0] != paths[1]:
             found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
@@ -287,13 +236,8 @@ class LiveComparison:
 def compare_case(
     old: Arm, new: Arm, case: PairedCase, device: Device, rule: SequentialRule | None = None, **how: Any
 ) -> Judgement:
-    """Compare one benchmark; `how` are the further fields of `LiveComparison`.
-
-    Raises UserError if a pair cannot be written to the journal.
-    """
-    comparison = LiveComparison(old, new, case, device, rule or SequentialRule(), **how)
-    comparison.run()
-    return comparison.judgement()
+    """Compare one benchmark; `how` is as for `compare_arms`."""
+    return compare_arms(old, new, [case], device, rule, **how)[0]
 
 
 def compare_arms(
@@ -307,15 +251,20 @@ def compare_arms(
 ) -> list[Judgement]:
     """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
 
-    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError if
-    a pair cannot be written to the journal.
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. `how` are the further
+    fields of `LiveComparison`. Raises UserError if a pair cannot be written to the journal.
     """
     rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
+    judges: dict[str, WorkerProcess] = {}
     comparisons = [
-        LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), seed=seed, **how) for case in cases
+        LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), judges, seed=seed, **how)
+        for case in cases
     ]
-    for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
-        comparison.run()
+    try:
+        for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
+            comparison.run()
+    finally:
+        end_judges(judges)
     decided = {id(each): each.decision for each in comparisons if each.decision is not None}
     together = dict(zip(decided, suite_words(list(decided.values())), strict=True))
     return [comparison.judgement(together.get(id(comparison))) for comparison in comparisons]
@@ -329,17 +278,16 @@ def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: f
         return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
     if verdict in ("slower", "faster"):
         return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
-    seen = f"{percent(ratio.value - 1)} ({interval}) after {cost}"
+    open_so_far = "Probably slower" if is_probable(ratio, margin, decision.confidence) else "Undecided"
+    seen = f"{open_so_far}: {percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
-        return f"Undecided: {seen}."
+        return f"{seen}."
     each_s = seconds / decision.pairs
     fewest = rule.looks[0]
     if decision.pairs < fewest:
-        return f"Undecided: {seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
+        return f"{seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
     if decision.further_pairs is None:
-        return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
+        return f"{seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
     pairs = "pair" if decision.further_pairs == 1 else "pairs"
-    return (
-        f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
-        f"({decision.further_pairs * each_s:.0f} s) would decide."
-    )
+    further = f"about {decision.further_pairs} further {pairs} ({decision.further_pairs * each_s:.0f} s)"
+    return f"{seen}; {further} would decide."

@@ -1,7 +1,8 @@
-"""One side of a live pair: prepares one case in a fresh process and times short slices of it on request.
+"""A side of a live pair, or both: prepares a case in a fresh process and times short slices of it on request.
 
-Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
+Run as a script by the interpreter of either arm, and told where that arm's build lies. It asks of the build only what
 any revision has (cases, workloads, launches and their stopwatch), so that revisions need to know nothing of pairs.
+Users' kernels, which have processes of their own, of both sides have one judge.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     # A script's folder comes first on the path: its modules must not be found in the place of others.
     del sys.path[0]
 
+import functools
 import importlib.util
 import math
 import os
+import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -26,24 +29,38 @@ from typing import Any
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 
+# Outcomes of exceptions by name, for each build has classes of its own.
+EXPECTED = {"Unsupported": "unsupported", "UserError": "unsupported", "Failed": "failed", "WrongLaunch": "failed"}
+
+# Samples of one launch that tell how many cycles it takes on a GPU where it is to be slowed down.
+SPIN_SAMPLES = 51
+
+
+# This revision's, next to whatever build is measured.
+_PATH = Path(__file__).parents[2] / "process" / "serving.py"
+_SPEC: Any = importlib.util.spec_from_file_location("serving", _PATH)
+serving: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(serving)
+
 
 def main() -> None:
-    """Serve requests until there are no more."""
-    # This revision's, next to whatever build is measured.
-    path = Path(__file__).parents[2] / "process" / "serving.py"
-    spec: Any = importlib.util.spec_from_file_location("serving", path)
-    serving = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(serving)
-    requests, bench = serving.Requests(), Bench()
-    for request in requests:
-        requests.answer(bench.answer(request))
-    bench.close()
-    if bench.judges:
-        from pyperf_suite.user_kernels.workload import forget_reference
+    """Serve requests, or be the template of processes that do so (`serve CHANNEL MODULES`)."""
+    if sys.argv[1:]:
+        serving.serve_copies(int(sys.argv[2]), sys.argv[3:], work)
+    work()
 
-        forget_reference()
-    # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
-    os._exit(0)
+
+def work() -> None:
+    """Serve requests, each for the bench of its `side`, until there are no more."""
+    requests, benches = serving.Requests(), dict[str, Bench]()
+    for request in requests:
+        bench = benches.setdefault(request.pop("side"), Bench())
+        requests.answer(bench.answer(request))
+    for bench in benches.values():
+        bench.close()
+    if not any(bench.judges for bench in benches.values()):
+        # Nothing is worth being torn down in order: the next pair waits for this process to be gone.
+        os._exit(0)
 
 
 class Bench:
@@ -54,6 +71,7 @@ class Bench:
     """
 
     def __init__(self) -> None:
+        self._environment: dict[str, str] = {}
         self._launched = 0
         self._users: Any = None
         self._close: Callable[[], None] | None = None
@@ -63,35 +81,37 @@ class Bench:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
+            os.environ.update(self._environment)
             ((what, arguments),) = request.items()
-            answers: dict[str, Callable[..., dict[str, Any]]]
-            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
-            return answers[what](**arguments)
+            answer: dict[str, Any] = getattr(self, f"_{what}")(**arguments)
+            return answer
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
-            if kind in ("Unsupported", "UserError"):
-                return {"outcome": "unsupported", "reason": str(error)}
-            if kind == "WrongLaunch":
-                return {"outcome": "failed", "reason": f"Wrong result: {error}"}
-            if kind == "Failed":
-                return {"outcome": "failed", "reason": str(error)}
-            traceback.print_exc()
-            return {"outcome": "failed", "reason": f"{kind}: {error}"}
+            if kind not in EXPECTED:
+                traceback.print_exc()
+            begins = {"WrongLaunch": "Wrong result: "}.get(kind, "" if kind in EXPECTED else f"{kind}: ")
+            return {"outcome": EXPECTED.get(kind, "failed"), "reason": f"{begins}{error}"}
 
     def _prepare(
         self,
         case: dict[str, Any],
         device: str,
-        verify: bool = False,
+        verify: bool,
+        cores: list[int] | None,
+        path: list[str],
+        environment: dict[str, str],
         spin_share: float = 0.0,
-        cores: list[int] | None = None,
         inputs: int | None = None,
+        anew: bool = False,
     ) -> dict[str, Any]:
         """Prepare the case on these cores; verify its output if requested; have launches take `spin_share` longer.
 
-        `inputs` is the seed of a user's inputs, which both sides are given.
+        `inputs` is the seed of a user's inputs, which both sides are given; `path` is where the build lies, and
+        `environment` where a user's kernel runs, by a template that is made `anew` if another judge has the other side.
         """
-        _import_numpy()
+        self._environment = environment
+        os.environ.update(environment)
+        sys.path[:0] = [each for each in path if each not in sys.path[: len(path)]]
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.record.case import Case
@@ -109,8 +129,6 @@ class Bench:
             return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
         if parsed.mode != "burst":
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
-        if where.kind != "cpu" and spin_share:
-            return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
         if getattr(operator.implementation(parsed.implementation), "needs_torch", False):
             import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
         if cores:
@@ -118,6 +136,10 @@ class Bench:
         if "PYPERF_KERNEL_ROOT" in os.environ:
             # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
             os.environ.pop("PYTHONPATH", None)
+        if anew:
+            from pyperf_suite.process.child import forget_templates
+
+            forget_templates()
         place = ExecutionContext(where, parsed.seed)
         if inputs is not None:  # only revisions that have it are given it
             place = replace(place, inputs=inputs)
@@ -126,32 +148,25 @@ class Bench:
         if launches.exact is not None:  # figures of what is only looked at: nothing to take turns with
             static = {name: dict(metric) for name, metric in launches.exact.items()}
             return package | {"outcome": "ok", "static": static, "kernel": kernel}
-        if launches.checks is not None:
-            return package | self._prepare_users(launches, spin_share)
+        self._close, self._launch, self._stopwatch = launches.close, launches.launch, launches.stopwatch
+        answer: dict[str, Any] = package | {"outcome": "ok", "kernel": kernel}
+        if launches.checks is not None:  # a user's kernel, which only its own process can launch
+            if spin_share:
+                return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
+            self._users, self.judges = launches, True
+            self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
+            launches.checks.before_timing()
+            if sys.platform == "linux":
+                answer["other_threads"] = self._other_threads()
+            return answer | {"resolution_s": self._stopwatch.resolution_s}
         checked = launches.check() if verify else None
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
-        self._close = launches.close
-        self._stopwatch = launches.stopwatch
-        self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
-        return package | {
-            "outcome": "ok",
-            "kernel": kernel,
-            "sets": launches.sets,
-            "resolution_s": self._stopwatch.resolution_s,
-        }
-
-    def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
-        """The same for a user's kernel, which only its own process can launch."""
-        self._users, self._launch, self.judges = launches, launches.launch, True
-        if spin_share:
-            return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
-        self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
-        launches.checks.before_timing()
-        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
-        resolution_s = self._stopwatch.resolution_s
-        answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
-        return answer | ({"other_threads": self._other_threads()} if sys.platform == "linux" else {})
+        if spin_share and where.kind == "cpu":
+            self._launch = _slowed(launches.launch, spin_share)
+        elif spin_share:
+            self._launch = _slowed_on_gpu(launches.launch, self._stopwatch, spin_share)
+        return answer | {"resolution_s": self._stopwatch.resolution_s, "libraries": serving.libraries(path)}
 
     def _other_threads(self) -> float:
         """Which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
@@ -176,6 +191,10 @@ class Bench:
             os.sched_setaffinity(pid, cores)
         return {"outcome": "ok"}
 
+    def _reseed(self, inputs: int) -> dict[str, Any]:
+        self._users.reseed(inputs)
+        return {"outcome": "ok"}
+
     def _finish(self) -> dict[str, Any]:
         """Check a last launch, and the clock of all, where they are a user's; then end its process."""
         if self._users is not None:
@@ -187,19 +206,16 @@ class Bench:
     def close(self) -> None:
         if self._close is not None:
             self._close()
-            self._close = None
-        if self._users is not None:
-            self._users.close()
-            self._users = None
+        self._close = self._users = None
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""
         timed = self._stopwatch.time(self._launch, self._launched, samples, launches_per_sample)
         self._launched += samples * launches_per_sample
         answer: dict[str, Any] = {"outcome": "ok", "seconds": [sample / launches_per_sample for sample in timed]}
-        if hasattr(self._stopwatch, "clocks_hz"):
-            clocks = sorted(hz for hz in self._stopwatch.clocks_hz(samples) if math.isfinite(hz))
-            answer["clock_hz"] = clocks[len(clocks) // 2] if clocks else None
+        if hasattr(clock := self._users or self._stopwatch, "clocks_hz"):
+            clocks = [hz for hz in clock.clocks_hz(samples) if math.isfinite(hz)]
+            answer["clock_hz"] = statistics.median(clocks) if clocks else None
         return answer
 
 
@@ -227,19 +243,33 @@ def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], No
     return lambda index: slowed(index, launch, spent_ns)
 
 
-def _import_numpy() -> None:
-    """Import numpy with a single thread for its products, which only verify: starting threads is a fifth of the time.
+def _slowed_on_gpu(launch: Callable[[int], object], stopwatch: Any, share: float) -> Callable[[int], None]:
+    """The launch with a kernel behind it that spins for `share` of the cycles that the launch takes.
 
-    Others, as torch on some machines, read the same variable and shall not find it changed.
+    What a kernel that does not spin takes there is found first, and the spin is shorter by that. Raises Unsupported
+    where the slowdown would be less than that, or the GPU tells no clock.
     """
-    name = "OPENBLAS_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    import numpy  # noqa: F401
+    torch: Any = importlib.import_module("torch")
+    stream = torch.cuda.ExternalStream(stopwatch.stream)
 
-    del os.environ[name]
-    if before is not None:
-        os.environ[name] = before
+    def slowed(index: int, cycles: int = 0) -> None:
+        launch(index)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(cycles)
+
+    def cycles_of(launched: Callable[[int], object]) -> float:
+        seconds = stopwatch.time(launched, 0, SPIN_SAMPLES, 1)
+        taken = zip(seconds, stopwatch.clocks_hz(SPIN_SAMPLES), strict=True)
+        return statistics.median(each * hz for each, hz in taken)
+
+    alone = cycles_of(launch)
+    behind = cycles_of(slowed) - alone
+    if not share * alone >= behind:
+        from pyperf_suite.errors import Unsupported
+
+        short = f"{100 * share:g} % of {alone:.0f} cycles"
+        raise Unsupported(f"A slowdown by {short} cannot be injected: a kernel that does not spin takes {behind:.0f}.")
+    return functools.partial(slowed, cycles=round(share * alone - behind))
 
 
 if __name__ == "__main__":

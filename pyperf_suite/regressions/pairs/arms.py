@@ -5,7 +5,6 @@ Two variants of one code differ in a field of the case, as a tile is; the rest o
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,8 +56,7 @@ class Arm:
     def variables(self) -> dict[str, str]:
         """What its processes find in the environment besides what this one has."""
         # What the build needs may be found through the variable; an interpreter named by the user has its own.
-        places = [str(self.build), os.environ.get("PYTHONPATH", "")] if self.build else []
-        return {"PYTHONPATH": os.pathsep.join(place for place in places if place)} | dict(self.environment)
+        return ({} if self.build else {"PYTHONPATH": ""}) | dict(self.environment)
 
     def is_from(self, package: str) -> bool:
         """Whether that folder of a `pyperf_suite` is the one this arm is to run."""

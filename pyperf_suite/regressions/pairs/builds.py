@@ -8,7 +8,9 @@ whose revisions are compared is changed, and no shell is involved.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -16,23 +18,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import lock, why_not_private
+from pyperf_suite.hardware import machine
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements
 from pyperf_suite.workloads.backends import kept_folder
 
 # A checkout that can be built holds these.
 OF_THE_PROJECT = ("setup.py", "pyperf_suite/__init__.py")
-GIT_DEADLINE_S = 120.0
 BUILD_DEADLINE_S = 1200.0
+# The user's own checkouts may be large.
+git = functools.partial(machine.git, deadline_s=120.0)
 
 # Fills a folder; gets the folder and its log, and returns the reason of a failure, or nothing.
 Make = Callable[[Path, Path], str]
@@ -44,6 +48,13 @@ _ERROR = re.compile(rb"error: (?!subprocess-exited-with-error)")
 
 # What the extension is compiled from, and what tells the compiler how.
 NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
+
+_DESCRIBE = """
+import json, sys
+from importlib import metadata
+packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+print(json.dumps([sys.version_info[:3], dict(sorted(packages.items()))]))
+"""
 
 FillTree = Callable[[Path], AbstractContextManager[None]]
 
@@ -97,43 +108,9 @@ def find_checkout(start: Path | None = None) -> Checkout:
     )
 
 
-def find_repository(folder: Path) -> Checkout:
-    """The checkout that a folder lies in, of whatever project.
-
-    Raises UserError where there is no git, or the folder lies in no checkout.
-    """
-    if root := _top(folder):
-        return Checkout(root)
-    raise UserError(
-        f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
-        "or interpreters."
-    )
-
-
 def _top(folder: Path) -> Path | None:
     done = git(folder, "rev-parse", "--show-toplevel")
     return None if done.returncode else Path(os.fsdecode(done.stdout.rstrip(b"\n")))
-
-
-def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:
-    """Run git in a folder. Raises UserError where there is no git or it does not come back."""
-    # Variables that a hook sets would have git look elsewhere than in the folder.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=deadline_s,
-            env=inherited | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-        )
-    except FileNotFoundError:
-        raise UserError(
-            "Comparing revisions takes git, which is not installed: install it, or name two interpreters."
-        ) from None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"git {' '.join(arguments)[:80]} did not work in {folder}: {error}") from None
 
 
 def last_line(output: bytes) -> str:
@@ -168,14 +145,22 @@ def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
             lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
                 _empty(folder)
+                begin_s = time.monotonic()
                 failure = make(folder, folder / _LOG)
                 if not failure:
-                    (folder / _DONE).touch()
+                    (folder / _DONE).write_text(f"{time.monotonic() - begin_s:.1f}")
     except OSError as error:
         raise UserError(
             f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
         ) from None
     return folder, failure
+
+
+def longest_s() -> float:
+    """How long the slowest of the builds took that are kept; 0 without one."""
+    with contextlib.suppress(OSError, ValueError):  # builds of earlier versions do not say
+        return max((float(done.read_text() or 0) for done in builds_folder().glob(f"*/{_DONE}")), default=0.0)
+    return 0.0
 
 
 def builds_folder() -> Path:
@@ -278,7 +263,7 @@ def revision_arm(checkout: Checkout, revision: str) -> Arm:
     Raises UserError if there is no such revision, or the cache folder cannot be written.
     """
     arm, key, fill = source_of(checkout, revision)
-    arm, folder = prepared(arm, key[:40], partial(_make_build, fill=fill), "build")
+    arm, folder = prepared(arm, key[:40], functools.partial(_make_build, fill=fill), "build")
     return replace(arm, build=folder / "build")
 
 
@@ -301,30 +286,30 @@ def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
 
 def interpreter_arm(python: Path) -> Arm:
     """The arm of an environment in which the suite is installed. Raises UserError where it is not."""
-    name = str(python)
-    python = python.absolute()  # not resolved: a link into an environment is what makes it that environment
-    done = run_program(python, "import pyperf_suite; print(pyperf_suite.__version__)")
-    if done.returncode:
-        raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
-    version = last_line(done.stdout) if done.stdout.strip() else ""
-    if not version:
-        raise UserError(f"{python} is no Python interpreter, for it did nothing with a program: name one.")
-    return Arm(name=f"{name} ({version})", python=python)
+    version = described(python)[1].get("pyperf_suite")
+    if version is None:
+        raise UserError(f"The interpreter {python} has no pyperf_suite: install it there.")
+    # Not resolved: a link into an environment is what makes it that environment.
+    return Arm(name=f"{python} ({version})", python=python.absolute())
 
 
-def run_program(python: Path, program: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a program in another interpreter with nothing of this one's. Raises UserError if it does not run."""
+def described(python: Path) -> tuple[tuple[int, ...], dict[str, str]]:
+    """Version and packages of an interpreter, with nothing of this one's. Raises UserError where it is none."""
     try:
-        return subprocess.run(
-            [str(python), "-c", program],
+        done = subprocess.run(
+            [str(python), "-c", _DESCRIBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=60,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            cwd="/",  # where no pyperf_suite lies, for the current folder would be searched first
+            cwd="/",  # where no package lies, for the current folder would be searched first
         )
+        version, packages = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
+    except (ValueError, TypeError):
+        raise UserError(f"{python} is no Python interpreter ({last_line(done.stderr)}): name one.") from None
+    return tuple(version), packages
 
 
 def _make_build(folder: Path, log: Path, fill: FillTree) -> str:

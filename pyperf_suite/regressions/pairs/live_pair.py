@@ -1,8 +1,7 @@
-"""One pair: two fresh processes that are alive together and take turns in short slices, ABBA with a random start.
+"""One pair: two processes that are alive together and take turns in short slices, ABBA with a random start.
 
-What differs between processes (placement in memory, mostly) differs anew in every pair, and what the machine does
-for longer than a round of turns it does to both; so the median log-ratio of the rounds is one independent sample of the
-comparison.
+What the machine does for longer than a round of turns it does to both; so the median log-ratio of the rounds is one
+independent sample of the comparison.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
@@ -24,6 +24,7 @@ from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.record.clock_model import at_one_clock
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
+from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
 from pyperf_suite.workloads.backends import workers_of
 
 # A sample is long enough when the clock's resolution is at most this share of it.
@@ -45,7 +46,7 @@ class ArmFailed(Exception):
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a slice lasts, and all slices of a pair together, both sides counted."""
+    """How long a slice lasts, and all slices of a trial together, both sides counted."""
 
     slice_s: float
     total_s: float
@@ -54,6 +55,10 @@ class Pace:
 # The faster turns change, the more of what the machine does hits both sides. A GPU has to change contexts between two
 # processes, and a user's kernel is in a process of its own, so that turns of theirs are longer.
 SHORT_TURNS, LONG_TURNS = Pace(0.001, 0.2), Pace(0.005, 0.15)
+
+# A pair is measured for half as long as it took to start, by so many trials at most: users' kernels on other inputs in
+# each. The trials of a pair share its processes, so that together they are one sample.
+MOST_TRIALS = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Pair:
     launches_per_slice: int
     machine: dict[str, Any] = field(default_factory=dict)
     static: tuple[dict[str, Any], dict[str, Any]] | None = None
-    kernels: tuple[dict[str, Any], dict[str, Any]] | None = None
+    kernels: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
 
     @property
     def log_ratio(self) -> float:
@@ -104,7 +109,7 @@ def measure_pair(
 ) -> Pair:
     """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
 
-    A user's kernel runs in a process of its own, which is fresh in each pair. `judges` are then the processes that
+    A user's kernel runs in a process of its own, which is another in each pair. `judges` are then the processes that
     judge it: used again where they are there, else started, and left for the next pair; the caller closes them.
 
     Raises ArmFailed where an arm cannot prepare the case, its result is wrong (checked with `verify`), or it dies.
@@ -113,25 +118,27 @@ def measure_pair(
     chance = random.Random(seed)
     arms = {"old": old, "new": new}
     cores = _cores(case, device, chance)
-    common = {"device": str(device), "verify": verify, "cores": cores}
+    common: dict[str, Any] = {"device": str(device), "verify": verify, "cores": cores}
     if judges is not None:
         # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
         common["inputs"] = secrets.randbits(63)
-    requests: dict[str, dict[str, Any]] = {
-        "old": common | {"case": case.old.to_json()},
-        "new": common | {"case": case.new.to_json(), "spin_share": spin_share},
-    }
+        common["anew"] = old.environment.get(PYTHON_VARIABLE) != new.environment.get(PYTHON_VARIABLE)
+    requests = {side: common | {"case": getattr(case, side).to_json()} for side in SIDES}
+    for side, arm in arms.items():
+        requests[side] |= {"path": [str(arm.build)] if arm.build else [], "environment": dict(arm.environment)}
+    requests["new"]["spin_share"] = spin_share
     with Around() as telemetry, ExitStack() as resources:
         # Who starts first gets other memory: let chance decide.
         order = chance.sample(SIDES, 2)
-        started = {} if judges is None else judges
-        for side in order:
-            if side not in started:
-                started[side] = WorkerProcess(arms[side].command, arms[side].variables)
-            if judges is None:
-                resources.callback(started[side].close)
-        workers = {side: started[side] for side in order}
+        workers = {side: _worker(arms, side, judges) for side in order}
+        if judges is None:
+            for worker in workers.values():
+                resources.callback(worker.close)
         answers = _prepared(workers, arms, requests, deadline_s)
+        if new.command == old.command:
+            imported = set.intersection(*(set(each.get("libraries", ())) for each in answers.values()))
+            if imported and imported != set(_libraries.get(old.python, ())):
+                _libraries[old.python] = [name for name in answers["old"]["libraries"] if name in imported]
         turns = _Turns(workers, deadline_s)
         threads = max(each.get("other_threads", 1.0) for each in answers.values())
         if cores is None and device.kind == "cpu" and threads < OTHER_THREADS:
@@ -141,8 +148,9 @@ def measure_pair(
         startup_s = time.monotonic() - begin
         if not is_exact:
             resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
-            usual = SHORT_TURNS if device.kind == "cpu" and judges is None else LONG_TURNS
-            turns.take_all(chance, resolution_s, pace or usual)
+            pace = pace or (SHORT_TURNS if device.kind == "cpu" and judges is None else LONG_TURNS)
+            trials = max(1, min(MOST_TRIALS, round(startup_s / pace.total_s / 2)))
+            turns.take_all(chance, resolution_s, pace, trials, is_reseeded=judges is not None)
             turns.ask_both("finish")
     report = telemetry.report
     machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}
@@ -175,6 +183,33 @@ def _cores(case: PairedCase, device: Device, chance: random.Random) -> list[int]
     return [chance.choice(sorted(os.sched_getaffinity(0)))]
 
 
+# Of each interpreter, what both sides of its last pair had imported from its own path: what a template imports.
+_libraries: dict[Path, list[str]] = {}
+
+
+def _worker(arms: Mapping[str, Arm], side: str, judges: dict[str, WorkerProcess] | None) -> WorkerProcess:
+    """Whoever measures a side: a fresh process, or the judge of users' kernels under that interpreter.
+
+    Where both sides run by one interpreter, all processes of a comparison are copies of one template. So both find its
+    libraries at the same places, and the same seed of hashes; a template a side would be a difference in every pair.
+    """
+    arm = arms[side]
+    if judges is None:
+        is_shared = arms["old"].command == arms["new"].command and not any(each.variables for each in arms.values())
+        preload = _libraries.get(arm.python, ()) if is_shared else ()
+        return WorkerProcess(arm.command, arm.variables, preload=preload)
+    key = arm.environment.get(PYTHON_VARIABLE, "")
+    if key not in judges:
+        judges[key] = WorkerProcess(arm.command, arm.variables)
+    return judges[key]
+
+
+def end_judges(judges: dict[str, WorkerProcess]) -> None:
+    """End all judges; the next pair starts others."""
+    while judges:
+        judges.popitem()[1].close()
+
+
 def _prepared(
     workers: dict[str, WorkerProcess],
     arms: Mapping[str, Arm],
@@ -183,18 +218,18 @@ def _prepared(
 ) -> dict[str, dict[str, Any]]:
     """Both arms' answers to their requests, worked on side by side. Raises ArmFailed."""
     answers: dict[str, dict[str, Any]] = {}
-    sent = []
-    for side, worker in workers.items():
-        try:
-            worker.send({"prepare": requests[side]})
-            sent.append(side)
-        except WorkerLost as lost:
-            answers[side] = {"outcome": "failed", "reason": str(lost)}
-    for side in sent:
-        try:
-            answers[side] = workers[side].receive(deadline_s)
-        except WorkerLost as lost:
-            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    # One judge is asked for one side after the other, two processes for both at once.
+    turns = [[side] for side in workers] if workers["old"] is workers["new"] else [list(workers)]
+    for sides in turns:
+        for what in ("send", "receive"):
+            for side in sides:
+                try:
+                    if what == "send":
+                        workers[side].send({"side": side, "prepare": requests[side]})
+                    elif side not in answers:
+                        answers[side] = workers[side].receive(deadline_s)
+                except WorkerLost as lost:
+                    answers[side] = {"outcome": "failed", "reason": str(lost)}
     for side, answer in answers.items():
         if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
             answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
@@ -218,8 +253,8 @@ class _Turns:
         self.order = ""
         self.launches_per_slice = 0
 
-    def take_all(self, chance: random.Random, resolution_s: float, pace: Pace) -> None:
-        """One uncounted slice each, then ABBA until the pair's time is used; at least one ABBA."""
+    def take_all(self, chance: random.Random, resolution_s: float, pace: Pace, trials: int, is_reseeded: bool) -> None:
+        """One uncounted slice each, then ABBA until the trial's time is used, at least once; so in each trial."""
         first, second = chance.sample(SIDES, 2)
         shortest_s = resolution_s / RESOLUTION_SHARE
         launch_s = max(self._warm(side, shortest_s, pace.slice_s) for side in (first, second))
@@ -227,9 +262,12 @@ class _Turns:
         samples = max(1, round(pace.slice_s / (batch * launch_s)))
         self.launches_per_slice = batch * samples
         rounds = max(1, round(pace.total_s / (4 * samples * batch * launch_s)))
-        for _ in range(rounds):
-            for side in (first, second, second, first):
+        for trial in range(trials):
+            if trial and is_reseeded:
+                self.ask_both("reseed", inputs=secrets.randbits(63))
+            for side in (first, second, second, first) * rounds:
                 self._take(side, samples, batch)
+            first, second = chance.sample(SIDES, 2)
 
     def _warm(self, side: str, shortest_s: float, slice_s: float) -> float:
         """Seconds of a launch once warm, from slices that count for nothing else.
@@ -266,7 +304,7 @@ class _Turns:
     def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._workers[side]
         try:
-            worker.send(request)
+            worker.send({"side": side, **request})
             answer = worker.receive(self._deadline_s)
         except WorkerLost as lost:
             raise ArmFailed({side: str(lost)}, unsupported=False) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -17,24 +16,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import parse_toml, read_bytes
+from pyperf_suite.files import parse_toml, read_bytes, top_of
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.regressions.pairs.builds import (
+    Checkout,
     FillTree,
-    find_repository,
+    content,
+    described,
     keep,
-    last_line,
     logged,
     prepared,
-    run_program,
     source_of,
 )
 from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
-from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.user_kernels.declared import PATH_VARIABLE, ROOT_VARIABLE, root_of
 
 OLDEST_PYTHON = (3, 9)
 
@@ -46,13 +46,6 @@ _COMPILED = re.compile(
     r"|^build\s*=|^\[+tool\.poetry\.build\]|^\[+tool\.hatch\.build\b.*\bhooks",
     re.IGNORECASE | re.MULTILINE,
 )
-
-_DESCRIBE = """
-import json, sys
-from importlib import metadata
-packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
-print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
-"""
 
 
 def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
@@ -91,21 +84,23 @@ def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], 
     requirements = parse_requirements(requested)
     if requirements is not None:
         return lambda: requirements_arm(requirements, root)
-    try:
-        checkout = find_repository(root)
-    except UserError:
-        if requested != ".":
-            raise
+    top = top_of(root)
+    if top is None and requested == ".":
         return lambda: present_arm(root)
-    source = source_of(checkout, requested)
-    return lambda: _with_tree(*source, checkout.root, benches)
+    if top is None:
+        raise UserError(
+            f"{root} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+            "or interpreters."
+        )
+    source = source_of(Checkout(top), requested)
+    return lambda: _with_tree(*source, top, benches)
 
 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:
     """The folder that users' files are relative to, and these files, of kernels named FILE.py:NAME or MODULE:NAME.
 
-    It is the top of the git checkout that a file lies in, or that the current folder does where modules are named, else
-    that folder itself. Raises UserError where there is no such file, or two files have not the same.
+    It is `root_of` a file, or of the current folder where modules are named. Raises UserError where there is no such
+    file, or two files have not the same.
     """
     files: dict[Path, Path] = {}
     for name in names:
@@ -114,8 +109,8 @@ def located(names: Sequence[str]) -> tuple[Path, list[str]]:
             if not source.is_file():
                 raise UserError(f"There is no file {str(source)[:200]}: name one that declares kernels.")
             source = source.resolve()
-            files[source] = _top(source.parent)
-    roots = set(files.values()) or {_top(Path.cwd())}
+            files[source] = root_of(source.parent)
+    roots = set(files.values()) or {root_of(Path.cwd())}
     if len(roots) > 1:
         raise UserError(f"{' and '.join(map(str, files))} lie in different repositories: compare one after the other.")
     (root,) = roots
@@ -131,7 +126,7 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
     for name in names:
         if _source_of(name) == name and not name.endswith(".py"):
             raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
-    before = {name: os.environ.get(name) for name in (PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE)}
+    before = dict(os.environ)
     os.environ.update(arm.environment or {ROOT_VARIABLE: str(root)})
     found = []
     for name in names:
@@ -141,41 +136,45 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
     try:
         yield found
     finally:
-        for variable, value in before.items():
-            os.environ.pop(variable, None)
-            if value is not None:
-                os.environ[variable] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _source_of(name: str) -> str:
     return name if name.endswith(".py") else name.rpartition(":")[0] or name
 
 
-def _top(folder: Path) -> Path:
-    """The top of the git checkout around a folder; without one the current folder, if it lies there, or itself."""
-    here = Path.cwd()
-    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
-    return top or (here if folder.is_relative_to(here) else folder)
-
-
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
-    """What a reader must know of the bench files: which side had to borrow one, and whether the sides' own differ."""
-    notes = []
+    """What a reader must know: whether the sides are the same, borrowed a bench file, or have others of a name."""
+    notes = ["Both sides are the same, files and packages: what differs is chance."] if _are_same(old, new) else []
     for bench in benches:
         borrowers = [arm.name for arm in (old, new) if bench in arm.borrowed]
         if borrowers:
             notes.append(f"{bench} is not in {' nor in '.join(borrowers)}: the present one was used there.")
-        contents = {_bench_content(arm, bench) for arm in (old, new) if not arm.failure}
+        places = {Path(arm.environment[ROOT_VARIABLE]) / bench for arm in (old, new) if not arm.failure}
+        contents = set(map(read_bytes, places))
         if len(contents) > 1:
             notes.append(f"{bench} differs between the sides: a difference may come from what is measured.")
     return notes
 
 
-def _bench_content(arm: Arm, bench: str) -> bytes:
-    try:
-        return read_bytes(Path(arm.environment[ROOT_VARIABLE]) / bench)
-    except OSError:
-        return b""
+def _are_same(old: Arm, new: Arm) -> bool:
+    """True if both sides run the same files by the same Python with the same packages."""
+
+    def holds(place: str) -> str:
+        root = Path(place)
+        files = [each.relative_to(root) for each in root.rglob("*") if each.is_file() and each.suffix != ".pyc"]
+        return content(root, sorted(files))
+
+    names = (PATH_VARIABLE, ROOT_VARIABLE)
+    sides = [[str(arm.build), *(arm.environment.get(name, "") for name in names)] for arm in (old, new)]
+    both = [pair for one, other in zip(*sides, strict=True) for pair in zip_longest(*map(_places, (one, other)))]
+    is_one = (old.software or old.python) == (new.software or new.python) and not (old.failure or new.failure)
+    return is_one and all(one == other or (one and other and holds(one) == holds(other)) for one, other in both)
+
+
+def _places(variable: str) -> list[str]:
+    return [each for each in variable.split(os.pathsep) if each]
 
 
 def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
@@ -275,7 +274,7 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
     Raises UserError where the interpreter does not run.
     """
     # Where this interpreter finds more by a variable, its kernels do too; another has its own.
-    own = [] if python else [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
@@ -284,15 +283,9 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
 def _software(python: Path) -> dict[str, Any]:
     """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
-    done = run_program(python, _DESCRIBE)
-    try:
-        found = json.loads(done.stdout) if done.returncode == 0 else None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"{python} is no Python interpreter ({last_line(done.stderr)}): name one.")
-    version = ".".join(str(number) for number in found["python"])
-    if tuple(found["python"][:2]) < OLDEST_PYTHON:
-        oldest = ".".join(str(number) for number in OLDEST_PYTHON)
+    numbers, packages = described(python)
+    version = ".".join(map(str, numbers))
+    if numbers[:2] < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UserError(f"{python} is Python {version}, and kernels run in {oldest} or newer: name another.")
-    return {"python": version, "packages": dict(sorted(found["packages"].items()))}
+    return {"python": version, "packages": packages}

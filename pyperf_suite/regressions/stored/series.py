@@ -13,16 +13,19 @@ import datetime
 import functools
 import itertools
 import math
+import operator
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
+from pyperf_suite.record.case import label_of
 from pyperf_suite.record.journal import require_whole
 from pyperf_suite.record.record import Record
+from pyperf_suite.runner.results import order_of
 
 TIME = "time"
 
@@ -49,10 +52,42 @@ SETTINGS = {
     "harness": "harness",
     "reported_time": "reported time",
 }
+PROFILE = "profile"
+# The mapping within a state, "" for the state itself, the place in it, and the name.
+_PLACES = [(place.rpartition(".")[0], place.rpartition(".")[2], name) for place, name in SETTINGS.items()]
 # Machine code depends on its compiler, and on nothing else here.
-SETTINGS_OF_MACHINE_CODE = ("gpu.cuda", "kernel_compiler")
+_PLACES_OF_MACHINE_CODE = [each for each in _PLACES if each[1] in ("cuda", "kernel_compiler")]
 NOT_THE_MACHINE = ("pyperf_suite", "pytest-benchmark")
 ABSENT = "absent"
+
+
+class State(dict[str, Any]):
+    """The state of a machine, which all records of a run share: what is asked of it is worked out once."""
+
+    __slots__ = ("_settings", "commit", "unit")
+
+    def __init__(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__(state)
+        self.commit = commit_of(self)[0]
+        self.unit = _text(_within(self, "gpu", "uuid") or "")
+        self._settings: dict[tuple[str, str], Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> State:
+        return state if isinstance(state, cls) else cls(state)
+
+    def settings(self, kind: str, profile: str) -> Mapping[str, str]:
+        """Settings of a measurement of that kind and profile; the same object for equal ones of another state."""
+        known = self._settings.get((kind, profile))
+        if known is None:
+            found = settings(self, kind) | ({PROFILE: profile} if profile else {})
+            known = self._settings[kind, profile] = _interned(tuple(found.items()))
+        return known
+
+
+@functools.lru_cache
+def _interned(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)
 
 
 class Measured(NamedTuple):
@@ -101,16 +136,23 @@ class Measured(NamedTuple):
     @property
     def value(self) -> float:
         """The median of the processes' medians; NaN without any."""
+        if len(self.medians) == 1:
+            return self.medians[0]
         return statistics.median(self.medians) if self.medians else math.nan
 
     @property
     def commit(self) -> str:
-        return commit_of(self.state)[0]
+        return State.of(self.state).commit
 
     @property
     def unit(self) -> str:
         """The UUID of the GPU; "" without one."""
-        return _text(_reach(self.state, "gpu.uuid") or "")
+        return State.of(self.state).unit
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that it was measured under; of a time also the profile, which says how long and how often."""
+        return State.of(self.state).settings(self.kind, self.profile if self.medians and self.kind == "timing" else "")
 
     def figure(self, name: str) -> Measured:
         """The exact figure of that name as if it were a time, so that it is a point of a series."""
@@ -149,7 +191,7 @@ class BenchmarkSeries:
         """The label, and the metric's name unless it is the time."""
         return self.label if self.metric == TIME else f"{self.label} {self.metric}"
 
-    @property
+    @functools.cached_property
     def values(self) -> list[float]:
         return [point.value for point in self.points]
 
@@ -162,45 +204,66 @@ class BenchmarkSeries:
     def breaks(self) -> tuple[Break, ...]:
         """Where the machine's state differs from what was last reported of it."""
         found: dict[int, list[str]] = {}
-        for name, values in self._changed.items():
+        for name, values in self._story.changed.items():
             for (_, before), (index, after) in itertools.pairwise(values):
                 found.setdefault(index, []).append(f"{name} {before} -> {after}")
         return tuple(Break(index, ", ".join(found[index])) for index in sorted(found))
 
-    @functools.cached_property
+    @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """What each point may be compared within: its GPU, the kind of its time, and settings that took turns."""
-        turns = [
-            each
-            for name, each in self._changed.items()
-            if name == SETTINGS["reported_time"] or len({value for _, value in each}) < len(each)
-        ]
-        return tuple((point.unit, *(_at(each, index) for each in turns)) for index, point in enumerate(self.points))
+        return self._story.groups
 
     @functools.cached_property
-    def _changed(self) -> dict[str, list[tuple[int, str]]]:
-        """From which point on each setting that changed had which value, by its name."""
-        found, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
-        previous: Mapping[str, Any] | None = None
-        for index, point in enumerate(self.points):
-            if point.state is previous:
-                continue
-            reported = settings(point.state, self.kind)
-            for name, value in reported.items():
-                if known.get(name, value) != value:
-                    found.setdefault(name, [(0, known[name])]).append((index, value))
-            known |= reported
-            previous = point.state
-        return found
+    def _story(self) -> _Story:
+        states = _States(State.of(point.state) for point in self.points)
+        return _story_of(
+            states, self.kind, tuple([point.profile if self.kind == "timing" else "" for point in self.points])
+        )
 
     def moved_with(self, first: int, last: int) -> dict[str, tuple[str, str]]:
         """Settings that differ between two points, with both values."""
-        found = {}
-        for name, values in self._changed.items():
-            before, after = _at(values, first), _at(values, last)
-            if before != after:
-                found[name] = (before, after)
-        return found
+        moved = {name: (_at(values, first), _at(values, last)) for name, values in self._story.changed.items()}
+        return {name: (before, after) for name, (before, after) in moved.items() if before != after}
+
+
+class _States(tuple[State, ...]):
+    """States of a series as a key: series of the same runs share them, and what they say is worked out once."""
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _States) and len(self) == len(other) and all(map(operator.is_, self, other))
+
+
+class _Story(NamedTuple):
+    """From which point on each setting that changed had which value, by its name; and the group of each point."""
+
+    changed: dict[str, list[tuple[int, str]]]
+    groups: tuple[tuple[str, ...], ...]
+
+
+@functools.lru_cache
+def _story_of(states: _States, kind: str, profiles: tuple[str, ...]) -> _Story:
+    changed, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
+    previous: Mapping[str, str] | None = None
+    for index, (state, profile) in enumerate(zip(states, profiles, strict=True)):
+        reported = state.settings(kind, profile)
+        if reported is previous:
+            continue
+        for name, value in reported.items():
+            if known.get(name, value) != value:
+                changed.setdefault(name, [(0, known[name])]).append((index, value))
+        known |= reported
+        previous = reported
+    turns = [
+        values
+        for name, values in changed.items()
+        if name == SETTINGS["reported_time"] or len({value for _, value in values}) < len(values)
+    ]
+    groups = tuple((state.unit, *[_at(each, index) for each in turns]) for index, state in enumerate(states))
+    return _Story(changed, groups)
 
 
 def _at(values: Sequence[tuple[int, str]], index: int) -> str:
@@ -208,33 +271,16 @@ def _at(values: Sequence[tuple[int, str]], index: int) -> str:
     return values[bisect.bisect(values, index, key=lambda each: each[0]) - 1][1]
 
 
-MOST_NAMED = 4
-
-
-def sentence_of_doubt(measured: Iterable[Measured]) -> str:
-    """Sentence of the times that an unknown elasticity converted to the reference clock; "" if none."""
-    doubts: dict[str, float] = {}
-    for one in measured:
-        if one.kind == "timing" and abs(one.doubt) > abs(doubts.get(one.label, 0.0)):
-            doubts[one.label] = one.doubt
-    if not doubts:
-        return ""
-    named = "; ".join([*doubts][:MOST_NAMED])
-    named += f" and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
-    return (
-        f"{named}: the clock did not move enough to tell the elasticity, and cycles were "
-        "kept in bringing the time to the reference clock; from another clock it may come out differently by up to "
-        f"{100 * math.expm1(max(map(abs, doubts.values()))):.1f} %, with the same code."
-    )
-
-
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
     """The settings in a state as text, by their names for a person; what the state lacks is left out.
 
     Records from before times were quantiles of samples do not say so: they have medians.
     """
-    places = SETTINGS_OF_MACHINE_CODE if kind == "static" else tuple(SETTINGS)
-    found = {SETTINGS[place]: _text(value) for place in places if (value := _reach(state, place)) not in (None, [])}
+    found = {}
+    for outer, inner, name in _PLACES_OF_MACHINE_CODE if kind == "static" else _PLACES:
+        value = _within(state, outer, inner) if outer else state.get(inner)
+        if value not in (None, []):
+            found[name] = _text(value)
     if kind != "static":
         found.setdefault(SETTINGS["reported_time"], "median of samples")
     packages = state.get("packages")
@@ -251,15 +297,13 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def commit_of(state: Mapping[str, Any]) -> tuple[str, bool]:
     """The commit that was measured, "" if it is not known, and whether files differed from it."""
-    commit = _reach(state, "source.commit")
-    return (commit, _reach(state, "source.dirty") is True) if isinstance(commit, str) else ("", False)
+    commit = _within(state, "source", "commit")
+    return (commit, _within(state, "source", "dirty") is True) if isinstance(commit, str) else ("", False)
 
 
-def _reach(state: Mapping[str, Any], place: str) -> Any:
-    value: Any = state
-    for part in place.split("."):
-        value = value.get(part) if isinstance(value, dict) else None  # JSON has no other mapping
-    return value
+def _within(state: Mapping[str, Any], outer: str, inner: str) -> Any:
+    mapping = state.get(outer)
+    return mapping.get(inner) if isinstance(mapping, dict) else None  # JSON has no other mapping
 
 
 def _text(value: Any) -> str:
@@ -270,7 +314,6 @@ def _text(value: Any) -> str:
     return f"{value:g}"[:80] if isinstance(value, float) else str(value)[:80]
 
 
-RECORDS = "records.jsonl"
 LONGEST_LINE_BYTES = 64 * 2**20
 # A state is a mapping of mappings, and a kernel has some thirty figures: what goes far beyond is no record of ours.
 DEEPEST_STATE = 8
@@ -290,6 +333,12 @@ class RunSummary:
     damage: list[str] = field(default_factory=list)
     torn: str = ""
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """What runs are sorted by."""
+        first = min(self.measured, key=lambda one: one.started_at, default=None)
+        return order_of(first.run_id, first.started_at) if first else ()
+
 
 def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
     """All records of a journal; `machine` is its folder's name, for records that do not name their machine.
@@ -297,7 +346,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
     Raises OSError if the file cannot be read.
     """
     summary, cases, bad = RunSummary(), dict[tuple[str, ...], dict[int, Measured]](), 0
-    state: Mapping[str, Any] = {}
+    state = State()
     first_visits = set[tuple[tuple[str, ...], int]]()
     for number, line in _lines(file):
         try:
@@ -306,7 +355,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             require_whole(line)
             record = Record.from_json(files.strict_json(line))
             # All records of a run share the machine's state, which is longer than all else in them.
-            state = state if record.state == state else _shallow(record.state)
+            state = state if record.state == state else State(_shallow(record.state))
             process, trial = _trial(record, machine, state)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, UserError) as error:
             if line is not None and not line.endswith(b"\n"):
@@ -353,16 +402,6 @@ def _together(trials: Sequence[Measured]) -> Measured:
     )
 
 
-def label_of(case: Mapping[str, Any]) -> str:
-    """`Case.label` from the case's JSON alone, so that a case of an operator that is gone keeps its name."""
-    parameters = case.get("parameters") or {}
-    fields = [f"{name}={value}" for name, value in parameters.items()]
-    mode = [] if case.get("mode", "burst") == "burst" else [f"mode={case['mode']}"]
-    return _checked_text(
-        f"{case.get('operator')}[{' '.join((str(case.get('implementation')), *fields, *mode))}]", "case"
-    )
-
-
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Each line that is not blank with its number from 1; None for one that is too long, which is passed over."""
     number = 0
@@ -376,14 +415,14 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, content
 
 
-def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int, Measured]:
+def _trial(record: Record, machine: str, state: State) -> tuple[int, Measured]:
     """The number of the process, and what it measured.
 
     Raises one of Python's errors if a field is of no use to readers: a time that is none, a name that is no text.
     """
     details = record.kernel.get("details") or {}
     if "compiler" in details:
-        state = _shallow({**state, "kernel_compiler": details["compiler"]})
+        state = State(_shallow({**state, "kernel_compiler": details["compiler"]}))
     if len(record.metrics) > MOST_FIGURES:
         raise ValueError(f"it has {len(record.metrics)} figures")
     is_exact = record.kind == "static"
@@ -394,7 +433,7 @@ def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int,
         _checked_text(record.run_id, "run_id"),
         _checked_text(record.probe, "probe"),
         _checked_text(record.case_id, "case_id"),
-        label_of(record.case),
+        _checked_text(label_of(record.case), "case"),
         record.kind,
         _utc(record.started_at),
         medians=(time.value,) if time else (),

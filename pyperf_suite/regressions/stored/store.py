@@ -6,33 +6,40 @@ changed or what was kept is lost.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import hashlib
 import json
 import os
-import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
+from pyperf_suite.record.journal import is_being_written
 from pyperf_suite.regressions.stored.series import (
-    RECORDS,
     TIME,
     BenchmarkSeries,
     Measured,
     RunSummary,
+    State,
     summarise_journal,
 )
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.regressions.verdict import Judgement
+from pyperf_suite.runner.results import RECORDS, find_run_folder, run_files
 from pyperf_suite.workloads.backends import kept_folder
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
 CACHE_VERSION = 3
-_LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
+# Summaries that are left however few are used.
+FEWEST_KEPT = 500
+_MEDIANS = Measured._fields.index("medians")
 
 
 class Store:
@@ -50,45 +57,53 @@ class Store:
         self._read: dict[Path, RunSummary] = {}
         self._lost: dict[Path, str] = {}
         cache = SummaryCache()
-        for path in sorted(results.glob(f"*/*/{RECORDS}")):
-            try:
-                self._read[path] = cache.summary_of(path)
-            except OSError as error:
-                self._lost[path] = str(error.strerror)
-                self.damage.append(f"{path} cannot be read: {error.strerror}.")
-                continue
-            self.damage += [f"{path}, {each}" for each in self._read[path].damage]
+        self._paths = run_files(results, [RECORDS])
+        with _without_collecting():
+            for path in self._paths:
+                try:
+                    self._read[path] = cache.summary_of(path)
+                except OSError as error:
+                    self._lost[path] = str(error.strerror)
+                    self.damage.append(f"{path} cannot be read: {error.strerror}.")
+                else:
+                    self.damage += [f"{path}, {each}" for each in self._read[path].damage]
+        cache.prune(len(self._read))
         self.notes = [cache.why_not_kept] if cache.why_not_kept else []
 
-    @property
+    @functools.cached_property
     def measured(self) -> list[Measured]:
-        """What each run measured of each case."""
-        return [one for summary in self._read.values() for one in summary.measured]
+        """What each run measured of each case, in the order in which the runs were made, whatever the clock said."""
+        runs = sorted(self._read.values(), key=lambda summary: summary.order)
+        return [one for summary in runs for one in summary.measured]
 
     def of_machine(self, machine: str | None) -> list[Measured]:
         """What each run of that machine, or of any, measured of each case."""
         return [one for one in self.measured if machine in (None, one.machine)]
 
     def unreadable(self, machine: str | None = None) -> list[Judgement]:
-        """A failed judgement for the newest run of each machine if it holds no record that can be read."""
-        newest = {path.parent.parent.name: path for path in sorted((*self._read, *self._lost))}
+        """A failed judgement for the newest run of each machine if it is over and holds no record that can be read."""
+        over = (path for path in self._paths if self._has_measured(path) or not is_being_written(path))
+        newest = {path.parent.parent.name: path for path in over}
         found = []
         for name, path in newest.items():
-            read = self._read.get(path)
-            if machine in (None, name) and not (read and read.measured):
+            if machine in (None, name) and not self._has_measured(path):
+                read = self._read.get(path)
                 why = next(iter(read.damage), read.torn) if read else self._lost[path]
                 sentence = f"{path}, the newest run, holds no record that can be read{f': {why}' if why else ''}."
                 found.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
         return found
+
+    def _has_measured(self, path: Path) -> bool:
+        return path in self._read and bool(self._read[path].measured)
 
     def series(self, pattern: str | None = None, machine: str | None = None) -> list[BenchmarkSeries]:
         """The series of all that was measured, or of what matches: by machine, probe and label.
 
         `pattern` is a case_id, or a part of probe and label (with the metric) in which * is any text.
         """
-        cases: dict[tuple[str, ...], list[Measured]] = {}
+        cases: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
         for one in self.of_machine(machine):
-            cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
+            cases[one.machine, one.probe, one.case_id].append(one)
         found = [
             each
             for runs in cases.values()
@@ -116,19 +131,34 @@ class Store:
         return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
 
 
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Collect no garbage where all that is made stays, then or later: looking through it takes as long as making it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
 def matches(pattern: str | None, probe: str, title: str, case_id: str) -> bool:
     """True if no pattern was named, or it selects the benchmark."""
     return pattern is None or selects(pattern, probe, title, case_id)
 
 
 def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
-    """The series of each metric that some run of the case measured."""
-    once = {one.run_id: one for one in reversed(runs)}.values()  # a copy of a run counts once
-    in_order = sorted(once, key=lambda one: (one.started_at, one.run_id))
+    """The series of each metric that some run of the case measured, of runs in their order."""
+    in_order = [*{one.run_id: one for one in reversed(runs)}.values()][::-1]  # a copy of a run counts once
     failed_runs = tuple(one.run_id for one in in_order if one.failed and not one.metrics)
+    by_metric: dict[str, list[Measured]] = defaultdict(list)
+    for one in in_order:
+        for metric in one.metrics:
+            by_metric[metric].append(one)
     found = []
-    for metric in dict.fromkeys(metric for one in in_order for metric in one.metrics):
-        having = [one for one in in_order if metric in one.metrics]
+    for metric, having in by_metric.items():
         last = having[-1]
         found.append(
             BenchmarkSeries(
@@ -152,6 +182,7 @@ class SummaryCache:
     def __init__(self) -> None:
         self.folder = kept_folder("history")
         self.why_not_kept = ""
+        self._has_put = False
         try:
             if self.folder is None:
                 raise OSError(0, "there is none")
@@ -171,7 +202,19 @@ class SummaryCache:
             if kept is None:
                 kept = summarise_journal(file, journal.parent.parent.name)
                 self._put(journal, stamp, kept)
+            elif not self.why_not_kept:
+                with contextlib.suppress(OSError):
+                    os.utime(self._place(journal))  # used now
         return kept
+
+    def prune(self, used: int) -> None:
+        """Leave the summaries that were used last: twice those of this time, and of other results folders some."""
+        if self.folder is None or not self._has_put:
+            return
+        with contextlib.suppress(OSError):
+            kept = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in kept[: -max(2 * used, FEWEST_KEPT)]:
+                path.unlink(missing_ok=True)
 
     def _get(self, journal: Path, stamp: list[int]) -> RunSummary | None:
         if self.why_not_kept:
@@ -180,9 +223,10 @@ class SummaryCache:
             checksum, _, body = files.read_bytes(self._place(journal), LARGEST_CACHE_BYTES).partition(b"\n")
             if checksum != b"%08x" % zlib.crc32(body) or (kept := json.loads(body))["stamp"] != stamp:
                 return None
-            states = kept["states"]
-            rows = [Measured._make([*row, states[state]]) for *row, state in kept["measured"]]
-            return RunSummary([one._replace(medians=tuple(one.medians)) for one in rows], kept["damage"])
+            states = [*map(State, kept["states"])]
+            for row in kept["measured"]:
+                row[_MEDIANS], row[-1] = tuple(row[_MEDIANS]), states[row[-1]]
+            return RunSummary([Measured._make(row) for row in kept["measured"]], kept["damage"])
         except (OSError, RecursionError, LookupError, TypeError, ValueError):
             return None
 
@@ -195,6 +239,7 @@ class SummaryCache:
         kept = {"stamp": stamp, "damage": summary.damage, "measured": rows, "states": [*map(json.loads, states)]}
         body = json.dumps(kept).encode()
         try:
+            self._has_put = True
             files.write_whole(self._place(journal), b"%08x\n" % zlib.crc32(body) + body)
         except OSError as error:
             self._give_up(error)
@@ -222,8 +267,9 @@ class Side:
 
     @property
     def commit(self) -> str:
-        """The commit of the last benchmark that names one; "" without any."""
-        return next((one.commit for one in reversed(list(self.benchmarks.values())) if one.commit), "")
+        """The commit of the last benchmark that names one; "" without any. A sentinel's is this suite's."""
+        own = (one for one in reversed(list(self.benchmarks.values())) if one.kind != "sentinel" and one.commit)
+        return next((one.commit for one in own), "")
 
 
 def find_side(name: str, results: Path) -> Side:
@@ -265,33 +311,3 @@ def read_side(path: Path) -> Side:
         tuple(notes),
         frozenset(one.run_id for one in summary.measured),
     )
-
-
-def find_run_folder(name: str, results: Path, held: Sequence[str] = (RECORDS,)) -> Path:
-    """The folder of the run of that name: its id, `latest`, or `latest~1` for the one before on the same machine.
-
-    A run is a folder in which one of the files `held` has something in it. Raises UserError if there is no such run,
-    or several machines have one.
-    """
-    places = {path.parent for file in held for path in results.glob(f"*/*/{file}") if path.is_file()}
-    runs = sorted(
-        (run for run in places if any((run / file).is_file() and (run / file).stat().st_size for file in held)),
-        key=lambda run: (run.name.removeprefix("watch-"), run.parent.name),  # the rest begins with the time
-    )
-    if not runs:
-        what = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"
-        raise UserError(f"There is no run{what} in {results}: measure one with `pyperf-suite run`, or name --results.")
-    if latest := _LATEST.fullmatch(name):
-        own = [run for run in runs if run.parent == runs[-1].parent]
-        steps = int(latest[1] or 0)
-        if steps < len(own):
-            return own[-1 - steps]
-        count = f"{len(own)} run{'s' if len(own) > 1 else ''}"
-        raise UserError(f"latest~{steps} goes back beyond the first run: {own[-1].parent} holds {count}.")
-    named = [run for run in runs if run.name == name]
-    if len(named) > 1:
-        raise UserError(f"Several machines have a run {name}: name the folder, one of {', '.join(map(str, named))}.")
-    if not named:
-        known = ["latest", *(run.name for run in runs[-20:])]
-        raise UserError(f"There is no run {name[:80]!r} in {results}: {offer(name, known)}")
-    return named[0]

@@ -25,8 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
-from pyperf_suite.hardware import memory
+from pyperf_suite.errors import OneOf, UserError, Within, check_limits
 from pyperf_suite.laws.transformer import PASSES, ModelDimensions, model_flop
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
@@ -159,16 +158,6 @@ class TransformerShape:
             raise UserError("Classes are of a model with a vocabulary: name one, or leave classes out.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is a share from 0 up to 1, but {self.dropout} was requested.")
-
-
-def require_for_reference(nbytes: int) -> None:
-    """Raise Unsupported where the host has not so many bytes left for a result in float64."""
-    available = memory.available_bytes()
-    if nbytes > available:
-        raise Unsupported(
-            f"What this is checked by, in float64, takes {nbytes / 1e9:.1f} GB, but {available / 1e9:.1f} GB of memory "
-            "are free: ask for smaller dimensions."
-        )
 
 
 def requested_flop(shape: TransformerShape) -> float:

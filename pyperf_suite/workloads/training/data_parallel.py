@@ -34,6 +34,7 @@ from pyperf_suite.workloads.on_ranks import (
     OnRanks,
     OverGloo,
     OverNccl,
+    OverTorch,
     RankSteps,
     average,
     distributed,
@@ -46,12 +47,12 @@ from pyperf_suite.workloads.workload import (
     BUILD_ON_EACH_OTHER,
     Checked,
     ExecutionContext,
-    Implementation,
     Kernel,
     RankTimes,
     Transfers,
     Work,
     by_name,
+    together,
 )
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
@@ -109,6 +110,8 @@ class DataParallelParameters(TransformerShape):
         for name in ("bucket_bytes", "no_sync"):
             if self.exchange != "ddp" and getattr(self, name) != getattr(usual, name):
                 raise UserError(f"{name} is DDP's, but exchange={self.exchange} was requested: leave it out.")
+        if self.exchange == "dp" and self.accumulate > 1:
+            raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
         if self.accumulate == 1 and not self.no_sync:
             raise UserError("no_sync=false differs from true only with several micro-batches: ask for accumulate=2.")
 
@@ -238,17 +241,19 @@ class Replica(RankSteps):
         return self._gpt.summed(self.model, batches, wide)[1]
 
 
-class InThreads(Implementation[DataParallelParameters]):
+def _refuse_another(parameters: DataParallelParameters, name: str) -> None:
+    if (parameters.exchange == "dp") != (name == "dp"):
+        raise UserError(
+            f"exchange={parameters.exchange} was requested by {name}, but DataParallel is one process: ask for the "
+            "implementation dp with exchange=dp, or for neither."
+        )
+
+
+class InThreads(OverTorch):
     """torch.nn.DataParallel: a single process that scatters the batch and gathers gradients on its first GPU."""
 
     name = "dp"
     device_kind = "cuda"
-
-    def validate(self, parameters: DataParallelParameters) -> None:
-        if parameters.exchange != "dp":
-            raise UserError(f"dp is one process, but exchange={parameters.exchange} was requested: ask for dp.")
-        if parameters.accumulate > 1:
-            raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
     def prepare(self, parameters: DataParallelParameters, place: ExecutionContext) -> Transfers:
         import torch
@@ -259,17 +264,12 @@ class InThreads(Implementation[DataParallelParameters]):
         return Replica(parameters, 0, None, torch_place(place))
 
 
-def _refuse_dp(parameters: DataParallelParameters, name: str) -> None:
-    if parameters.exchange == "dp":
-        raise UserError(f"DataParallel is one process, but {name} was requested: ask for the implementation dp.")
-
-
 class DataParallel(OnRanks[DataParallelParameters]):
     """Steps of all ranks together; on each the gradients are compared with those of a single process."""
 
     name = "data_parallel"
     parameters_type = DataParallelParameters
-    implementations = by_name(OverGloo(Replica.of, _refuse_dp), OverNccl(Replica.of, _refuse_dp), InThreads())
+    implementations = by_name(*(kind(Replica.of, _refuse_another) for kind in (OverGloo, OverNccl, InThreads)))
 
     def ranks(self, parameters: DataParallelParameters) -> int:
         return 1 if parameters.exchange == "dp" else parameters.ranks
@@ -376,18 +376,18 @@ class SideBySide(RankSteps):
 
     def verify_last(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
-        wrong, compared, first = 0, 0, ""
-        p = self._parameters
+        p, checks = self._parameters, []
         if p.has_product:
-            found = self._product_verified()
-            wrong, compared, first = int(not found.passed), self._out.numel(), "" if found.passed else found.message
+            product = self._product_verified()
+            checks.append(Checked(int(not product.passed), self._out.numel(), product.message))
         if p.has_all_reduce:
             due = (self._input().double() + (p.ranks - 1) / 2).cpu()
             off = (self._message.cpu().double() - due).abs()
             bad = ~(off <= (0.0 if self._mean_is_exact else MEAN_LIMIT[p.dtype]) * due)
-            wrong, compared = wrong + int(bad.sum()), compared + bad.numel()
-            first = first or (f"{int(bad.sum())} elements are not the mean of the ranks" if bad.any() else "")
-        return Checked(wrong, compared, first)
+            checks.append(
+                Checked(int(bad.sum()), bad.numel(), f"{int(bad.sum())} elements are not the mean of the ranks")
+            )
+        return together(checks)
 
     def close(self) -> None:
         self._a = self._b = self._out = self._message = None

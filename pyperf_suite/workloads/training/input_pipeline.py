@@ -76,14 +76,23 @@ class TextFiles:
     def path(self, index: int) -> Path:
         return self._folder / f"{index:06d}.txt"
 
-    @property
-    def bytes_a_file(self) -> float:
-        return sum(self.path(index).stat().st_size for index in range(self._count)) / self._count
-
     def wrong(self, numbers: Any, samples: Any) -> list[str]:
         pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
         different = (number for number, each in pairs if not np.array_equal(self.expected(number), each))
         return [f"sample {number} is not what was written" for number in different]
+
+    def checked(self, batches: Any) -> Checked:
+        """One epoch: every sample once, and as it was written.
+
+        `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
+        """
+        seen = np.zeros(len(self), dtype=int)
+        wrong: list[str] = []
+        for numbers, samples in batches:
+            np.add.at(seen, numbers.numpy(), 1)
+            wrong += self.wrong(numbers, samples)
+        wrong += [f"sample {number} came {seen[number]} times" for number in np.flatnonzero(seen != 1).tolist()]
+        return Checked(len(wrong), len(self), wrong[0] if wrong else "")
 
     def expected(self, index: int) -> NDArray[np.int64]:
         """What the sample must decode to."""
@@ -93,20 +102,6 @@ class TextFiles:
 def _word(number: int) -> str:
     """Letters for a number of the vocabulary, as long as words are on average: `zabab` and so on."""
     return "z" + "".join(chr(ord("a") + (number >> shift) % 16) for shift in (0, 4, 8, 12))
-
-
-def wrong_samples(files: TextFiles, batches: Any) -> tuple[int, str]:
-    """How many samples of one epoch are not as written, come twice or never, and the first of them in words.
-
-    `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
-    """
-    seen = np.zeros(len(files), dtype=int)
-    wrong: list[str] = []
-    for numbers, samples in batches:
-        np.add.at(seen, numbers.numpy(), 1)
-        wrong += files.wrong(numbers, samples)
-    wrong += [f"sample {number} came {seen[number]} times" for number in np.flatnonzero(seen != 1).tolist()]
-    return len(wrong), wrong[0] if wrong else ""
 
 
 @dataclass(frozen=True)
@@ -134,24 +129,8 @@ class InputPipelineParameters:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
 
-def by_torch(parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
-    """torch.utils.data.DataLoader."""
-    if parameters.pinned and place.device.kind == "cpu":
-        raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-    return LoaderSteps(parameters, place.seed, TorchDevice(place.device, queueing="open"))
-
-
-class InputPipeline(Workload[InputPipelineParameters]):
-    """Iterations of a training loop over files."""
-
-    name = "input_pipeline"
-    takes_turns = False  # its loaders go on while others have a turn
-    parameters_type = InputPipelineParameters
-    implementations = by_name(ByFunction("torch", by_torch))
-
-
 class LoaderSteps(Prepared):
-    """A loop over an epoch without end: where one begins, workers start, which is reported separately (see `observed`).
+    """A loop over an epoch without end by torch's DataLoader; where one begins, workers start (see `observed`).
 
     The host's clock is right on a GPU too, as an iteration ends when the device is done. While timed, a step's last
     batch is checked, before and after a whole epoch.
@@ -159,23 +138,28 @@ class LoaderSteps(Prepared):
 
     sees_more = True
 
-    def __init__(self, parameters: InputPipelineParameters, seed: int, where: TorchDevice) -> None:
-        self._parameters, self._where = parameters, where
+    def __init__(self, parameters: InputPipelineParameters, place: ExecutionContext) -> None:
+        if parameters.pinned and place.device.kind == "cpu":
+            raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
+        self._parameters, self._where = parameters, TorchDevice(place.device, queueing="open")
         self._held = ExitStack()
         made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
         folder = self._held.enter_context(made)
         try:
-            self._files = TextFiles(Path(folder), parameters.files, seed)
-            self._model = Model(where, parameters.model, parameters.step_us * 1e-6)
+            self._files = TextFiles(Path(folder), parameters.files, place.seed)
+            self._model = Model(self._where, parameters.model, parameters.step_us * 1e-6)
         except BaseException:
             self.close()
             raise
         self._batches: Iterator[Any] | None = None
         self._last: tuple[Any, Any] | None = None
         self._reported: deque[tuple[float, float]] = deque(maxlen=MOST_REPORTED)
-        details = {"bytes_a_file": self._files.bytes_a_file, "products_a_step": self._model.products}
-        details["cores"] = cpu.detect().usable_cores
-        self.kernel = Kernel("DataLoader", "text", {**details, **where.details()})
+        details = {
+            "bytes_a_file": sum(each.stat().st_size for each in Path(folder).iterdir()) / parameters.files,
+            "products_a_step": self._model.products,
+            "cores": cpu.detect().usable_cores,
+        }
+        self.kernel = Kernel("DataLoader", "text", {**details, **self._where.details()})
 
     def launch(self, index: int) -> None:
         if self._batches is None:
@@ -201,11 +185,8 @@ class LoaderSteps(Prepared):
         return Checked(len(wrong), len(self._last[0]), wrong[0] if wrong else "")
 
     def check(self) -> Checked:
-        """One epoch: every sample once, and as it was written."""
         batches = self._loader(range(len(self._files)))
-        on_host = ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
-        wrong, first = wrong_samples(self._files, on_host)
-        return Checked(wrong, len(self._files), first)
+        return self._files.checked((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
 
     def observed(self) -> Mapping[str, Observed]:
         """The wait for a batch, the model's step, and the wait's share of both; how long an epoch takes to begin.
@@ -299,3 +280,12 @@ class Model:
             self._multiply(tried)
             spent.append((time.perf_counter() - begin) / tried)
         return round(seconds / median(spent))
+
+
+class InputPipeline(Workload[InputPipelineParameters]):
+    """Iterations of a training loop over files."""
+
+    name = "input_pipeline"
+    takes_turns = False  # its loaders go on while others have a turn
+    parameters_type = InputPipelineParameters
+    implementations = by_name(ByFunction("torch", LoaderSteps))

@@ -372,7 +372,7 @@ class LayerSteps(ComparedLaunches):
             )
             result = written_out(self._where.torch, p.layer, p.entering(inputs), weights)
             wide = LayerOperands(inputs, weights, own.upstream.double(), result)
-            found = (result.detach(),) if p.phase == "forward" else self._gradients(wide, again=False)
+            found = (result.detach(),) if p.phase == "forward" else self._run(wide)
             exact = dict(zip(self._names, found, strict=True))
             share = ELEMENT_LIMIT[p.dtype]
             allowed = {name: share * (each.abs() + each.square().mean().sqrt()) for name, each in exact.items()}
@@ -382,7 +382,11 @@ class LayerSteps(ComparedLaunches):
     def observed(self) -> Mapping[str, Observed]:
         if self._p.phase != "forward" or not self._p.keeps_graph:
             return {}
-        return {"saved": Observed("B", (self._kept_bytes(),))}
+        from pyperf_suite.workloads.training.held_bytes import kept
+
+        own = self._operands[0]
+        weights = self._where.torch.nn.ParameterList(own.weights)
+        return {"saved": Observed("B", (kept(weights, lambda: self._run(own)).total,))}
 
     def _drawn(self, seed: int) -> LayerOperands:
         p, torch = self._p, self._where.torch
@@ -396,41 +400,16 @@ class LayerSteps(ComparedLaunches):
         inputs = tuple(drawn(shape).requires_grad_(p.keeps_graph) for shape in p.inputs)
         weights = tuple(drawn(shape, math.prod(shape[1:]) ** -0.5).requires_grad_(p.keeps_graph) for shape in p.weights)
         upstream = drawn(p.output)
-        result = self._applied(inputs, weights) if p.phase != "forward" else None
+        result = None if p.phase == "forward" else apply(torch, p.layer, p.entering(inputs), weights)
         return LayerOperands(inputs, weights, upstream, result)
 
-    def _applied(self, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
-        return apply(self._where.torch, self._p.layer, self._p.entering(inputs), weights)
-
-    def _run(self, operands: LayerOperands) -> tuple[Any, ...]:
-        if operands.result is None:
-            return (self._applied(operands.inputs, operands.weights),)
-        return self._gradients(operands, again=True)
-
-    def _gradients(self, of: LayerOperands, again: bool) -> tuple[Any, ...]:
-        wanted = self._p.of_phase(of.inputs, of.weights)
-        found: tuple[Any, ...] = self._where.torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=again)
-        return found
-
-    def _kept_bytes(self) -> int:
-        """Of the storages that autograd saves, each once and whole; of a single layer hooks see all of them.
-
-        held_bytes.kept says the same of any model, but collects all garbage first, which takes longer than the pass.
-        """
-        torch, own = self._where.torch, self._operands[0]
-        kept: dict[int, int] = {}
-
-        def saw(tensor: Any) -> Any:
-            storage = tensor.untyped_storage()
-            kept[storage._cdata] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(saw, lambda tensor: tensor):
-            result = self._applied(own.inputs, own.weights)
-        for weight in own.weights:
-            kept.pop(weight.untyped_storage()._cdata, None)
-        del result  # which has held what was saved, so that no address was taken twice
-        return sum(kept.values())
+    def _run(self, of: LayerOperands) -> tuple[Any, ...]:
+        p, torch = self._p, self._where.torch
+        if of.result is None:
+            return (apply(torch, p.layer, p.entering(of.inputs), of.weights),)
+        wanted = p.of_phase(of.inputs, of.weights)
+        gradients: tuple[Any, ...] = torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=True)
+        return gradients
 
 
 class LayerPass(Workload[Any]):

@@ -81,20 +81,18 @@ def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: flo
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer: its update, how many states are as large as the weight, and its settings as torch.optim names them.
-
-    Learning rate and weight decay, which all have, are not among the settings.
-    """
+    """An optimizer: its update, how many states are as large as the weight, its settings as torch.optim names them."""
 
     update: UpdateRule
     states: int
     settings: Mapping[str, Any]
 
 
+OF_ALL = {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
 RULES = {
-    "AdamW": Rule(adamw, 2, {"betas": BETAS, "eps": ADAM_EPSILON}),
-    "SGD": Rule(sgd, 1, {"momentum": MOMENTUM}),
-    "Adafactor": Rule(adafactor, 0, {"beta2_decay": BETA2_DECAY, "eps": (None, LEAST_SCALE), "d": CLIP}),
+    "AdamW": Rule(adamw, 2, OF_ALL | {"betas": BETAS, "eps": ADAM_EPSILON}),
+    "SGD": Rule(sgd, 1, OF_ALL | {"momentum": MOMENTUM}),
+    "Adafactor": Rule(adafactor, 0, OF_ALL | {"beta2_decay": BETA2_DECAY, "eps": (None, LEAST_SCALE), "d": CLIP}),
 }
 
 
@@ -335,25 +333,20 @@ class Update(ByTorch):
 
     def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
         optimizer = parameters.optimizer
+        settings = RULES[optimizer].settings
         if not self._package:
             kind = getattr(where.torch.optim, optimizer, None)
             if kind is None:
                 raise Unsupported(f"This torch ({where.torch.__version__}) has no {optimizer}.")
-            make = functools.partial(kind, **settings(optimizer), **self._flags)
+            make = functools.partial(kind, **settings, **self._flags)
             return UpdateSteps(parameters, self.name, seed, where, make)
         require_installed(self._package)
         try:
             kind = importlib.import_module(f"{self._package}.optim").AdamW8bit
-            make = functools.partial(kind, **settings(optimizer))
+            make = functools.partial(kind, **settings)
             return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
         except Exception as error:  # a package of others, in whatever way it says that it cannot
             raise Unsupported(f"{self._package} cannot do this here: {type(error).__name__}: {error}") from None
-
-
-def settings(optimizer: str) -> dict[str, Any]:
-    """Those of the reference, as torch.optim and those who follow it name them."""
-    own = RULES[optimizer].settings
-    return {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, **own}
 
 
 class OptimizerUpdate(Workload[OptimizerUpdateParameters]):

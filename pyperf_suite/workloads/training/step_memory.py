@@ -181,7 +181,7 @@ class CheckpointedSteps(TorchSteps):
         """
         figures = {"kept": self._kept_bytes(), "fixed": self._fixed(), "peak": self._peak, "budget": self._budget}
         with self._one_sequence():
-            figures["peak_of_one"] = self._held_at_most(self._before_update)
+            figures["peak_of_one"] = self._held_at_most(self.passes)
         return {name: Observed("B", (float(figure),)) for name, figure in figures.items()}
 
     def _affords_float64(self, sequences: int) -> bool:
@@ -191,11 +191,6 @@ class CheckpointedSteps(TorchSteps):
 
     def _kept_bytes(self) -> int:
         return int(self._held_bytes.kept(self.model, self.forward).total)
-
-    def _before_update(self) -> None:
-        result = self.forward()
-        if self._p.goes_back:
-            self.backward(result)
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
+from pyperf_suite.hardware import memory
 from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
 from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.measure.tolerance import computed_anew
@@ -33,7 +34,6 @@ from pyperf_suite.workloads.training import (
     Checkpointing,
     TransformerShape,
     requested_flop,
-    require_for_reference,
 )
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
@@ -136,7 +136,12 @@ class TrainingStepParameters(TransformerShape):
         model = self.dimensions
         ends = model.outer_parameters + 2 * model.layer_parameters
         compared = model.parameters if self.compares_all else ends
-        require_for_reference(int(model.parameters + 4 * compared) * DOUBLE + int(kept))
+        nbytes, available = int(model.parameters + 4 * compared) * DOUBLE + int(kept), memory.available_bytes()
+        if nbytes > available:
+            raise Unsupported(
+                f"What this is checked by, in float64, takes {nbytes / 1e9:.1f} GB, but {available / 1e9:.1f} GB of "
+                "memory are free: ask for smaller dimensions."
+            )
 
 
 class TorchSteps(ComparedLaunches):
@@ -170,6 +175,12 @@ class TorchSteps(ComparedLaunches):
         self.kernel = Kernel("transformer_step", "compiled" if p.compiled else "eager", details)
 
     def launch(self, index: int) -> None:
+        self.passes()
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def passes(self) -> None:
+        """A step without its update."""
         p = self._p
         around_all = p.cast_cache != CAST_CACHES[0]
         if p.goes_back:
@@ -183,8 +194,6 @@ class TorchSteps(ComparedLaunches):
                     # Outside of autocast, as torch advises; leaving an inner context drops no casts.
                     with self._autocast(enabled=False) if around_all else nullcontext():
                         self.backward(result)
-        if self._optimizer is not None:
-            self._optimizer.step()
 
     def forward(self) -> Any:
         with self._precision():

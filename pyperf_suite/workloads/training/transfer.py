@@ -142,34 +142,27 @@ class MemcpySteps(Copies):
 
 
 class TorchCopies(Copies):
-    """`Tensor.copy_` between the same buffers as tensors, on as many cores as requested."""
+    """`Tensor.copy_` in host memory on as many cores as requested; or between a GPU and it, pinned or pageable."""
 
-    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
-        where = TorchDevice(Device("cpu"), parameters.workers)
-        super().__init__(parameters, place.seed)
-        self._targets, self._sources = (self.cut(where.torch.from_numpy(each)) for each in (self.target, self.source))
-        self.kernel = Kernel("copy_", "torch", {**self.details, **where.details()})
-
-    def launch(self, index: int) -> None:
-        slot = index % self.sets
-        self._targets[slot].copy_(self._sources[slot])
-
-
-class DeviceCopies(Copies):
-    """`Tensor.copy_` between a GPU and host memory, pinned or pageable. Not yet measured."""
-
-    def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
-        if place.device.kind != "cuda":
+    def __init__(
+        self, parameters: TransferParameters, place: ExecutionContext, target: str = "cpu", source: str = "cpu"
+    ) -> None:
+        crosses = target != source
+        if crosses and place.device.kind != "cuda":
             raise Unsupported("There is no GPU to copy to or from.")
         # A copy from pageable memory waits for the stream, which a held one would never let go on.
-        self._where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
-        self._pinned, self._to_device, where = parameters.pinned, to_device, self._where
+        queueing, device = "held" if parameters.pinned else "open", place.device if crosses else Device("cpu")
+        self._where = where = TorchDevice(device, parameters.workers, queueing)
+        self._pinned, self._to = parameters.pinned, target
         super().__init__(parameters, place.seed)
-        sent = self._on(not to_device, self.source.size)
-        sent.copy_(where.torch.from_numpy(self.source))
+        sent = where.torch.from_numpy(self.source)
+        if crosses:
+            sent = self._buffer(source, self.source.size).copy_(sent)
         self._targets, self._sources = self.cut(self.target), self.cut(sent)
-        way = f"{'host_to_device' if to_device else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
-        self.kernel = Kernel("copy_", way, {**self.details, **where.details()})
+        way = (
+            f"{'host_to_device' if target == 'cuda' else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
+        )
+        self.kernel = Kernel("copy_", way if crosses else "torch", {**self.details, **where.details()})
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -191,14 +184,13 @@ class DeviceCopies(Copies):
         return arrived.cpu().numpy(), sent, where  # type: ignore[attr-defined]
 
     def _target_of(self, size_bytes: int) -> Any:
-        return self._on(self._to_device, size_bytes)
+        return self._buffer(self._to, size_bytes)
 
-    def _on(self, device: bool, size_bytes: int) -> Any:
-        """A buffer on the GPU, or the host's end of a copy."""
+    def _buffer(self, at: str, size_bytes: int) -> Any:
         torch = self._where.torch
-        if device:
-            return torch.empty(size_bytes, dtype=torch.uint8, device=self._where.device)
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        if not self._where.is_gpu:
+            return torch.from_numpy(page_aligned(size_bytes))
+        return torch.empty(size_bytes, dtype=torch.uint8, device=at, pin_memory=self._pinned and at == "cpu")
 
 
 class FileReads(Compared):
@@ -282,23 +274,22 @@ def file_system(folder: Path) -> str:
 
 
 def _written_file(folder: Path, content: Bytes, flag: int) -> int:
+    refused = f"No file can be written in {folder}"
     try:
         with tempfile.NamedTemporaryFile(prefix=".pyperf_transfer_", dir=folder) as named:
-            try:
-                file = os.open(named.name, os.O_RDWR | flag)
-            except OSError as refusal:
-                kind = file_system(folder)
-                raise Unsupported(f"{folder} ({kind}) cannot be read so: {refusal.strerror}.") from None
-    except OSError as refusal:
-        raise Unsupported(f"No file can be written in {folder}: {refusal.strerror}.") from None
-    try:
-        written = 0
-        while written < content.size:
-            written += os.pwrite(file, content.data[written:], written)
-        os.fsync(file)
-    except OSError as refusal:
-        os.close(file)
-        raise Unsupported(f"No {content.size} bytes can be written in {folder}: {refusal.strerror}.") from None
+            refused = f"{folder} ({file_system(folder)}) cannot be read so"
+            file = os.open(named.name, os.O_RDWR | flag)
+        refused = f"No {content.size} bytes can be written in {folder}"
+        try:
+            written = 0
+            while written < content.size:
+                written += os.pwrite(file, content.data[written:], written)
+            os.fsync(file)
+        except OSError:
+            os.close(file)
+            raise
+    except OSError as error:
+        raise Unsupported(f"{refused}: {error.strerror}.") from None
     return file
 
 
@@ -350,8 +341,8 @@ WAYS: dict[str, TransferImplementation] = by_name(
     TransferImplementation("memcpy", MemcpySteps),
     TransferImplementation("torch", TorchCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned",), "cuda"),
-    TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned",), "cuda"),
+    TransferImplementation("host_to_device", partial(TorchCopies, target="cuda"), ("pinned",), "cuda"),
+    TransferImplementation("device_to_host", partial(TorchCopies, source="cuda"), ("pinned",), "cuda"),
     TransferImplementation("disk_cached", FileReads),
     TransferImplementation("disk_direct", partial(FileReads, direct=True), whole_blocks=True),
 )

@@ -4,14 +4,13 @@ import json
 import os
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.regressions.thresholds import load_setting
 from pyperf_suite.run import begin_audit
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE, ExecutionContext
+from tests.commands import invoke
 
 BENCH = """
 import pyperf_suite as suite
@@ -64,7 +63,7 @@ def test_a_setting_is_true_or_false(folder):
 @pytest.mark.parametrize("option", ["--audit", "--no-audit"])
 def test_a_record_says_whether_its_kernel_was_audited(folder, option):
     (folder / "bench.py").write_text(BENCH)
-    result = CliRunner().invoke(main, ["run", "bench.py", option, "--device", "cpu", "--results", "out"])
+    result = invoke("run", "bench.py", option, "--device", "cpu", "--results", "out")
     assert result.exit_code == 0, result.output
     lines = next(folder.glob("out/*/*/records.jsonl")).read_text().splitlines()
     (record,) = (each for each in map(json.loads, lines) if each["kind"] == "timing")

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from pyperf_suite.cli.history import table_of
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.laws.tiling import Schedule
@@ -25,13 +24,10 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.commands import invoke
 from tests.records import a_record, metric
 
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

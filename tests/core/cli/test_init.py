@@ -19,6 +19,8 @@ from click.testing import CliRunner
 from pyperf_suite import __version__
 from pyperf_suite.cli.init import WORKFLOW, init
 from pyperf_suite.cli.main import CommandLine, main
+from pyperf_suite.regressions.verdict import SequentialRule
+from tests.core.repository import Repository
 
 GUIDE = Path(__file__).parents[3] / "docs" / "your_kernel.md"
 
@@ -81,6 +83,31 @@ def test_a_bench_file_in_a_folder_has_the_workflow_at_the_top(repository, monkey
     assert parameters["probes"] == ("some benches/bench_mine.py",)
     assert (parameters["old"], parameters["new"]) == ("HEAD^1", "HEAD")
     assert parameters["markdown"] == Path("ab.md")
+    # Seven pairs of 15 s.
+    assert parameters["budget_s"] >= 15 * SequentialRule(margin=parameters["margin"]).looks[0]
+
+
+@pytest.mark.slow
+def test_the_workflow_fails_on_a_slowdown_and_on_nothing_else(tmp_path, monkeypatch):
+    """Its own line, in a repository of three commits: the second is slower, the third changes words."""
+    made = Repository(tmp_path / "mine")
+    monkeypatch.chdir(made.root)
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    initialised()
+    bench = (made.root / "bench_kernels.py").read_text()
+    made.commit("begun")
+    slower = bench.replace("weights = np.exp(", "np.exp(x)\n    weights = np.exp(")
+    made.commit("slower", **{"bench_kernels.py": slower})
+    [line] = [line for line in (made.root / WORKFLOW).read_text().splitlines() if line.lstrip().startswith("pyperf")]
+    name, *words = shlex.split(line)[1:]
+
+    def run() -> int:
+        group = CommandLine(commands={name: main.get_command(click.Context(main), name)})
+        return CliRunner().invoke(group, [name, *words, "-a", "n=256"], catch_exceptions=False).exit_code
+
+    assert run() == 1
+    made.commit("words", README="as before")
+    assert run() == 0
 
 
 @pytest.mark.parametrize(

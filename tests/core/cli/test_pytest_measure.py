@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.pytest_plugin.plugin import BENCHMARKS as BENCHMARKS_OF_THE_SUITE
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
+from tests.commands import invoke
 from tests.core.repository import Repository
 
 pytest_plugins = ("pytester",)
@@ -467,7 +466,7 @@ def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with
 def test_a_report_and_a_history_know_the_tests(with_fixture):
     results, page = str(with_fixture.folder / "bench_results"), with_fixture.folder / "page.html"
     for command in (["report", results, "-o", str(page)], ["history", "--results", results]):
-        done = CliRunner().invoke(main, command, catch_exceptions=False)
+        done = invoke(*command)
         assert done.exit_code == 0, done.output
     assert "test_theirs.py::test_softmax" in done.output
     assert "pytest test_theirs.py::test_softmax" in page.read_text()
@@ -509,6 +508,14 @@ def test_where_nothing_is_timed_nothing_is_started_and_no_run_is_left(tmp_path, 
     assert run.code in (0, 5), run.output
     assert len((tmp_path / "processes").read_text().split()) == processes
     assert not (tmp_path / "bench_results").exists()
+
+
+def test_where_nothing_is_collected_one_sentence_names_the_form_that_runs_the_suites_own_cases(pytester):
+    found = pytester.runpytest_subprocess("--benchmark-only")
+    found.stdout.fnmatch_lines(["*pytest --pyargs pyperf_suite.benchmarks --benchmark-only"])
+    assert "pyargs" not in pytester.runpytest_subprocess().stdout.str()
+    pytester.makepyfile(test_small=SMALL)
+    assert "pyargs" not in pytester.runpytest_subprocess("--benchmark-only", "-k", "nothing").stdout.str()
 
 
 def test_skipped_probes_leave_no_run(tmp_path):

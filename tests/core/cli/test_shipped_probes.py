@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.record.journal import read_journal
+from tests.commands import invoke
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +104,6 @@ def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(ended):
 
 def test_without_the_package_its_records_are_still_shown(ended, tmp_path):
     page = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["report", str(ended[0] / "bench_results"), "-o", str(page)])
+    result = invoke("report", str(ended[0] / "bench_results"), "-o", page)
     assert result.exit_code == 0, result.output
     assert "This version has no probe squares" in page.read_text()

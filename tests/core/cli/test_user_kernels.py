@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.user_kernels.declared import describe
+from tests.commands import invoke
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")
 
@@ -31,10 +30,6 @@ def sorting(n):
 def other():
     return suite.launch(sum, [1, 2], reference=sum)
 '''
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,7 @@ def test_what_is_left_out_of_a_table_is_quick_on_a_cpu_and_workers_and_ranks_are
         ("1536", (1536,), "1536"),
         ("1KiB..4096", (1024, 2048, 4096), "1KiB..4KiB:2"),
         ("1..100:4", (1, 4, 16, 64), "1..100:4"),
+        ("1KiB..1MiB:32", (2**10, 2**15, 2**20), "1KiB..1MiB:32"),
     ],
 )
 def test_a_ladder_of_sizes_is_in_powers_of_1024_bytes(text: str, ladder: tuple[int, ...], written: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.summary import summary_of
 from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
@@ -19,7 +19,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.attention import AttentionParameters
-from tests.records import records
+from tests.records import lines, records, remarks
 
 CPU = resolve("cpu")
 H200 = Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib"
@@ -94,23 +94,6 @@ def findings(machine: Machine, **changed: object) -> Findings:
     return PROBE.findings(machine.records(cases(**changed)))
 
 
-def message(found: Findings, *names: str, **values: object) -> list[Remark]:
-    """Remarks that have such values, and values of these names."""
-    return [
-        each
-        for each in found.remarks
-        if set(names) <= each.values.keys() and values.items() <= dict(each.values).items()
-    ]
-
-
-def lines(found: Findings, title: str, **values: object) -> list[dict[str, Any]]:
-    """Rows of a table by the names of its columns, the first of each name."""
-    (table,) = [table for table in found.tables if table.title.startswith(title)]
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(reversed(names), reversed(row), strict=True)) for row in table.rows]
-    return [row for row in rows if values.items() <= row.items()]
-
-
 def test_every_split_shares_the_hidden_size_and_its_parameters() -> None:
     swept = cases(heads=(2, 4, 8, 16))
     splits = {(case.parameters.heads, case.parameters.head_dim) for case in swept}
@@ -163,7 +146,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     found = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
     ratios = {}
-    for each in message(found, "slow", kernel="sdpa_default, float32"):
+    for each in remarks(found, "slow", kernel="sdpa_default, float32"):
         assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
         assert "with the same parameters" in each.template
         ratios[each.values["of_pass"]] = each.values["faster"]
@@ -172,12 +155,12 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert ratios["forward"].value == pytest.approx(expected)
     assert ratios["backward"].value == pytest.approx(expected)
     assert ratios["forward"].low == pytest.approx(expected)
-    assert message(found, "cause", kernel="sdpa_default, float32") == []
+    assert remarks(found, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_noise_is_not_turned_into_advice() -> None:
     free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
-    advice = message(findings(Machine(law=free_softmax, noise=0.05)), "slow")
+    advice = remarks(findings(Machine(law=free_softmax, noise=0.05)), "slow")
     assert len(advice) == 3
     assert all(each.is_noise for each in advice)
 
@@ -201,7 +184,7 @@ def test_the_cause_is_the_one_that_the_machine_was_made_with(
     machine: Machine, changed: dict[str, Any], cause: str, column: str, slow: float, fast: float
 ) -> None:
     found = findings(machine, implementation=("native",), **changed)
-    (said,) = message(found, "cause")
+    (said,) = remarks(found, "cause")
     assert said.values["cause"] == CAUSES[cause]
     for split, share in ((said.values["split"], slow), (said.values["fast"], fast)):
         line, *_ = lines(found, "What the forward kernels compute", **{"heads x head_dim": split})
@@ -210,26 +193,26 @@ def test_the_cause_is_the_one_that_the_machine_was_made_with(
 
 def test_a_law_that_the_machine_obeys_misses_nothing_it_was_not_fitted_to() -> None:
     changed = {"head_dim": (40, 64, 72, 96, 128, 136), "mask": ("full", "causal"), "seq": (256, 512)}
-    (exact,) = message(findings(Machine(), **changed), "overhead")
+    (exact,) = remarks(findings(Machine(), **changed), "overhead")
     assert (exact.kind, exact.values["kernel"], exact.values["held_out"]) == ("law", "native, float32, 2 workers", 4)
     assert exact.values["narrow"].value == pytest.approx(64 / 80, rel=0.01)
     assert exact.values["wide"].value == pytest.approx(128 / 144, rel=0.01)
     assert exact.values["product"].value == pytest.approx(LAW.per_product_s, rel=0.01)
     assert exact.values["median"].value < 0.0005
-    (noisy,) = message(findings(Machine(noise=0.3), **changed), "overhead")
+    (noisy,) = remarks(findings(Machine(noise=0.3), **changed), "overhead")
     assert noisy.values["median"].value > 0.0005
 
 
 def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
     machine = Machine(libraries={"sdpa_default": 1.5, "sdpa_flash": 1.5, "sdpa_cudnn": 1.0})
     found = findings(machine, implementation=("sdpa_default", "sdpa_flash", "sdpa_cudnn"))
-    (picked,) = message(found, path="flash")
+    (picked,) = remarks(found, path="flash")
     assert (picked.values["kernel"], picked.values["count"]) == ("sdpa_default, float32, 2 workers", 4)
-    (faster,) = message(found, "count", kernel="sdpa_cudnn, float32")
+    (faster,) = remarks(found, "count", kernel="sdpa_cudnn, float32")
     assert faster.values["count"] == 4
     assert (faster.values["faster"].value, faster.values["faster"].low) == pytest.approx((1.5, 1.5))
     similar = findings(Machine(), implementation=("sdpa_default", "sdpa_flash"))
-    assert [each.values["path"] for each in message(similar, "count")] == ["flash"]
+    assert [each.values["path"] for each in remarks(similar, "count")] == ["flash"]
 
 
 def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
@@ -258,7 +241,7 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
             return {"path": "flash", "details": {"launched": [name.format(self.padded(case.parameters.head_dim))]}}
 
     found = findings(Flash(law=replace(LAW, per_score_s=0)), hidden=(640,), heads=(8, 5))
-    (said,) = message(found, "cause", kernel="sdpa_default, float32")
+    (said,) = remarks(found, "cause", kernel="sdpa_default, float32")
     assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
     (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
     assert line["heads x head_dim"] == "8 x 80"
@@ -267,14 +250,14 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
 def test_cases_that_different_processes_measured_are_not_compared() -> None:
     records = Machine().records(cases(implementation=("native",)), processes=2)
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
-    assert message(found, "faster") == []
+    assert remarks(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
 
 
 def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
     machine = Machine(libraries={"sdpa_default": 3.0, "sdpa_cudnn": 2.0})
     found = findings(machine, implementation=("native", "sdpa_cudnn", "sdpa_default"), heads=(8, 4, 2))
-    kernels = [each.values["kernel"].partition(",")[0] for each in message(found, "faster", "slow")]
+    kernels = [each.values["kernel"].partition(",")[0] for each in remarks(found, "faster", "slow")]
     assert list(dict.fromkeys(kernels)) == ["sdpa_default", "sdpa_cudnn", "native"]
     points = [point for point in summary_of({"attention_heads": found}) if "slow" in point.message.values]
     assert {point.message.values["kernel"].partition(",")[0] for point in points} == {"sdpa_default"}
@@ -286,7 +269,7 @@ def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200(
     found = PROBE.findings(read_journal(H200_HEADS))
     columns = {
         each.values["kernel"].partition(",")[0]: each.values["columns"]
-        for each in message(found, "columns")
+        for each in remarks(found, "columns")
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Shape, replace_axes
 from pyperf_suite.hardware.devices import resolve
@@ -22,6 +20,7 @@ from pyperf_suite.probes.baseline import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from tests import records as made_up
+from tests.commands import invoke
 
 AXES = replace(
     PROBE.axes("quick", resolve("cpu")),
@@ -125,7 +124,7 @@ def test_under_a_sustained_load_watts_and_joules_for_a_tflop_are_told_and_of_a_b
 @pytest.mark.skipif(find_spec("pyperf_suite._native") is None, reason="the native extension is not built")
 def test_a_run_takes_the_instruction_set_asked_for(tmp_path: Path) -> None:
     arguments = "baseline -a shape=64x64x64 -a workers=1 -a implementation=native_portable,native_avx2"
-    result = CliRunner().invoke(main, ["run", *arguments.split(), "--results", str(tmp_path)], catch_exceptions=False)
+    result = invoke("run", *arguments.split(), "--results", tmp_path)
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for path in tmp_path.rglob("records.jsonl") for line in path.read_text().splitlines()]
     ours = {each["case"]["implementation"] for each in records if each["case"]["implementation"].startswith("native")}

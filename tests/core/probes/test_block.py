@@ -9,7 +9,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.block import FORMULA, PROBE
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import requested_flop
-from tests.records import lines, records
+from tests.records import lines, records, remarks
 
 CPU, GPU = Device("cpu"), Device("cuda")
 
@@ -32,10 +32,6 @@ def of_gpu(gpu):
     return lines(found(gpu=gpu, precision="bfloat16"), "Steps")
 
 
-def remarks(findings, name):
-    return [each.values for each in findings.remarks if name in getattr(each, "values", {})]
-
-
 def test_steps_as_fast_as_the_product_use_all_of_it_and_the_hardwares_share_has_what_is_computed_again():
     rows = lines(found(), "Steps")
     plain = [row for row in rows if "checkpointing" not in row["step"]]
@@ -53,7 +49,7 @@ def test_the_fastest_product_is_what_all_is_held_against():
         return at_one_gflop(case) * (2 if is_small else 1)
 
     for edges in ("256,1024", "1024,256"):
-        assert {message["m"] for message in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
+        assert {each.values["m"] for each in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
 
 
 def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
@@ -74,4 +70,4 @@ def test_a_part_stands_under_the_roof_that_binds_it():
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():
     findings = found(lambda case: at_one_gflop(case) / (1 + getattr(case.parameters, "compiled", 0)), compiled="no,yes")
     assert [each.claim for each in findings.verdicts] == [FORMULA] * 3
-    assert [message["faster"].value for message in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])
+    assert [each.values["faster"].value for each in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])

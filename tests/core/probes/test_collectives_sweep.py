@@ -22,23 +22,6 @@ def axes(**changed: object) -> CollectivesAxes:
     return replace(usual, **changed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("text", "ladder"),
-    [
-        ("8", (8,)),
-        ("8B", (8,)),
-        ("1KiB", (1024,)),
-        ("2k", (2048,)),
-        ("8..64", (8, 16, 32, 64)),
-        ("1KiB..1MiB:32", (2**10, 2**15, 2**20)),
-        ("1K..1G:1024", (2**10, 2**20, 2**30)),
-        ("8..100:4", (8, 32)),
-    ],
-)
-def test_sizes_are_one_or_a_ladder_as_in_nccl_tests(text: str, ladder: tuple[int, ...]) -> None:
-    assert Sizes.parse(text).ladder() == ladder
-
-
 @given(st.integers(1, 2**40), st.integers(0, 2**40), st.integers(2, 1000))
 def test_sizes_are_read_back_as_they_are_written(smallest: int, more: int, factor: int) -> None:
     sizes = Sizes(smallest, smallest + more, factor)

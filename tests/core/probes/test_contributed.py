@@ -11,15 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from pyperf_suite import probes as discovery
-from pyperf_suite.cli.main import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.user_kernels.declared import PATH_VARIABLE
 from pyperf_suite.workloads.matmul import matmul
+from tests.commands import invoke
 
 PAGE = Path(__file__).parents[3] / "docs" / "contributing.md"
 PROBE, KERNEL, WORKLOAD = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -49,7 +48,7 @@ def test_the_suites_own_kernel_is_declared_as_shown():
 @pytest.mark.slow
 def test_the_probe_runs_with_its_table_its_comparison_and_its_figure(row_sum, tmp_path):
     command = ["run", "row_sum", "-a", "columns=64,1024", "--results", str(tmp_path / "results")]
-    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    done = invoke(*command)
     assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "results").glob("*/*/findings.json")
     (section,) = json.loads(path.read_text())["probes"]

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from pyperf_suite import probes as discovery
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe
@@ -26,6 +24,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
+from tests.commands import invoke
 
 
 def a_case(n: int) -> Case:
@@ -84,12 +83,12 @@ def a_record(case: Case) -> Record:
 
 @pytest.mark.slow
 def test_a_run_measures_what_its_probe_asks_for_and_tells_it(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["run", "halving", "--results", str(tmp_path)], catch_exceptions=False)
+    result = invoke("run", "halving", "--results", tmp_path)
     assert "sizes [1, 4, 8, 16]" in result.output
     (journal,) = tmp_path.glob("*/*/records.jsonl")
     before = sizes(read_journal(journal))
     assert before == [1, 16, 8, 4] or before == [16, 1, 8, 4]
-    again = CliRunner().invoke(main, ["run", "halving", "--results", str(tmp_path), "--resume"], catch_exceptions=False)
+    again = invoke("run", "halving", "--results", tmp_path, "--resume")
     assert "sizes [1, 4, 8, 16]" in again.output
     assert sizes(read_journal(journal)) == before
 

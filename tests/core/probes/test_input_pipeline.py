@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
@@ -14,7 +14,7 @@ from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PROBE, WORKERS_HELP
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
-from tests.records import lines, records, remarks, verdicts
+from tests.records import judged, lines, records, remarks
 
 CPU, GPU = Device("cpu"), Device("cuda")
 CORES = 4
@@ -44,11 +44,6 @@ BASE = InputPipelineParameters()
 
 def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParameters = BASE, **more) -> list[Record]:
     return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
-
-
-def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
-    (verdict,) = verdicts(findings, claim)
-    return verdict
 
 
 def message(findings: Findings, name: str) -> Remark:
@@ -100,13 +95,6 @@ def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     bound = message(findings, "binds")
     assert bound.values["binds"] == "the model"
     assert "handing batches over" in bound.template
-
-
-def test_loaders_that_only_cost_contradict_the_claim():
-    findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
-    assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
-    waits = message(findings, "starved").values
-    assert (waits["how"], waits["starved"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
 
 
 def test_a_start_is_told_apart_from_steady_iterations():

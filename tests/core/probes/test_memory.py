@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.memory import activation_bytes, kept_bytes
 from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.record.record import Record
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
-from tests.records import a_record, cells, verdicts
+from tests.records import a_record, cells, judged
 
 torch = pytest.importorskip("torch")
 
@@ -73,20 +71,15 @@ def record(parameters, **changed):
 MIXED = replace(SMALL, precision="autocast_bfloat16")
 
 
-def judged(claim: Claim, *records: Record) -> ClaimVerdict:
-    (found,) = verdicts(PROBE.findings(records), claim)
-    return found
-
-
 @pytest.mark.parametrize(("copies", "bytes_each", "outcome"), [(2000, 18, "holds"), (0, 16, "does not hold here")])
 def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted(copies, bytes_each, outcome):
     assert BYTES_A_PARAMETER == 18
-    found = judged(EIGHTEEN, record(MIXED, weight_copies=copies))
+    found = judged(PROBE.findings([record(MIXED, weight_copies=copies)]), EIGHTEEN)
     assert (found.measured, found.outcome) == (Quantity(bytes_each, "B", bytes_each, bytes_each), outcome)
 
 
 def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_told():
-    found = judged(ANATOMY, record(MIXED))
+    found = judged(PROBE.findings([record(MIXED)]), ANATOMY)
     assert (found.measured.value, found.outcome) == (pytest.approx(20 / 23), "holds")
     shares = {name: found.message.values[f"share_of_{name}"].value for name in PARTS[:4]}
     assert shares == pytest.approx({"weights": 6 / 23, "gradients": 4 / 23, "optimizer": 8 / 23, "activations": 5 / 23})
@@ -94,14 +87,16 @@ def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_tol
 
 def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
     # Of 1000 parameters: 18000 bytes are 75 %, so 6000 are left.
-    found = judged(RULE, record(SMALL, activations=7500))
+    found = judged(PROBE.findings([record(SMALL, activations=7500)]), RULE)
     assert (found.measured.value, found.message.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
 
 
 def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bits():
     whole = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
     formula = float(activation_bytes(whole.dimensions, whole.batch, whole.seq, recompute="nothing"))
-    found = judged(FORMULA, record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa")))
+    found = judged(
+        PROBE.findings([record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa"))]), FORMULA
+    )
     assert (found.measured.value, found.message.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
     (row,) = (row for row in cells(PROBE.findings([record(whole, activations=2 * formula)]).tables[0]))
     assert row["of the 16-bit formula"].value == pytest.approx(2)

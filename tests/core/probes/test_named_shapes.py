@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes import find_probe
 from pyperf_suite.workloads.training.shapes import SHAPES, shape_name
+from tests.commands import invoke
 from tests.records import cells, records
 
 CPU, GPU = Device("cpu"), Device("cuda")
@@ -50,7 +49,7 @@ def test_what_no_shape_can_be_is_refused(overrides: dict[str, str], sentence: st
 
 
 def test_a_probe_without_shapes_says_who_has_them() -> None:
-    answer = CliRunner().invoke(main, ["run", "tile_wave", "--shape", "gpt2"])
+    answer = invoke("run", "tile_wave", "--shape", "gpt2")
     assert answer.exit_code == 2
     assert "--shape is for block, optimizer, precision" in answer.output
 

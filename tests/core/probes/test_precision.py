@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.precision import (
     CACHE_IS_FASTER,
@@ -21,7 +21,7 @@ from pyperf_suite.probes.precision import (
 )
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
-from tests.records import cells, records, verdicts
+from tests.records import cells, records, remarks, verdicts
 
 CPU = Device("cpu")
 MB = 1_000_000
@@ -69,11 +69,6 @@ def judged(claim: Claim, **machine: Any) -> ClaimVerdict:
     return next(iter(verdicts(findings(**machine), claim)))
 
 
-def remarks(**values: str) -> list[Remark]:
-    found = [each for each in findings().remarks if isinstance(each, Remark)]
-    return [each for each in found if values.items() <= each.values.items()]
-
-
 @pytest.mark.parametrize("device", [CPU, Device("cuda")])
 def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) -> None:
     chosen = PROBE.axes("standard", device)
@@ -93,19 +88,6 @@ def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
     assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
 
 
-def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
-    found = judged(TWICE_AS_FAST, seconds=lambda p: 1e-3)
-    assert (found.measured.value, found.outcome) == (pytest.approx(1), "does not hold here")
-
-
-def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_claim() -> None:
-    beside_base, beside_autocast = remarks(precision="bfloat16")
-    assert beside_base.values["measured"].value == pytest.approx(4)
-    assert beside_autocast.values["faster"].value == pytest.approx(49 / 36)
-    # States 40 MB to 20, copies 5 to 0, activations 0.6 x 32 to 16.
-    assert beside_autocast.values["less"].value == pytest.approx(28.2 * MB)
-
-
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
     assert (share.measured.value, share.message.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
@@ -114,7 +96,7 @@ def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
         1,
         "holds",
     )
-    (message,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
+    (message,) = remarks(findings(), kind="predicted", precision="autocast_bfloat16")
     assert message.values["of_one"].value == pytest.approx(0.8 * MB)
     assert message.values["weight_copies"].value == 5 * MB
     assert (message.values["break_even"].value, message.values["break_even"].predicted) == (6, True)
@@ -124,7 +106,7 @@ def test_activations_that_do_not_shrink_save_nothing() -> None:
     for claim, measured in ((NOT_HALF, 1.0), (GROWS, 0.0)):
         verdict = judged(claim, share=1.0)
         assert (verdict.measured.value, verdict.outcome) == (measured, "does not hold here")
-    assert not [each for each in findings(share=1.0).remarks if isinstance(each, Remark) and each.kind == "predicted"]
+    assert not remarks(findings(share=1.0), kind="predicted")
 
 
 def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> None:
@@ -153,8 +135,3 @@ def test_casts_are_counted_in_each_form_of_the_cache() -> None:
     # 4 x 3 ms and one cast, or four.
     faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
     assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]
-
-
-def test_a_cache_that_is_dropped_too_early_contradicts_the_guide() -> None:
-    dropped = judged(CACHE_LASTS, casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
-    assert dropped.outcome == "does not hold here"

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from pyperf_suite.findings.data import Cell, Findings, Remark
+from pyperf_suite.findings.data import Cell, Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.transfer import TransferParameters
-from tests.records import records
+from tests.records import cells, records, remarks
 
 CPU, GPU = Device("cpu"), Device("cuda")
 SIZES = [1 << power for power in range(10, 27, 2)]
@@ -34,12 +34,7 @@ def law_s(start_s: float, gb_per_s: float, case: Case) -> float:
 
 def ways(found: Findings) -> dict[str, dict[str, Cell]]:
     """The cells of the first table, by way and column."""
-    table = found.tables[0]
-    return {row[0]: {column.name: cell for column, cell in zip(table.columns, row, strict=True)} for row in table.rows}
-
-
-def remarks(found: Findings, kind: str = "") -> list[Remark]:
-    return [each for each in found.remarks if isinstance(each, Remark) and each.kind == kind]
+    return {str(line["way"]): line for line in cells(found.tables[0])}
 
 
 def test_latency_and_bandwidth_are_found_again():
@@ -58,20 +53,15 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
     assert verdict.measured.value == pytest.approx(10.0 / disk)
 
 
-def test_the_page_cache_is_set_beside_the_disk():
-    (message,) = remarks(PROBE.findings(way("disk_cached", 0.0, 8.0) + way("disk_direct", 0.0, 2.0, sizes=[1 << 20])))
-    assert message.values["faster"].value == pytest.approx(4.0)
-
-
 @pytest.mark.parametrize("virtualised", [False, True])
 def test_a_virtual_disk_is_said_to_be_one(virtualised):
     found = PROBE.findings(way("disk_direct", 60e-6, 2.0, details={"virtualised": virtualised}))
-    assert len(remarks(found, "caution")) == virtualised
+    assert len(remarks(found, kind="caution")) == virtualised
 
 
 @pytest.mark.parametrize(("rate", "faster"), [(18.0, 1.8), (5.0, 0.5), (10.0, 1.0)])
 def test_cores_are_compared_at_the_smallest_and_the_largest_size(rate, faster):
-    smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)))
+    smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)), kind="")
     assert [each.values["size"].value for each in (smallest, largest)] == [SIZES[0], SIZES[-1]]
     assert (largest.values["workers"], largest.values["fewest"]) == (4, 1)
     assert largest.values["faster"].value == pytest.approx(faster, rel=0.01)
@@ -94,7 +84,7 @@ def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_la
 
 def test_what_offloading_would_take_is_marked_as_a_prediction():
     found = PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
-    times = {each.values["way"]: each.values["time"] for each in remarks(found, "predicted")}
+    times = {each.values["way"]: each.values["time"] for each in remarks(found, kind="predicted")}
     assert all(time.predicted for time in times.values())
     assert times["memcpy"].value == pytest.approx(1.0, rel=0.02)
     assert times["O_DIRECT"].value == pytest.approx(6.06, rel=0.01)

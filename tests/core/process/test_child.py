@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import textwrap
@@ -129,3 +130,65 @@ def test_a_process_at_work_is_interrupted_so_that_it_ends_what_it_started(servin
         assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
     process.close()
     assert tidied.exists()
+
+
+COPIED = """
+    import os, sys
+    from pyperf_suite.process.serving import GPU_FILES, Requests, serve_copies
+    def work():
+        requests = Requests()
+        for request in requests:
+            requests.answer({"told": os.environ.get("PYPERF_TOLD"), "pid": os.getpid(), "modules": list(sys.modules)})
+    serve_copies(int(sys.argv[2]), sys.argv[3:], work) if sys.argv[1:] else work()
+    """
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """Ask a process that is to be a copy of a template with the module `imported`, which consists of a program."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(child, "_refused", set())
+    child.forget_templates()
+    command = (sys.executable, "-c", textwrap.dedent(COPIED))
+
+    def start(program: str) -> dict:
+        (tmp_path / "imported.py").write_text(textwrap.dedent(program))
+        process = ChildProcess(command, {**os.environ, "PYPERF_TOLD": "so"}, preload=("imported",))
+        try:
+            process.deadline_in(20)
+            return ask(process)
+        finally:
+            process.close()
+
+    yield start
+    child.forget_templates()
+
+
+def test_a_copy_of_a_template_is_told_the_variables_of_the_suite_and_has_the_modules(copied):
+    first, second = (copied("") for _ in range(2))
+    assert first["told"] == "so"
+    assert {"imported"} < set(first["modules"])
+    assert first["pid"] != second["pid"]
+    assert len(child.templates) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        # CUDA in the state of a template would be of no use to its copies; here any file stands for the device's.
+        "import pyperf_suite.process.serving as s; file = open(__file__); s.GPU_FILES = __file__",
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        # A side may have its own module of that name.
+        "import besides",
+        "raise ImportError",
+    ],
+    ids=["CUDA", "thread", "another module", "error"],
+)
+def test_what_would_make_a_copy_another_than_a_fresh_process_is_no_template(copied, tmp_path, program):
+    (tmp_path / "besides.py").write_text("")
+    assert "imported" not in copied(program)["modules"]
+    assert not child.templates
+    began_s = time.monotonic()
+    assert "imported" not in copied("")["modules"]  # it is not tried again
+    assert time.monotonic() - began_s < child.ANSWERS_WITHIN_S
+    assert not child.templates

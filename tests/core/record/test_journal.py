@@ -22,6 +22,7 @@ from pyperf_suite.record.journal import (
     sharing_machines,
 )
 from pyperf_suite.record.record import Record
+from pyperf_suite.regressions.stored.store import find_run_folder
 from pyperf_suite.runner.results import create_run, find_run, read_run
 from tests import records as made_up
 
@@ -295,6 +296,19 @@ def test_a_run_has_a_folder_by_its_time_and_a_manifest_of_what_was_asked(tmp_pat
         with pytest.raises(UserError, match=words):
             read_run(run.path)
     assert find_run(tmp_path, machine, plan).run_id == "mine"
+
+
+@pytest.mark.parametrize("last", ["20991231T235959Z", "20990228T010203Z"])
+def test_a_run_is_called_later_than_those_before_it_also_where_the_clock_was_set_back(tmp_path, last):
+    machine, plan = identity(made_up.PLAN.device), made_up.PLAN
+    made_up.a_run(tmp_path, f"{last}-ffff")
+    (tmp_path / machine.slug / "99999999T999999Z-0000.txt").touch()
+    made = [made_up.a_run(tmp_path) for _ in range(3)]
+    assert made == sorted(made)
+    assert made[0].name[:4] in ("2099", "2100")
+    assert find_run(tmp_path, machine, plan).path == made[-1]
+    assert find_run_folder("latest", tmp_path) == made[-1]
+    assert find_run_folder("latest~3", tmp_path).name == f"{last}-ffff"
 
 
 @pytest.mark.parametrize("cut", [1, 2])

@@ -1,5 +1,8 @@
+import dataclasses
 import json
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.errors import UserError
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs.ab import comparison_folder
+from pyperf_suite.regressions.pairs.arms import this_code
 from pyperf_suite.regressions.verdict import Judgement
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -130,10 +134,10 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
             raise OSError(28, "No space left on device")
         sync(descriptor)
 
-    monkeypatch.setattr("pyperf_suite.regressions.pairs.ab.os.fsync", refuse)
+    monkeypatch.setattr("pyperf_suite.record.journal.os.fsync", refuse)
     ended = run(*VARIANTS, "baseline", "-k", "native*m=256*@1")
     assert ended.exit_code == 2
-    assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr
+    assert "No space left on device. All earlier pairs are kept" in ended.stderr
 
 
 def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):
@@ -141,6 +145,26 @@ def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypa
     message = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
     assert message.exit_code == 2
     assert "no such revision" in message.stderr
+
+
+def test_while_a_side_is_prepared_it_is_said_for_how_long_and_that_counts(run, checkout, compared, monkeypatch):
+    arms = {"v1": dataclasses.replace(this_code("v1"), software={"python": "3"}), ".": this_code(".")}
+    monkeypatch.setattr("pyperf_suite.cli.ab.PREPARING_EVERY_S", 0.1)
+    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.longest_s", lambda: 130.0)
+    monkeypatch.setattr(
+        "pyperf_suite.regressions.pairs.builds.revision_arm",
+        lambda _, requested: time.sleep(1.25 * (requested == "v1")) or arms[requested],
+    )
+    compared("equivalent")
+    arguments = ("--old", "v1", "--new", ".", "baseline", "-k", "native*m=256*@1", "--device", "cpu", "--budget", "12")
+    said = run(*arguments).stderr
+    assert "Preparing v1 for 1 s, at most 2 min before" in said
+    assert "Preparing ." not in said
+    # 12 s of pairs and 1 s for the first to start.
+    found = re.search(r"1 benchmark, at most about 13 s from now, (\d+) s with the (\d+) s of preparing", said)
+    total_s, prepared_s = map(int, found.groups())
+    assert prepared_s >= 1
+    assert abs(total_s - prepared_s - 13) <= 1
 
 
 def test_a_results_folder_that_fills_up_is_left_without_half_a_comparison(tmp_path, monkeypatch):

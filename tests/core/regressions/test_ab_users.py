@@ -150,8 +150,9 @@ def kernel():
 """
     case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
     compare_case(arm, arm, case, CPU, SequentialRule(looks=(2,)), pace=Pace(slice_s=0.005, total_s=0.02))
-    first, second, third, fourth = sorted((tmp_path / "told").read_text().splitlines())
-    assert first == second != third == fourth
+    told = sorted(filter(None, (tmp_path / "told").read_text().splitlines()))  # a reference sees none so often
+    assert len(told) == 4
+    assert told[0] == told[1] != told[2] == told[3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the CPU time of another process's threads")

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.record.journal import Journal
 from tests.core.series import BEGIN
 
 IDS = ("0123456789abcdef", "00000000000000aa", "00000000000000bb")
@@ -128,6 +129,16 @@ def test_a_newest_run_without_a_readable_record_is_failed(track, write_nights, r
     [finding] = data["findings"]
     assert (finding["verdict"], code) == ("failed", 3)
     assert f"{newest}, the newest run, holds no record that can be read" in finding["sentence"]
+
+
+def test_a_run_that_has_just_started_is_not_yet_read(track, write_nights, results):
+    write_nights(10, lambda night, number: FINE)
+    started = max(results.glob("*/*")).with_name(f"{run_id(10)}")
+    started.mkdir()
+    with Journal(started / "records.jsonl"):
+        data, code = track()
+    assert (data["findings"], code) == ([], 0)
+    assert track()[1] == 3, "it is over, and holds nothing"
 
 
 def test_a_search_of_nothing_is_not_fine(track, write_nights):

@@ -7,7 +7,7 @@ from pyperf_suite.cli.main import main
 
 
 def run_id(day: int) -> str:
-    return f"202601{day:02}T000000Z-0001"
+    return f"2026{1 + day // 28:02}{1 + day % 28:02}T000000Z-0001"
 
 
 @pytest.fixture
@@ -20,27 +20,27 @@ def compare(results):
 
 
 @pytest.fixture
-def ten_runs(write_run):
-    """Ten runs that differ by a few thousandths, three processes each."""
-    for day in range(1, 11):
+def a_month(write_run):
+    """Runs that differ by a few thousandths, three processes each."""
+    for day in range(1, 32):
         write_run(run_id(day), [1e-3 * (1 + 0.001 * (day % 3) + 0.0005 * process) for process in range(3)])
 
 
-def test_a_slower_run_ends_in_exit_code_1_and_one_as_before_in_0(compare, ten_runs, write_run):
+def test_a_slower_run_ends_in_exit_code_1_and_one_as_before_in_0(compare, a_month, write_run):
     same = compare("latest~1", "latest", "--margin", "3%")
-    write_run(run_id(11), [1.1e-3, 1.1e-3, 1.101e-3])
+    write_run(run_id(32), [1.1e-3, 1.1e-3, 1.101e-3])
     slower = compare("latest~1", "latest", "--margin", "3%")
     assert (slower.exit_code, same.exit_code) == (1, 0)
-    assert "as 9 runs of its own tell" in slower.output
+    assert "as 30 runs of its own tell" in slower.output
     assert "1 slower of 1 benchmark" in slower.output
     assert "1 equivalent of 1 benchmark" in same.output
 
 
-def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, write_run, make_record):
-    other = make_record(run_id(11), 1e-3, case_id="ffff", case={"operator": "matmul", "implementation": "torch"})
-    write_run(run_id(11), records=[make_record(run_id(11), 1e-3, process=0, position=0), other])
+def test_json_names_sides_findings_and_what_was_not_compared(compare, a_month, write_run, make_record):
+    other = make_record(run_id(32), 1e-3, case_id="ffff", case={"operator": "matmul", "implementation": "torch"})
+    write_run(run_id(32), records=[make_record(run_id(32), 1e-3, process=0, position=0), other])
     message = json.loads(compare("latest~1", "latest", "--json").stdout)
-    assert message["old"]["name"].endswith(run_id(10))
+    assert message["old"]["name"].endswith(run_id(31))
     assert message["new"]["commit"] == "a" * 40
     assert message["not_compared"]["only_new"] == ["matmul[torch]"]
     assert [finding["case_id"] for finding in message["findings"]] == ["0123456789abcdef"]

@@ -1,6 +1,7 @@
 import io
 import math
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import click
 import numpy as np
@@ -14,6 +15,7 @@ from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.cli.options import finish, outcome_options
 from pyperf_suite.files import strict_json
 from pyperf_suite.record.interval import Ratio
+from pyperf_suite.regressions.thresholds import FAIL_ON
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
@@ -61,6 +63,22 @@ ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", rat
 )
 def test_a_failure_outranks_a_regression_and_that_what_is_open_as_far_as_each_is_minded(verdicts, fail_on, code):
     assert exit_code([finding(verdict) for verdict in verdicts], fail_on) == code
+
+
+@pytest.mark.parametrize(
+    ("verdict", "low", "confidence", "codes"),
+    [
+        ("undecided", 1.011, 0.95, (0, 0, 1, 1, 1)),
+        ("undecided", 1.009, 0.95, (0, 0, 0, 0, 3)),
+        ("undecided", 1.011, 0.94, (0, 0, 0, 0, 3)),
+        ("undecided", float("nan"), 0.0, (0, 0, 0, 0, 3)),  # of a single pair
+        ("equivalent", 1.011, 0.99, (0, 0, 0, 0, 0)),
+    ],
+)
+def test_what_lies_beyond_the_margin_as_a_whole_is_probably_slower(verdict, low, confidence, codes):
+    found = replace(finding(verdict, ratio=1.1, confidence=confidence), ratio=Ratio(1.1, low, 1.2))
+    assert tuple(exit_code([found], level) for level in FAIL_ON) == codes
+    assert (b"<failure" in junit_xml("", [found], "failed")) is (codes[3] == 1)
 
 
 def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smaller():

@@ -11,6 +11,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
 from pyperf_suite.regressions.stored.series import MOST_NOTES
 from pyperf_suite.regressions.stored.store import Store, find_run_folder, find_side
+from pyperf_suite.render.results import read_results
 
 
 def points(results, machine=None):
@@ -71,6 +72,36 @@ def test_files_that_shrank_became_others_or_are_gone_are_followed(results, write
     path.write_bytes(path.read_bytes().replace(b"0.001", b"0.002"))
     os.utime(path, ns=(1, 1))
     assert points(results) == [2e-3]
+
+
+def test_runs_one_folder_deeper_are_found_and_a_copy_counts_once(results, write_run):
+    for day in range(1, 5):
+        write_run(run_id(day), [day * 1e-3])
+    machine = next(results.iterdir())
+    for day in (2, 3):
+        shutil.copytree(machine / run_id(day), results / f"artifact-{day}" / machine.name / run_id(day))
+    for day in (3, 4):
+        shutil.rmtree(machine / run_id(day))
+    shutil.copytree(results, results.parent / "unpacked" / "bench_results")
+    assert points(results) == [1e-3, 2e-3, 3e-3]
+    assert points(results.parent / "unpacked") == [1e-3, 2e-3]
+    latest = [find_side(name, results).name for name in ("latest", "latest~1", "latest~2", run_id(2))]
+    assert [Path(each).name for each in latest] == [run_id(day) for day in (3, 2, 1, 2)]
+    assert {run.run_id for run in read_results(results).runs} == {run_id(day) for day in (1, 2, 3)}
+
+
+def test_summaries_of_other_folders_are_pruned_and_those_in_use_are_left(results, write_run, cache, monkeypatch, read):
+    monkeypatch.setattr(store_module, "FEWEST_KEPT", 3)
+    for day in range(1, 6):
+        write_run(run_id(day))
+    for old in range(100):
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f"{old}.json").touch()
+        os.utime(cache / f"{old}.json", (old, old))
+    for _ in range(2):
+        assert len(points(results)) == 5
+        assert len(list(cache.iterdir())) == 10
+    assert len(read) == 5
 
 
 def test_machines_never_share_a_series_and_a_record_counts_for_the_machine_it_names(results, write_run):

@@ -1,6 +1,7 @@
 import datetime
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.tracking import changes_of, nominations
 from pyperf_suite.regressions.tracking import track as search
 from pyperf_suite.regressions.verdict import Judgement, exit_code
+from tests.core.repository import Repository
 from tests.core.series import BEGIN, a_series, commit
 
 MACHINE = "cpu-made-up-2c"
@@ -80,6 +82,18 @@ def test_a_break_is_told_and_a_step_with_it_is_the_machines_where_the_code_staye
     assert sum("g++ 12 -> g++ 13" in note for note in data["notes"]) == (1 if code else 2)
     for finding in data["findings"]:
         assert "g++ 12 -> g++ 13: code and compiler cannot be told apart; `ab --old" in finding["sentence"]
+
+
+@pytest.mark.parametrize("back", [0, 15, 30])
+def test_runs_are_in_the_order_in_which_they_were_made_whatever_their_clock_said(message, write_run, back):
+    for night, run_id in enumerate(run_ids(30)):
+        clock = BEGIN + datetime.timedelta(days=night if night < 20 else night - back)
+        state = {"source": {"commit": commit(night), "dirty": False}}
+        write_run(run_id, [1e-3 if night < 20 else 1.08e-3], started_at=f"{clock.isoformat()}+00:00", state=state)
+    data, code = message()
+    [finding] = data["findings"]
+    assert (code, finding["verdict"], round(finding["ratio"]["value"], 2)) == (3, "undecided", 1.08)
+    assert (finding["details"]["commit_before"], finding["details"]["commit_after"]) == (commit(19), commit(20))
 
 
 @pytest.mark.parametrize("step", [1.0, 1.08])
@@ -215,6 +229,33 @@ def test_what_cannot_be_rerun_here_says_why(message, write_history, rerun, commi
     assert code == 3
 
 
+@pytest.mark.parametrize("here", ["", "benches"])
+def test_confirm_pairs_a_bench_file_at_the_commits_of_its_own_repository(
+    message, write_history, rerun, tmp_path, monkeypatch, here
+):
+    repository = Repository(tmp_path / "theirs")
+    source = "import pyperf_suite as suite\n\n@suite.kernel()\ndef adds():\n    return suite.launch(sum, [1, 2])\n"
+    for tag in ("old", "new"):
+        repository.commit(tag, **{"benches/bench.py": f"{source}# {tag}\n"})
+    old, new = (repository.git("rev-parse", tag) for tag in ("old", "new"))
+    case = {"operator": "benches/bench.py:adds", "parameters": {}, "implementation": "sum"}
+    commits = [old] * 20 + [new] * 6
+    write_history([1.0] * 20 + [1.1] * 6, commits=commits, probe=case["operator"], case=case)
+    monkeypatch.chdir(repository.root / here)
+    data, code = message("--confirm", "--device", "cpu")
+    assert [compared[:2] for compared in rerun.compared] == [(old, new)]
+    assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
+    assert any("benches/bench.py differs between the sides" in note for note in data["notes"])
+    assert code == 1
+
+
+def test_a_test_of_pytest_cannot_be_rerun(message, write_history, rerun):
+    write_history([1.0] * 20 + [1.1] * 6, probe="test_it.py::test_a")
+    data, code = message("--confirm", "--device", "cpu")
+    assert (rerun.compared, code) == ([], 3)
+    assert "It was not rerun: it is a test, which pytest alone measures." in data["findings"][0]["sentence"]
+
+
 def test_a_faster_change_is_not_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [0.9] * 6)
     assert message("--confirm", "--device", "cpu")[1] == 0
@@ -285,6 +326,53 @@ def test_a_drift_is_confirmed_between_its_first_and_its_last_commit(message, wri
     assert message()[1] == 3
     assert message("--confirm", "--device", "cpu")[1] == 1
     assert [commits[:2] for commits in rerun.compared] == [(commit(0), commit(99))]
+
+
+def test_a_drift_is_accepted_by_the_day_since_which_it_counts(message, write_history):
+    write_history(1.005 ** np.minimum(np.arange(80), 60))
+    data, code = message()
+    [finding] = data["findings"]
+    assert code == 3
+    assert "--since 2026-03-21 accepts it." in finding["sentence"]
+    assert [message("--since", day)[1] for day in ("2026-01-10", "2026-03-03", "2026-03-21")] == [3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentinel", "code"),
+    [(1.1, 1.1, 0), (1.1, 1.09, 0), (0.9, 0.9, 0), (1.1, 1.0, 3), (1.1, 1.04, 3), (1.1, 0.9, 3), (1.25, 1.1, 3)],
+)
+@pytest.mark.parametrize("pattern", [(), ("matmul",)])
+def test_a_machine_that_slowed_by_as_much_is_not_the_code(message, write_history, kernel, sentinel, code, pattern):
+    write_history([1.0] * 20 + [kernel] * 20)
+    case = {"operator": "sentinel", "parameters": {}, "implementation": "native"}
+    write_history([1.0] * 20 + [sentinel] * 20, kind="sentinel", probe="sentinel", case=case, case_id="5" * 16)
+    data, found_code = message(*pattern)
+    assert (len(data["findings"]), found_code) == (1 if code else 0, code)
+    said = [*data["notes"], *(finding["sentence"] for finding in data["findings"])]
+    told = [
+        re.findall(r"matmul.* The sentinel, the same code in every run, took (.*) % with it", each) for each in said
+    ]
+    assert [float(each) for [each] in filter(None, told)] == pytest.approx(
+        [100 * (sentinel - 1)] if sentinel != 1.0 else [], abs=0.5
+    )
+
+
+def test_a_step_between_runs_of_two_profiles_says_so(message, write_run):
+    for index, run_id in enumerate(run_ids(40)):
+        profile, slower = ("quick", 1.0) if index < 20 else ("standard", 1.1)
+        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
+    data, code = message()
+    [finding] = data["findings"]
+    assert code == 3
+    assert "With it came profile quick -> standard: code and profile cannot be told apart" in finding["sentence"]
+
+
+def test_profiles_in_turn_are_two_series(message, write_run):
+    for index, run_id in enumerate(run_ids(40)):
+        profile, slower = ("quick", 1.0) if index % 2 else ("standard", 1.2)
+        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
+    data, code = message()
+    assert (data["findings"], code) == ([], 0)
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.01])

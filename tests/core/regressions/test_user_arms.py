@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -199,12 +200,27 @@ def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(reposit
     assert "differs between the sides" in differs
 
 
+@pytest.mark.parametrize(("changed", "same"), [("", True), ("made_up.py", False), ("README", False)])
+def test_sides_of_the_same_files_and_packages_are_said_to_be_the_same(repository, changed, same):
+    repository.commit("v1", **{"made_up.py": "version = 1\n", "README": "first\n"})
+    repository.commit("v2", **{"made_up.py": "version = 2\n"})
+    repository.commit("back", **{"made_up.py": "version = 1\n"})
+    if changed:
+        repository.write(**{changed: "version = 3\n"})
+    arms = [repository.arm("v1"), repository.arm("." if changed else "back")]
+    assert asked_of(arms[0], "made_up.version") == "1"  # an import leaves files that are no revision's
+    assert any("the same" in note for note in notes_on(*arms, [])) is same
+    assert not notes_on(arms[0], repository.arm("v2"), [])
+    assert not notes_on(arms[0], dataclasses.replace(arms[0], software={"python": "3.9.0"}), [])
+    assert not notes_on(arms[0], dataclasses.replace(arms[0], failure="It does not build."), [])
+
+
 def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository, tmp_path):
     arm = repository.arm(sys.executable)
     assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
     assert arm.software["python"] == ".".join(map(str, sys.version_info[:3]))
     other = tmp_path / "python"
-    other.write_text('#!/bin/sh\necho \'{"python": [3, 8, 1], "packages": {}}\'\n')
+    other.write_text("#!/bin/sh\necho '[[3, 8, 1], {}]'\n")
     other.chmod(0o755)
     with pytest.raises(UserError, match=r"Python 3\.8\.1, and kernels run in 3\.9 or newer"):
         repository.arm(str(other))

@@ -14,6 +14,7 @@ from pyperf_suite.regressions.verdict import (
     SequentialRule,
     Verdict,
     adjusted_p_values,
+    clump_p,
     critical_sum,
     hodges_lehmann,
     judge,
@@ -94,7 +95,7 @@ def test_between_looks_nothing_is_decided_unless_no_more_will_follow():
 def test_a_final_look_spends_what_the_looks_that_will_not_come_would_have():
     rule = SequentialRule()
     assert [sum(rule.shares(look)[kind] for look in rule.looks) for kind in (0, 1)] == pytest.approx([1, 1])
-    for pairs in (3, 10, 11, 34, 60, 80):
+    for pairs in (3, 7, 8, 39, 60, 80):
         for kind in (0, 1):
             to_come = [rule.shares(look)[kind] for look in rule.looks if look >= pairs] or [rule.shares(pairs)[kind]]
             assert rule.shares(pairs, final=True)[kind] == pytest.approx(sum(to_come))
@@ -103,30 +104,31 @@ def test_a_final_look_spends_what_the_looks_that_will_not_come_would_have():
 @pytest.mark.parametrize(
     ("max_pairs", "alpha", "looks"),
     [
-        # Ten pairs on one side are rarer than a fifth of 1 %, 2 / 2^10; each look is at half as many again.
-        (60, 0.01, (10, 15, 22, 34, 60)),
-        (100, 0.05, (8, 12, 18, 27, 40, 61, 100)),
-        *((most, 0.01, (most,)) for most in (1, 9, 10, 12)),
-        (13, 0.01, (10, 13)),
+        # Seven pairs in a clump are rarer than a fifth of 1 %, 28 / 4^7; each look is at half as many again.
+        (60, 0.01, (7, 11, 17, 26, 39, 60)),
+        (100, 0.05, (6, 9, 14, 21, 32, 48, 72, 100)),
+        *((most, 0.01, (most,)) for most in (1, 6, 7, 8)),
+        (9, 0.01, (7, 9)),
     ],
 )
 def test_looks_are_from_the_first_that_could_raise_an_alarm_to_the_most_pairs(max_pairs, alpha, looks):
     assert looks_up_to(max_pairs, alpha) == looks
 
 
-def test_a_rule_is_that_of_the_documents_and_spends_a_fifth_on_each_look_or_by_its_pairs():
+def test_a_rule_is_that_of_the_documents_and_spends_a_fifth_on_the_first_look_or_by_its_pairs():
     rule = SequentialRule()
     assert (rule.margin, rule.alpha, rule.alpha_equivalent, rule.max_pairs) == (0.01, 0.01, 0.05, 60)
-    assert [rule.shares(pairs) for pairs in (10, 15, 60, 80)] == [
-        pytest.approx((0.2, pairs / 141)) for pairs in (10, 15, 60, 60)
+    assert [rule.shares(pairs) for pairs in (7, 11, 60, 80)] == [
+        pytest.approx((share, pairs / 160)) for share, pairs in ((0.2, 7), (0.16, 11), (0.16, 60), (0.16, 60))
     ]
     assert SequentialRule(looks=(20,)).shares(20) == (1.0, 1.0)
-    assert SequentialRule(margin=0.0).decide([0.001] * 10).word == "slower"
+    assert SequentialRule(margin=0.0).decide([0.001] * 11).word == "slower"
     # Four of one side are as rare as 2 / 2^4, five as 2 / 2^5: only these bound what lies within the margin at 90 %.
     assert [judge(Pairs([0.0, 0.001, -0.001, 0.002, 0.0005][:n])).word for n in (4, 5)] == ["undecided", "equivalent"]
     assert Pairs([0.3] * 5).interval(0.01) == (0.3, 0.3, 1 - 2 / 32)
     assert Pairs([0.3] * 5, share=0.5).interval(0.01).confidence == 1 - 4 / 32
-    assert Pairs([0.3] * 5, share=0.5).p_value(0.01) == pytest.approx(2 * 2 / 32)
+    assert Pairs([0.3] * 5, share=0.5).p_value(0.01) == pytest.approx(2 * 4 * 5 / 4**5)
+    assert Pairs([0.3] * 4 + [0.6], share=0.5).p_value(0.01) == pytest.approx(2 * 2 / 32)
 
 
 OFFSETS = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.5, 5.0]) * 0.01
@@ -138,7 +140,7 @@ def test_the_further_pairs_are_those_that_shrink_the_standard_error_to_the_dista
     decision = rule.decide(values)
     low, high = signed_rank_interval(values, scipy.stats.norm.sf(1))
     beyond = abs(decision_centre := hodges_lehmann(values)) - math.log1p(0.01)
-    tail = 0.01 / 2 * 0.2 if beyond > 0 else 0.05 * 60 / 141
+    tail = 0.01 / 2 * 0.16 if beyond > 0 else 0.05 * 60 / 160
     needed = len(values) * (scipy.stats.norm.ppf(tail) * (high - low) / 2 / beyond) ** 2
     assert (decision.word, decision.further_pairs) == ("undecided", math.ceil(needed) - len(values))
     assert decision.ratio.value == pytest.approx(math.exp(decision_centre))
@@ -261,6 +263,68 @@ def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
     assert suite_words(together) == ["slower", "faster", "slower"]
     assert suite_words([*together[:2], alone("undecided", 1.04, 0.02)]) == ["slower", "faster", "undecided"]
     assert suite_words([alone("undecided", 1.04, 0.02)]) == ["undecided"]
+
+
+@pytest.mark.parametrize(
+    ("values", "p_value"),
+    [
+        # Of one comparison of identical code in 4^count all of two equal modes lie at the upper end; 2 count bound it.
+        ([0.2, 0.3, 0.39], 6 / 4**3),
+        ([0.2, 0.3, 0.4], 1),  # the furthest is twice as far as the nearest
+        ([0.2, 0.3, -0.1], 1),
+        ([0.0, 0.0], 1),
+    ],
+)
+def test_few_values_in_a_clump_beyond_a_location_are_rare(values, p_value):
+    assert clump_p(values, 0.0) == clump_p([value + 0.1 for value in values], 0.1 + 1e-12) == pytest.approx(p_value)
+
+
+def differences(draw):
+    """Log ratios of 400 comparisons of identical code: of two processes that differ as `draw` has it."""
+    return lambda chance: draw(chance, (400, 60)) - draw(chance, (400, 60))
+
+
+def state(chance):
+    """The noise of a pair is that of the machine's state, which goes on from pair to pair."""
+    return differences(lambda chance, shape: chance.normal(0, 0.01, shape))(chance) * np.exp(
+        np.cumsum(chance.normal(0, 0.5, (400, 60)), axis=1)
+    )
+
+
+NOISES = {
+    "normal": differences(lambda chance, shape: chance.normal(0, 0.014, shape)),
+    "heavy tails": differences(lambda chance, shape: chance.standard_t(1.5, shape) * 0.01),
+    "Cauchy": differences(lambda chance, shape: chance.standard_cauchy(shape) * 0.01),
+    "two levels": differences(lambda chance, shape: 0.1 * (chance.random(shape) < 0.3) + chance.normal(0, 2e-3, shape)),
+    "two times": differences(lambda chance, shape: 0.1 * (chance.random(shape) < 0.5)),
+    "three levels": differences(lambda chance, shape: 0.1 * chance.choice(3, shape, p=(0.25, 0.5, 0.25))),
+    "octaves": differences(lambda chance, shape: 0.02 * 2.0 ** chance.choice(6, shape)),
+    "one side": differences(lambda chance, shape: chance.lognormal(-3, 1.5, shape)),
+    # Trials of a process share what it is: only their median counts, and it errs as the process does.
+    "processes": differences(
+        lambda chance, shape: chance.normal(0, 0.05, shape) + np.median(chance.normal(0, 0.02, (*shape, 4)), axis=-1)
+    ),
+    "state": state,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", list(NOISES))
+def test_at_most_one_in_a_hundred_comparisons_of_identical_code_is_slower_or_faster_whatever_the_noise(noise):
+    rule = SequentialRule()
+    log_ratios = NOISES[noise](np.random.default_rng(11))
+
+    def ended(row, budget):
+        """The word at the first look that decides, or where the budget ends after so many pairs."""
+        looks = [look for look in rule.looks if look < budget] + [budget]
+        decisions = (rule.decide(row[:look], final=look == budget) for look in looks)
+        return next((found.word for found in decisions if found.is_decided), "undecided")
+
+    for budget in (6, 8, 60):
+        words = [ended(row, budget) for row in log_ratios]
+        assert words.count("slower") + words.count("faster") <= 4, budget
+    shifted = [ended(row + math.log(1.5), 60) for row in log_ratios[:50]]
+    assert shifted.count("slower") >= 48
 
 
 SAMPLES = st.lists(st.floats(-1, 1), min_size=5, max_size=40, unique=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from pyperf_suite.cli.main import main
 from pyperf_suite.findings.data import (
@@ -37,6 +36,7 @@ from pyperf_suite.render.run_report import as_document, command_of, draw_all, wr
 from pyperf_suite.render.text import as_text, markdown_page
 from pyperf_suite.run import RunRequest
 from pyperf_suite.runner.results import RunFolder, create_run, read_run
+from tests.commands import invoke
 
 REPOSITORY = Path(__file__).parents[3]
 COMMITTED = REPOSITORY / "bench_results/cpu-intel-xeon-processor-2c/20261121T221320Z-9125"
@@ -64,10 +64,6 @@ MADE_UP = Findings(
     ),
     (Document("known.txt", ""),),
 )
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

@@ -97,8 +97,11 @@ def test_a_run_is_not_resumed_with_other_checks_than_its_kernels_had(begin, monk
     with closing(Session(plan, session.folder, workers=[Instant()]).open()) as again:
         assert again.is_finished(plan.cases[0])
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
-    with pytest.raises(UserError, match="was measured without --audit"):
-        Session(plan, session.folder, workers=[Instant()]).open()
+    with (
+        closing(Session(plan, session.folder, workers=[Instant()])) as again,
+        pytest.raises(UserError, match="was measured without --audit"),
+    ):
+        again.open()
 
 
 def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.user_kernels import declared
-from pyperf_suite.user_kernels import workload as user_kernel
+from pyperf_suite.user_kernels import declared, kept
 from tests.core.user_kernels.catalogue import QUICK_ONES, Entry, entries, marked, name_of, trial
 
 HONEST = entries("honest_kernels.md")
@@ -27,7 +26,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         yield found
-        user_kernel.forget_reference()
+        kept.forget_reference()
 
 
 @pytest.mark.parametrize("entry", marked(HONEST))

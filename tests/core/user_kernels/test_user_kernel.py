@@ -20,7 +20,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
-from pyperf_suite.user_kernels import declared
+from pyperf_suite.user_kernels import declared, kept
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.declared import describe, parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
@@ -48,7 +48,7 @@ def bench(tmp_path, monkeypatch):
         return path
 
     yield write
-    user_kernel.forget_reference()
+    kept.forget_reference()
     describe.cache_clear()
 
 
@@ -90,7 +90,7 @@ def right(tmp_path_factory):
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
-        user_kernel.forget_reference()
+        kept.forget_reference()
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def wrong(tmp_path_factory):
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
         patch.setenv(AUDIT_VARIABLE, "1")
         yield
-        user_kernel.forget_reference()
+        kept.forget_reference()
 
 
 @pytest.mark.slow
@@ -404,7 +404,7 @@ def test_kernel_processes_are_copies_of_one_that_has_imported_what_the_file_does
     child.forget_templates()
     assert [measured()["outcome"] for _ in range(2)] == ["ok", "ok"]
     ((key, first),) = child.templates.items()
-    assert key[-2:] == ("numpy", "numpy.random")
+    assert {"numpy", "numpy.random"} < set(key)
     pids = {int(each) for each in (tmp_path / "pids").read_text().split()}
     assert len(pids - {first._process.pid}) >= 2
     first._process.kill()

@@ -112,7 +112,7 @@ REFUSED = [
     ("data_parallel", "gloo", {"peer_to_peer": False}, "NCCL's alone"),
     ("data_parallel", "gloo", {"exchange": "dp"}, "ask for the implementation dp"),
     ("data_parallel", "nccl", {"exchange": "dp"}, "ask for the implementation dp"),
-    ("data_parallel", "dp", {}, "ask for dp"),
+    ("data_parallel", "dp", {}, "ask for the implementation dp with exchange=dp"),
     ("data_parallel", "gloo", {"hidden": 65}, "cannot be divided"),
     ("transfer", "memcpy", {"size_bytes": 0}, "size_bytes is at least 1"),
     (

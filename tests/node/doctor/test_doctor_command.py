@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.node.check import Check
 from pyperf_suite.node.commands import doctor
 from pyperf_suite.node.doctor import children
 from pyperf_suite.node.doctor.children import COMMAND, ExaminedProcess, nccl_version
+from tests.commands import invoke
 
 # Stands in for every way a Python program writes, removes or starts something; written to standard error at the end.
 WATCHED = """
@@ -101,7 +100,7 @@ def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_som
 def test_only_a_failed_check_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
     checks = [Check("CPU", f"check {n}", f"found {n}", verdict=verdict) for n, verdict in enumerate(verdicts)]
     monkeypatch.setattr(doctor, "examine", lambda results, **_: checks)
-    result = CliRunner().invoke(main, ["doctor"])
+    result = invoke("doctor")
     assert result.exit_code == code
     assert words in result.output
     assert ("found 1" in result.output) == ("unknown" not in verdicts)
@@ -112,7 +111,7 @@ def test_a_summary_is_appended_as_markdown_with_every_check_and_the_commands(mon
     monkeypatch.setattr(doctor, "examine", lambda results, **_: [bad, Check("CPU", "cores", "2")])
     summary = tmp_path / "summary.md"
     for _ in range(2):
-        assert CliRunner().invoke(main, ["doctor", "--json", "--markdown", str(summary)]).exit_code == 1
+        assert invoke("doctor", "--json", "--markdown", summary).exit_code == 1
     text = summary.read_text()
     assert text.count("## Doctor") == 2
     assert "| ok | CPU | cores | 2 |" in text
@@ -123,7 +122,7 @@ def test_a_summary_is_appended_as_markdown_with_every_check_and_the_commands(mon
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
     check = Check("Load", "[b]x", "90% busy: [red]x[/red] \x1b[2J", verdict="caution", command="[i]kill[/i] \x1b[2J")
     monkeypatch.setattr(doctor, "examine", lambda results, **_: [check])
-    output = CliRunner().invoke(main, ["doctor"]).output
+    output = invoke("doctor").output
     assert "[red]x[/red]" in output
     assert "[i]kill[/i]" in output
     assert "\x1b" not in output

@@ -7,9 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark
@@ -17,6 +15,7 @@ from pyperf_suite.node.watch.patterns import judge
 from pyperf_suite.node.watch.record import findings_of, read_watch
 from pyperf_suite.render.results import choose_others, read_results
 from pyperf_suite.render.text import as_data, as_text, sentence
+from tests.commands import invoke
 from tests.node.watch import test_patterns as made_up
 
 HUNGRY = {**made_up.HUNGRY, "loader_busy": 0.97}
@@ -108,13 +107,13 @@ def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_pat
 def test_findings_and_report_show_a_watched_job(tmp_path):
     written(tmp_path)
     folder = written(tmp_path, 1, command=["python", "<b>train.py"])
-    done = CliRunner().invoke(main, ["findings", "latest", "--results", str(tmp_path)])
+    done = invoke("findings", "latest", "--results", tmp_path)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["run_id"], document["probes"][0]["name"]) == (folder.name, "watch")
     assert "data" in [each["values"].get("pattern") for each in document["probes"][0]["remarks"]]
     assert (folder / "findings.json").read_text() == done.stdout
-    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    done = invoke("report", tmp_path)
     assert done.exit_code == 0, done.output
     page = (tmp_path / "report.html").read_text()
     assert "its 2 loaders are busy in 97 %" in page

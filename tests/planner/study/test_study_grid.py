@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.study.grid import (
@@ -21,6 +19,7 @@ from pyperf_suite.planner.study.grid import (
     read_study,
 )
 from pyperf_suite.record.case import Case
+from tests.commands import invoke
 
 CPU = Device("cpu")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "study.toml"
@@ -183,5 +182,5 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes, sentence: str, tmp_
 
 
 def test_the_command_takes_its_own_defaults() -> None:
-    listed = CliRunner().invoke(main, ["study", str(EXAMPLE), "--list", "--device", "cpu"])
+    listed = invoke("study", EXAMPLE, "--list", "--device", "cpu")
     assert (listed.exit_code, " 2  " in listed.output) == (0, True), listed.output

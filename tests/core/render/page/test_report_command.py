@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
@@ -20,6 +19,7 @@ from pyperf_suite.render import page
 from pyperf_suite.render.comparisons import COMPARISON, read_comparison
 from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+from tests.commands import invoke
 from tests.core.render.page.conftest import HOSTILE, MACHINE, a_history, a_record, write
 
 RUN = "20260101T000000Z-0001"
@@ -53,7 +53,7 @@ def one_run(results: Path, *records: dict[str, Any]) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+    return invoke("report", *arguments)
 
 
 def page_of(results: Path, *arguments: object) -> str:

@@ -13,7 +13,6 @@ from pyperf_suite.workloads.training.input_pipeline import (
     InputPipeline,
     InputPipelineParameters,
     TextFiles,
-    wrong_samples,
 )
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -57,11 +56,10 @@ def batched(files, order):
 )
 def test_a_sample_that_comes_twice_or_never_is_found(order, sentence, tmp_path):
     files = TextFiles(tmp_path, 4, seed=0)
-    wrong, first = wrong_samples(files, batched(files, order))
-    assert wrong > 0
-    assert first == sentence
+    checked = files.checked(batched(files, order))
+    assert (checked.passed, checked.first) == (False, sentence)
     (numbers, samples), *_ = batched(files, [0, 1])
-    assert wrong_samples(files, [(numbers.flip(0), samples)])[1] == "sample 1 is not what was written"
+    assert files.checked([(numbers.flip(0), samples)]).first == "sample 1 is not what was written"
 
 
 @pytest.mark.parametrize(

@@ -93,16 +93,6 @@ def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
     assert list(prepared("copy").observed()["saved"].samples) == [0]
 
 
-@pytest.mark.parametrize("layer", ["conv", "layer_norm", "rms_norm", "attention"])
-def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
-    from pyperf_suite.workloads.training.held_bytes import kept
-
-    steps = prepared(layer)
-    own, held = steps._operands[0], torch.nn.ParameterList(steps._operands[0].weights)
-    counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
-    assert list(steps.observed()["saved"].samples) == [counted]
-
-
 PART = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
 
 

@@ -117,7 +117,7 @@ def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
 
 def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
     where = optimizer.TorchDevice(CPU, 1)
-    settings = optimizer.settings("AdamW")
+    settings = optimizer.RULES["AdamW"].settings
 
     def wrong(tensors):
         return torch.optim.AdamW(tensors, **settings | {"lr": 2e-3})

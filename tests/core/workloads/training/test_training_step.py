@@ -26,8 +26,7 @@ SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
 
 
 def prepared(parameters: TrainingStepParameters, seed: int = 0):
-    workload = PrecisionStep() if isinstance(parameters, TrainingStepParameters) else TrainingStep()
-    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
+    return PrecisionStep().implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
 
 
 def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
@@ -111,22 +110,17 @@ def test_a_backend_that_cannot_take_the_shape_says_why():
         gpt.require_attention(shape, "cpu", torch.float32)
 
 
-class WrongFromTheSecond:
-    """Turns a gradient's sign from the second backward pass on: after verification, before timing ends."""
-
-    def __init__(self, backward, weight):
-        self.backward, self.weight, self.calls = backward, weight, 0
-
-    def __call__(self, steps, result):
-        self.backward(steps, result)
-        self.calls += 1
-        if self.calls > 1:
-            self.weight(steps).grad[0, 0] *= -1
-
-
 def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
-    spoilt = WrongFromTheSecond(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
-    monkeypatch.setattr(training_step.TorchSteps, "backward", lambda steps, result: spoilt(steps, result))
+    backward, calls = training_step.TorchSteps.backward, []
+
+    def wrong_from_the_second(steps, result):
+        """Turn a gradient's sign after verification, before timing ends."""
+        backward(steps, result)
+        calls.append(1)
+        if len(calls) > 1:
+            steps.model.blocks[0].mlp.up.weight.grad[0, 0] *= -1
+
+    monkeypatch.setattr(training_step.TorchSteps, "backward", wrong_from_the_second)
     answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed")
