@@ -31,7 +31,7 @@ from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, pla
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.regressions.thresholds import load_setting
-from pyperf_suite.render.run_report import report_run, run_as_json
+from pyperf_suite.render.run_report import report_run, run_as_json, run_as_markdown
 from pyperf_suite.runner.plan import (
     Outlook,
     Plan,
@@ -151,6 +151,7 @@ class Run:
         with self.begun():
             say(session.kept)
             trials = session.trials() if trials is None else trials
+            say(session.beyond_budget(trials))
             with progress_on(console, len(trials)) as show:
                 session.measure_trials(trials, show)
                 self.follow_up(show, len(trials))
@@ -175,6 +176,10 @@ class Run:
     def report(self, console: Console, everything: bool = False, **how: Any) -> None:
         """Print what was found, and write it next to the records."""
         report_run(console, self.session.folder, list(self.session.records), everything, find=self.find, **how)
+
+    def as_markdown(self) -> str:
+        """The same as Markdown, without pictures."""
+        return run_as_markdown(self.session.folder, list(self.session.records), self.find)
 
     def as_json(self, **extra: Any) -> str:
         """The same as JSON."""

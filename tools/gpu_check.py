@@ -243,7 +243,7 @@ CALL_SECONDS = {"short": 530, "short2": 150}
 DOUBLE_SLOWDOWN = 8
 SMALL_SHAPE = "256x256x256"
 SMALL = {
-    "tile_wave": ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0"),
+    "tile_wave": ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0", "inside=0"),
     "alignment": ("base=fprop:128x256x256", "along=n", "ladder=1,8", "tokens=64", "hidden=256", "dtype=bfloat16"),
     "attention_heads": ("hidden=256", "heads=4", "head_dim=64", "heads_of_head_dim=4", "seq=128", "batch=1"),
 }

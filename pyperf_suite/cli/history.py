@@ -5,14 +5,17 @@ As series over runs, as the records of one run in a table, as its findings in JS
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from pyperf_suite.cli.options import all_option, machine_option, path_option, results_option
+from pyperf_suite.cli.options import all_option, json_option, machine_option, path_option, results_option
 from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
@@ -28,8 +31,9 @@ REPORT_NAME = "report.html"
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
+@json_option("Print every series that was found, with all its runs, as JSON.")
 @all_option
-def history(benchmark: str | None, results: Path, machine: str | None, everything: bool) -> None:
+def history(benchmark: str | None, results: Path, machine: str | None, as_json: bool, everything: bool) -> None:
     """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
 
     In a part * stands for any text.
@@ -46,6 +50,10 @@ def history(benchmark: str | None, results: Path, machine: str | None, everythin
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
+    notes = [*store.notes, *store.damage]
+    if as_json:
+        click.echo(_series_as_json(found, notes), nl=False)
+        return
     series, left_out = (found, []) if everything else _most_recent(found, benchmark is None)
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
@@ -55,7 +63,7 @@ def history(benchmark: str | None, results: Path, machine: str | None, everythin
         print_series(console, series[0], changes_of(series[0]), everything)
     else:
         print_list(console, series, left_out)
-    for sentence in (*store.notes, *store.damage):
+    for sentence in notes:
         click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
@@ -137,7 +145,8 @@ def findings(run: str, results: Path, bmf: bool) -> None:
 
 
 @click.command()
-@click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
+@click.argument("folder", required=False, type=click.Path(path_type=Path), metavar="[RESULTS]")
+@results_option()
 @path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{REPORT_NAME}. Example: -o h100.html.")
 @click.option(
     "--runs",
@@ -148,11 +157,14 @@ def findings(run: str, results: Path, bmf: bool) -> None:
     "or those named. Example: --runs latest.",
 )
 @machine_option
-def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
+@click.pass_context
+def report(
+    context: click.Context, folder: Path | None, results: Path, output: Path | None, runs: str, machine: str | None
+) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    It opens on this machine, and has others behind links; of each job that `watch` watched it has the newest record.
-    The page needs no network and no other file.
+    It opens on this machine, and has others behind links; of each job that `watch` watched and each pair that `ab`
+    compared it has the newest record. The page needs no network and no other file.
 
     \b
     Examples:
@@ -161,11 +173,14 @@ def report(results: Path, output: Path | None, runs: str, machine: str | None) -
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.render.comparisons import COMPARISON, read_comparison
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
-    parts = Parts()
-    read = read_results(results, machine, parts.readers)
+    if folder is not None and context.get_parameter_source("results") is ParameterSource.COMMANDLINE:
+        raise UserError(f"Both {folder} and --results {results} name the results: give one of them.")
+    results, parts = folder or results, Parts()
+    read = read_results(results, machine, {**parts.readers, COMPARISON: read_comparison})
     words = [word.strip() for word in runs.split(",") if word.strip()]
     here = {identity(device).slug for device in (resolve("auto"), Device("cpu"))}
     page = draw_page(read, choose(read, words), choose_others(read, words), here, parts.find_probe)
@@ -186,20 +201,27 @@ def _run_folder(run: str, results: Path) -> Path:
 def table_of(records: Iterable[Record], suffix: str) -> bytes:
     """A row a record, a column a field, `metrics.time.value` for one within others; lists are JSON text.
 
-    Raises UserError for a suffix other than .csv and .parquet, and where pyarrow is not installed.
+    Raises UserError for a suffix other than .csv and .parquet, and for .parquet where pyarrow is not installed.
     """
     if suffix not in (".csv", ".parquet"):
         raise UserError("Records are exported as CSV or Parquet: name a file that ends in .csv or .parquet.")
-    try:
-        import pyarrow
-        from pyarrow import csv, parquet
-    except ImportError:
-        raise UserError("Tables are written by pyarrow, which is not installed: pip install pyarrow.") from None
     rows = [_flat(record.to_json()) for record in records]
     names = dict.fromkeys(name for row in rows for name in row)
+    if suffix == ".csv":
+        file = io.StringIO(newline="")
+        writer = csv.DictWriter(file, list(names), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _word(value) for name, value in row.items()} for row in rows)
+        return file.getvalue().encode(errors="backslashreplace")
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        what = "Parquet is written by pyarrow, which is not installed: pip install pyarrow"
+        raise UserError(f"{what}, or name a file that ends in .csv.") from None
     table = pyarrow.table({name: _column([row.get(name) for row in rows]) for name in names})
     sink = pyarrow.BufferOutputStream()
-    (csv.write_csv if suffix == ".csv" else parquet.write_table)(table, sink)
+    parquet.write_table(table, sink)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -213,6 +235,11 @@ def _flat(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
+def _word(value: Any) -> Any:
+    """Truth as JSON writes it."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def _column(values: list[Any]) -> Any:
     """Of values of several types, text."""
     import pyarrow
@@ -221,6 +248,24 @@ def _column(values: list[Any]) -> Any:
         return pyarrow.array(values)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
         return pyarrow.array([None if each is None else str(each) for each in values])
+
+
+def _series_as_json(found: Sequence[BenchmarkSeries], notes: Sequence[str]) -> str:
+    """Each series with the value of each run between its bounds, its commit and GPU, breaks and changes."""
+    from dataclasses import asdict
+
+    from pyperf_suite.regressions.tracking import changes_of
+    from pyperf_suite.render.text import as_text
+
+    names = ("machine", "probe", "case_id", "label", "metric", "kind", "unit_of_measure", "failed_runs")
+    of_points = ("run_id", "started_at", "value", "low", "high", "commit", "dirty", "unit", "profile")
+    series = [
+        {name: getattr(each, name) for name in names}
+        | {"points": [{name: getattr(point, name) for name in of_points} for point in each.points]}
+        | {"breaks": [asdict(one) for one in each.breaks], "changes": [asdict(one) for one in changes_of(each)]}
+        for each in found
+    ]
+    return as_text({"series": series, "notes": list(notes)})
 
 
 # What a person reads in one go; --all shows more.

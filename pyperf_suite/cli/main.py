@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
-from pyperf_suite.cli.options import Finite, audit_option, measuring_options
+from pyperf_suite.cli.options import Finite, append_markdown, audit_option, markdown_option, measuring_options
 from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import Interrupted, UserError, ending_of, printable
 
@@ -104,6 +105,7 @@ def main(context: click.Context) -> None:
     "PROBE all probes with such shapes are run. Example: --shape gpt2.",
 )
 @audit_option
+@markdown_option
 @measuring_options
 def run(
     probes: tuple[str, ...],
@@ -111,6 +113,7 @@ def run(
     shape: str | None,
     axes: tuple[str, ...],
     device: str,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Measure PROBEs, or all that are timed, and report what was found.
@@ -125,14 +128,12 @@ def run(
       pyperf-suite run block precision --shape bert-base
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
-    if list_probes:
-        from rich.console import Console
-
-        _print_probes(Console(emoji=False), probes, device, axes)
-        return
     if shape is not None:
         probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
-    _run(probes, axes, device=device, **options)
+    if list_probes:
+        (_list_as_json if as_json else _print_probes)(probes, device, axes)
+        return
+    _run(probes, axes, as_json, device=device, **options)
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,7 +182,14 @@ def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tup
     _run(("collectives",), axes, soak_min=soak_min, model=model, **options)
 
 
-def _run(probes: tuple[str, ...], axes: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
+def _run(
+    probes: tuple[str, ...],
+    axes: tuple[str, ...],
+    as_json: bool,
+    everything: bool,
+    markdown: Path | None = None,
+    **options: Any,
+) -> None:
     """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
     from pyperf_suite.render.terminal import console_for
     from pyperf_suite.run import RunRequest, open_run
@@ -194,12 +202,30 @@ def _run(probes: tuple[str, ...], axes: tuple[str, ...], as_json: bool, everythi
         click.echo(run.as_json(), nl=False)
     else:
         run.report(console_for(everything), everything)
+    if markdown is not None:
+        append_markdown(markdown, run.as_markdown())
     raise SystemExit(run.exit_code)
 
 
-def _print_probes(console: Any, names: tuple[str, ...], device: str, axes: tuple[str, ...]) -> None:
-    """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
+def _list_as_json(names: tuple[str, ...], device: str, axes: tuple[str, ...]) -> None:
+    """All probes with their questions; of those that are named each profile's cases, seconds and axes as well."""
     from pyperf_suite.probes import expanded, find_probe, listed
+    from pyperf_suite.render.text import as_text
+
+    found: list[dict[str, Any]] = [each._asdict() for each in ([] if names else listed())]
+    for probe in map(find_probe, expanded(names)):
+        profiles = [each._asdict() for each in _profiles(probe, device, axes)]
+        found.append({"topic": probe.topic, "name": probe.name, "question": probe.question, "profiles": profiles})
+    click.echo(as_text({"probes": found}), nl=False)
+
+
+def _print_probes(names: tuple[str, ...], device: str, axes: tuple[str, ...]) -> None:
+    """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
+    from rich.console import Console
+
+    from pyperf_suite.probes import expanded, find_probe, listed
+
+    console = Console(emoji=False)
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
@@ -217,21 +243,41 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str, axes: tuple
         _print_profiles(line, probe, device, axes)
 
 
-def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
-    """What each profile takes here, and the values of its axes where they differ from those of the one before."""
-    from rich.markup import escape
+class _Listed(NamedTuple):
+    """A profile of a probe: its cases, seconds they are expected to take here, and values of its axes as text."""
 
+    profile: str
+    purpose: str
+    ahead: str
+    cases: int
+    seconds: float
+    axes: dict[str, str]
+
+
+def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[_Listed]:
+    """Each profile with the axes that were replaced for this probe."""
+    from pyperf_suite.findings.axes import overrides_for, parse_overrides, replace_axes
     from pyperf_suite.run import RunRequest
     from pyperf_suite.runner.plan import Outlook
     from pyperf_suite.runner.profiles import PROFILES
 
-    before: dict[str, str] = {}
+    replaced = overrides_for(probe.name, parse_overrides(axes))
     for profile in PROFILES.values():
         plan = RunRequest((probe.name,), profile.name, device, axes).plan()
-        line(f"  {Outlook(plan).line} ({profile.purpose})")
-        own = probe.axes(profile.name, plan.device)
-        for field in fields(own):
-            values = ",".join(map(str, getattr(own, field.name)))
-            if before.get(field.name) != values:
-                before[field.name] = values
-                line(f"    -a {field.name}={escape(values)}")
+        own = replace_axes(probe.axes(profile.name, plan.device), replaced)
+        values = {field.name: ",".join(map(str, getattr(own, field.name))) for field in fields(own)}
+        ahead = Outlook(plan)
+        yield _Listed(profile.name, profile.purpose, ahead.line, len(plan.cases), ahead.run_s(), values)
+
+
+def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
+    """What each profile takes here, and the values of its axes where they differ from those of the one before."""
+    from rich.markup import escape
+
+    before: dict[str, str] = {}
+    for listed in _profiles(probe, device, axes):
+        line(f"  {listed.ahead} ({listed.purpose})")
+        for name, values in listed.axes.items():
+            if before.get(name) != values:
+                line(f"    -a {name}={escape(values)}")
+        before = listed.axes

@@ -195,6 +195,11 @@ class OutcomeOptions:
     everything: bool = False
 
 
+markdown_option = path_option(
+    "--markdown", help="Append a Markdown summary to FILE. Default: none. Example: --markdown $GITHUB_STEP_SUMMARY."
+)
+
+
 def outcome_options(command: Command) -> Any:
     """`--json --markdown FILE --junit FILE --fail-on --all`, handed to the command as one argument `outcome`."""
     from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON
@@ -207,10 +212,7 @@ def outcome_options(command: Command) -> Any:
     wrapped: Any = with_outcome
     return options(
         json_option("Print the findings as JSON instead of a table, as in --json > findings.json."),
-        path_option(
-            "--markdown",
-            help="Append a Markdown summary to FILE. Default: none. Example: --markdown $GITHUB_STEP_SUMMARY.",
-        ),
+        markdown_option,
         path_option("--junit", help="Write the findings to FILE as JUnit XML. Default: none. Example: --junit ab.xml."),
         click.option(
             "--fail-on",
@@ -272,15 +274,17 @@ def _write_files(
     from pyperf_suite.render.comparisons import junit_xml, summary
 
     if requested.markdown is not None:
-        # Appended: the steps of a job share one summary, and each adds its own.
-        _append(requested.markdown, summary(heading, findings, notes).encode() + b"\n")
+        append_markdown(requested.markdown, summary(heading, findings, notes))
     if requested.junit is not None:
         write_for_user(requested.junit, junit_xml(heading, findings, fail_on))
 
 
-def _append(path: Path, content: bytes) -> None:
+def append_markdown(path: Path | None, content: str) -> None:
+    """Append to a file, if one is named: the steps of a job share one summary. Raises UserError if that fails."""
+    if path is None:
+        return
     try:
         with path.open("ab") as file:
-            file.write(content)
+            file.write(content.encode() + b"\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); the findings above are whole.") from None

@@ -149,6 +149,7 @@ def _sentence(check: Check, who: str) -> Remark:
 
 
 _COLUMNS = (
+    Column("verdict", priority=2),
     Column("part", priority=2),
     Column("check", "what", priority=2),
     Column("found", priority=2),
@@ -156,7 +157,6 @@ _COLUMNS = (
     Column("at least", "least"),
     Column("unit", "rate_unit"),
     Column("off", unit="+%", priority=2),
-    Column("verdict", priority=2),
     Column("rate", unit="GB/s", priority=0),
     Column("of", "best_rate", "GB/s", priority=0),
     Column("why", priority=0),

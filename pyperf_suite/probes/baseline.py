@@ -75,10 +75,10 @@ def library_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
     return next((other for other in similar if other.p.schedule == theirs), None)
 
 
-def relative_rate(row: Row[MatmulParameters]) -> float | None:
-    """Its rate over the library's."""
+def relative_rate(row: Row[MatmulParameters]) -> Ratio | None:
+    """Its rate over the library's, with the interval that says whether noise explains it."""
     library = library_of(row)
-    return library.seconds / row.seconds if library else None
+    return row.faster_than(library) if library else None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and judged on the rest; the library's times for the same shapes are compared wit
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ TMA_STEP = 8
 MOST_ROWS_ACROSS = 16
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
 WIDEST_STEP_SHARE = 8
+# The first picture shows so many schedules below the one of which most sizes were measured.
+MOST_OTHER_SCHEDULES = 2
 # A sweep of fewer sizes is only a corner of one along the other dimension.
 FEWEST_SIZES = 3
 # A law of two constants is fitted to three times as many sizes.
@@ -100,9 +103,10 @@ CPU_TILES = (Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256))
 class TileWaveAxes(ProductAxes):
     """One tile along N in the quick profile; several tiles, dtypes and both directions in the others.
 
-    On a CPU there is one row of tiles: its few tiles are many waves of few workers. `schedule` is written without its
-    workers, which are an axis of their own; `across` is how many tiles the dimension holds that is not varied; `waves`
-    is how many are crossed.
+    On a CPU a column of tiles is a wave, which all cores share evenly; in the full profile a column is one tile.
+    `schedule` is written without its workers, which are an axis of their own; `across` is how many tiles the dimension
+    holds that is not varied, 0 for as many as workers; `waves` is how many are crossed. The first schedule and the
+    library are measured at `inside` sizes within each wave as well, which make a staircase; the others next to edges.
     """
 
     workers: Workers = by(all_cores, cuda=by(multiprocessors, full=all_and_fewer))
@@ -111,24 +115,31 @@ class TileWaveAxes(ProductAxes):
     tile: tuple[Tile, ...] = by(
         CPU_TILES[1:2], CPU_TILES[:2], CPU_TILES, cuda=by(lambda gpu: gpu_tiles(gpu)[:1], full=gpu_tiles)
     )
-    schedule: tuple[str, ...] = by(SCHEDULES, cuda=by(("data_parallel", "stream_k"), standard=SCHEDULES))
+    schedule: tuple[str, ...] = by(
+        ("data_parallel", "split_k(2)", "stream_k"), SCHEDULES, cuda=by(("data_parallel", "stream_k"), SCHEDULES)
+    )
     k: tuple[int, ...] = by((1024,), cuda=by((2048,), standard=(4096,)))
     layout: tuple[str, ...] = by(("NN",), cuda=("TN",))
     along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(("n",), ("n", "m"), cuda=by(("n",), full=("n", "m")))
-    across: Annotated[tuple[int, ...], Within(1, 10_000)] = by((1,), cuda=rows_of_tiles)
+    across: Annotated[tuple[int, ...], Within(0, 10_000)] = by((0,), full=(1,), cuda=rows_of_tiles)
     waves: Annotated[tuple[int, ...], Within(1, 1_000)] = by((2,), standard=(3,))
     offset: tuple[int, ...] = by((-1, 0, 1), cuda=by((0, TMA_STEP), standard=(-TMA_STEP, 0, TMA_STEP)))
+    inside: Annotated[tuple[int, ...], Within(0, 1_000)] = (8,)
 
 
 def sweep(axes: TileWaveAxes) -> Iterator[Case]:
     """Every tile, schedule and direction; the library runs the same shapes, whatever our schedule."""
     for tile, workers, along, across in itertools.product(axes.tile, axes.workers, axes.along, axes.across):
+        across = across or workers
         other = "m" if along == "n" else "n"
-        sizes = _sizes_across_edges(getattr(tile, along), across, workers, max(axes.waves), axes.offset)
+        edges = _sizes_across_edges(getattr(tile, along), across, workers, max(axes.waves), axes.offset)
+        steps = [getattr(tile, along) * (workers * wave // across) for wave in range(max(axes.waves) + 1)]
+        sizes = sorted({*edges, *_sizes_inside(steps, edges, max(axes.inside), math.gcd(*axes.offset))})
         for size, k, dtype, layout in itertools.product(sizes, axes.k, axes.dtype, axes.layout):
             shape = {along: size, other: across * getattr(tile, other), "k": k}
             library = MatmulParameters(**shape, schedule=Schedule("library", workers), dtype=dtype, layout=layout)
-            for schedule, implementation, mode in itertools.product(axes.schedule, axes.implementation, axes.mode):
+            schedules = axes.schedule if size in edges else axes.schedule[:1]
+            for schedule, implementation, mode in itertools.product(schedules, axes.implementation, axes.mode):
                 ours = replace(library, schedule=Schedule.parse(f"{schedule}@{workers}"), tile=tile)
                 yield Case("matmul", ours, implementation, mode=mode)
             for implementation, mode in itertools.product(axes.library, axes.mode):
@@ -147,6 +158,20 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
         edges = (workers * wave // across for wave in range(waves + 1))
         counts = {edge + offset for edge in edges for offset in (-1, 0, 1) if 1 <= edge + offset <= last}
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
+
+
+def _sizes_inside(steps: Sequence[int], edges: Sequence[int], count: int, multiple: int) -> Iterator[int]:
+    """So many sizes evenly within each step, but for those that have one of the edges' sizes near.
+
+    Each is a multiple of a power of two, so that no step has a kernel of its own for rows without alignment.
+    """
+    for begin, end in itertools.pairwise(steps):
+        gap = (end - begin) / (count + 1)
+        unit = max(multiple, 1 << max(0, min(TMA_STEP, int(gap)).bit_length() - 1))
+        for place in range(1, count + 1):
+            size = round((begin + place * gap) / unit) * unit
+            if begin < size < end and all(abs(size - edge) >= gap / 2 for edge in edges):
+                yield size
 
 
 def settings_of(rows: Rows[MatmulParameters]) -> list[Rows[MatmulParameters]]:
@@ -398,40 +423,46 @@ CLIFF_COLUMNS = (
 
 
 def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
-    along, row = sweeps[0].along, sweeps[0].base
+    """The staircase of the schedule of which most sizes were measured, in time and rate; below it two others."""
+    staircase = max(sweeps, key=lambda sweep: len(sweep.rows))
+    others = [sweep for sweep in sweeps if sweep is not staircase][-MOST_OTHER_SCHEDULES:]
+    along, row = staircase.along, staircase.base
     p = row.p
     name = f"{row.case.mode}_{row.implementation}_{p.dtype}_{p.tile}_{along}_k{p.k}_w{p.schedule.workers}"
+    sizes = np.arange(min(staircase.rows), max(staircase.rows) + 1)
+    rows = [
+        [_panel(staircase, law, sizes, what, _libraries(staircase, what)) for what in ("time", "rate")],
+        [_panel(each, law, sizes, "time") for each in others],
+    ]
     return Figure(
         name=f"tile_wave_{name}".replace(":", "_"),
-        title=f"Tile and wave quantization: {row.implementation}, tile {row.p.tile}, {row.p.dtype}",
-        caption=f"{sweeps[0].shape} on {row.p.schedule.workers} workers. Points: measured; line: wave law; dashed: the "
-        "library. Solid verticals open a wave, dotted ones a tile.",
-        rows=tuple(tuple(_panel(sweep, law, what) for sweep in sweeps) for what in ("time", "rate")),
+        title=f"{_headline(staircase)}: {row.implementation} {row.p.tile}, {row.p.dtype}",
+        caption=f"{staircase.shape} on {row.p.schedule.workers} workers, which compute whole tiles: time stays level "
+        "until the next wave of tiles opens (solid verticals; dotted ones open a tile). Points: measured; line: wave "
+        "law; dashed: the library.",
+        rows=tuple(tuple(panels) for panels in rows if panels),
     )
 
 
-def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
-    row, largest = sweep.base, max(sweep.rows)
-    value = "throughput" if what == "rate" else what
-    drawn = [series("measured", sweep.rows.values(), sweep.along, value)]
+def _headline(sweep: Sweep) -> str:
+    """What the first wave costs, in words; where noise hides it, what the picture is about."""
+    first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
+    if first is None or first.gain.value >= 1 or not first.cost.excludes(0.0):
+        return "Tile and wave quantization"
+    return f"{sweep.name} = {first.other} takes {1 + first.cost.value:.2f} x the time of {first.size}"
+
+
+def _panel(
+    sweep: Sweep, found: JudgedLaw | None, sizes: NDArray[np.int64], what: str, library: Sequence[Series] = ()
+) -> Panel:
+    """Time or rate of a sweep with its law at these sizes, and the library's."""
+    row, width, largest = sweep.base, getattr(sweep.base.p.tile, sweep.along), int(sizes[-1])
+    drawn = [series("measured", sweep.rows.values(), sweep.along, "throughput" if what == "rate" else what)]
     if found is not None:
-        sizes = np.arange(min(sweep.rows), largest + 1)
         m, n = (row.p.m, sizes) if sweep.along == "n" else (sizes, row.p.n)
         seconds = found.law.seconds(critical_path(m, n, row.p.k, tile_of(row), in_slots(row)))
         y = 2.0 * m * n * row.p.k / seconds if what == "rate" else seconds
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
-    library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
-    if library:
-        drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
-    if by_law := _library_rows(sweep):
-        law, _ = _staircase(sweep, by_law)
-        measured = [getattr(each.p, sweep.along) for each in by_law]
-        places = list(range(-(-min(measured) // TMA_STEP) * TMA_STEP, max(measured) + 1, TMA_STEP))
-        shapes = [_shape_at(sweep, size) for size in places]
-        times = [law[0] + law[1] * library_area(m, n, row.reading.details["slots"]) for m, n in shapes]
-        rates = [2.0 * m * n * row.p.k / time for (m, n), time in zip(shapes, times, strict=True)]
-        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
-    width = getattr(row.p.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.p.m, edges) if sweep.along == "n" else (edges, row.p.n)))
     return Panel(
@@ -439,10 +470,28 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
         x_label=sweep.name,
         y_label=what,
         y_unit="TFLOP/s" if what == "rate" else "us",
-        series=tuple(drawn),
+        series=(*drawn, *library),
         strong_edges=tuple(edges[strong].tolist()),
         weak_edges=tuple(edges[~strong].tolist()),
     )
+
+
+def _libraries(sweep: Sweep, what: str) -> list[Series]:
+    """The library's times or rates at the sizes of a sweep; on a GPU its law as well."""
+    library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
+    if not library:
+        return []
+    value = "throughput" if what == "rate" else what
+    drawn = [series(library[0].implementation, library, sweep.along, value, "baseline")]
+    if by_law := _library_rows(sweep):
+        law, _ = _staircase(sweep, by_law)
+        measured = [getattr(each.p, sweep.along) for each in by_law]
+        places = list(range(-(-min(measured) // TMA_STEP) * TMA_STEP, max(measured) + 1, TMA_STEP))
+        shapes = [_shape_at(sweep, size) for size in places]
+        times = [law[0] + law[1] * library_area(m, n, sweep.base.reading.details["slots"]) for m, n in shapes]
+        rates = [2.0 * m * n * sweep.base.p.k / time for (m, n), time in zip(shapes, times, strict=True)]
+        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
+    return drawn
 
 
 PROBE = Probe(

@@ -35,8 +35,9 @@ MOST_POINTS = 600  # drawn of one series
 _HEADROOM, _MARGIN = 1.06, 0.04
 # Values that span more than this are read on a logarithmic axis.
 WIDE = 30
-# A whisker that reaches further beyond all values than this share of their height is cut at the other share.
-_LONG_WHISKER, _CUT = 0.6, 0.25
+# An interval that reaches further beyond all values than this share of their height is not drawn; the axis then ends
+# at the other share, and a chart of which more than half are like this is not fit for use.
+_LONG_WHISKER, _BEYOND = 0.6, 0.25
 # Panels of so few places need not begin at 0 if values differ by less than this share.
 _FEW_PLACES, _CLOSE = 6, 0.5
 # A map in which nothing differs must not be painted in full colour.
@@ -75,10 +76,20 @@ class Chart:
     y_log: bool = False
     x_title: str = ""
 
+    def unfit(self, trace: Trace) -> list[bool]:
+        """Of each point with an interval whether that is larger than the chart."""
+        bottom, top = self.y_range
+        return [high > top or low < bottom for low, high in zip(trace.low, trace.high, strict=True)]
+
     @property
     def cut(self) -> int:
-        bottom, top = self.y_range
-        return sum(high > top or low < bottom for each in self.traces for low, high in zip(each.low, each.high))  # noqa: B905
+        return sum(map(sum, map(self.unfit, self.traces)))
+
+    @property
+    def verdict(self) -> str:
+        """What stands on a chart of which most intervals are larger than itself."""
+        barred = sum(len(each.low) for each in self.traces)
+        return f"Not fit for use: {self.cut} of {barred} intervals are larger than this panel" * (2 * self.cut > barred)
 
 
 def charts_of(figure: Figure) -> list[list[Any]]:
@@ -212,11 +223,11 @@ def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
     low, high = min([0.0, *values]), max([0.0, *values])
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
-    top = top * _HEADROOM if top - high <= _LONG_WHISKER * height else high + _CUT * height
+    top = top * _HEADROOM if top - high <= _LONG_WHISKER * height else high + _BEYOND * height
     if values and len({x for trace in traces for x in trace.x}) <= _FEW_PLACES and bottom > _CLOSE * high > 0:
         return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
     bottom = min(0.0, bottom)
-    return bottom * _HEADROOM if low - bottom <= _LONG_WHISKER * height else low - _CUT * height, top or 1.0
+    return bottom * _HEADROOM if low - bottom <= _LONG_WHISKER * height else low - _BEYOND * height, top or 1.0
 
 
 def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
@@ -228,7 +239,8 @@ def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
     total, drawn = sum(trace.total for trace in measured), sum(len(trace.x) for trace in measured)
     sentences = [figure.caption]
     if cut:
-        sentences.append(f"{cut} {'whisker reaches' if cut == 1 else 'whiskers reach'} beyond the panel and are cut.")
+        those = "The hollow point is" if cut == 1 else f"{cut} hollow points are"
+        sentences.append(f"{those} not fit for use: intervals larger than the panel are left out.")
     if total > drawn:
         rule = "of each stretch of equally many neighbours the lowest and the highest"
         sentences.append(f"Of {total} values {drawn} are drawn: {rule}.")
@@ -347,7 +359,8 @@ def _page_panel(panel: Chart | HeatMap | Bars) -> PagePanel:
     if isinstance(panel, Chart):
         series = ", ".join(f"{each.label} ({KINDS.get(each.style, each.style)})" for each in panel.traces if each.x)
         words = f"{panel.y_label} over {panel.x_label}: {series}"
-        return PagePanel(panel.title, words, {"kind": "chart", **dataclasses.asdict(panel)})
+        drawn = {"kind": "chart", **dataclasses.asdict(panel), "unfit": [*map(panel.unfit, panel.traces)]}
+        return PagePanel(panel.title, words, {**drawn, "verdict": panel.verdict})
     if isinstance(panel, HeatMap):
         words = f"{panel.value_label} by {panel.x_label} and {panel.y_label}"
         data = {"kind": "map", **dataclasses.asdict(panel), "spread": _spread_of(panel)}
@@ -476,7 +489,7 @@ def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: i
     elif isinstance(panel, Bars):
         draw_bars(axis, panel)
     else:
-        _draw_chart(axis, panel)
+        draw_chart(axis, panel)
         if neighbour(place, column - 1, "y_label") != panel.y_label:
             axis.set_ylabel(_plain(panel.y_label))
         if neighbour(place + 1, column, "x_label") != panel.x_label:
@@ -485,7 +498,7 @@ def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: i
         axis.set_title(textwrap.fill(_plain(panel.title), 110), fontsize=10)
 
 
-def _draw_chart(axis: Axes, chart: Chart) -> None:
+def draw_chart(axis: Axes, chart: Chart) -> None:
     """Edges behind lines behind points, within the chart's ranges."""
     for position in chart.strong_edges:
         axis.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
@@ -499,10 +512,20 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
             axis.plot(each.x, each.y, color=COLOURS[each.colour], linewidth=1.4, label=label, zorder=2)
         else:
             look: dict[str, Any] = {"color": COLOURS[each.colour], "fmt": _MARKS[each.colour], "markersize": 3.5}
-            below = [max(0.0, y - low) for y, low in zip(each.y, each.low, strict=False)]
-            above = [max(0.0, high - y) for y, high in zip(each.y, each.high, strict=False)]
-            whiskers = (below, above) if below and above else None
-            axis.errorbar(each.x, each.y, yerr=whiskers, elinewidth=1, label=label, zorder=3, **look)
+            unfit = chart.unfit(each) or [False] * len(each.x)
+            for hollow in (False, True):
+                at = [place for place, is_unfit in enumerate(unfit) if is_unfit is hollow]
+                x, y = ([values[place] for place in at] for values in (each.x, each.y))
+                if hollow:
+                    axis.plot(x, y, look["fmt"], color=look["color"], markersize=3.5, markerfacecolor="none", zorder=3)
+                    continue
+                below = [max(0.0, each.y[place] - each.low[place]) for place in at if each.low]
+                above = [max(0.0, each.high[place] - each.y[place]) for place in at if each.high]
+                whiskers = (below, above) if below and above else None
+                axis.errorbar(x, y, yerr=whiskers, elinewidth=1, label=label, zorder=3, **look)
+    if chart.verdict:
+        look = {"transform": axis.transAxes, "ha": "center", "va": "center", "color": COLOURS[1], "fontsize": 11}
+        axis.text(0.5, 0.5, chart.verdict.replace(": ", ":\n"), zorder=4, **look)
     if chart.log:
         axis.set_xscale("log")
     if chart.y_log:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pyperf_suite.errors import printable
-from pyperf_suite.findings.data import Findings, Heading, Table
+from pyperf_suite import files
+from pyperf_suite.errors import UserError, printable
+from pyperf_suite.findings.data import Findings, Heading, Table, remark
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
@@ -21,6 +24,9 @@ from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import ALL, height_of, note, print_table, say, screen_lines
 
+# The file that tells a folder of `ab`, next to findings.json; both hold what is installed on each side.
+COMPARISON = "ab.json"
+_LARGEST_BYTES = 64 << 20
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
@@ -203,3 +209,51 @@ def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
     left_out = len(findings) - most
     more = ["", f"{left_out} more are left out here; the JSON output has them all."] if left_out > 0 else []
     return [*text.markdown_table(_table(findings[:most], marked=True)), *more]
+
+
+@dataclass
+class ComparisonRecord:
+    """A comparison that `ab` kept, as a report shows it: an `extensions.OtherRecord`."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    judgements: tuple[Judgement, ...]
+    kind: str = "ab"
+    topic: str = "comparisons"
+    question: str = "Is the new side slower than the old one?"
+    command: str = "pyperf-suite ab"
+
+    @property
+    def machine(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def started_at(self) -> str:
+        return str(self.manifest.get("started_at", ""))
+
+    @property
+    def title(self) -> str:
+        old, new = (str(self.manifest["arms"][side]["name"]) for side in ("old", "new"))
+        return f"{new} against {old}"
+
+    def findings(self) -> Findings:
+        """How many of each verdict, a sentence for each benchmark that is not equivalent, and the table."""
+        ordered = by_urgency(self.judgements)
+        moved = [each for each in ordered if each.verdict != "equivalent"]
+        said = [remark("{benchmark}: {sentence}", benchmark=each.benchmark, sentence=each.sentence) for each in moved]
+        return Findings((remark("{counted}", counted=counted(ordered)), *said), (_table(ordered),) if ordered else ())
+
+
+def read_comparison(folder: Path) -> ComparisonRecord:
+    """Read what `ab` kept in a folder. Raises UserError where it is damaged, or was interrupted before its verdicts."""
+    try:
+        manifest, kept = (
+            json.loads(files.read_text(folder / name, _LARGEST_BYTES)) for name in (COMPARISON, "findings.json")
+        )
+        judgements = tuple(Judgement(**{**each, "ratio": each["ratio"] and Ratio(**each["ratio"])}) for each in kept)
+        record = ComparisonRecord(folder, manifest, judgements)
+        record.title, record.findings()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = "it has no verdicts" if isinstance(error, FileNotFoundError) else f"{error!r:.120}"
+        raise UserError(f"{folder.parent.name}/{folder.name}: the comparison cannot be read ({reason}).") from None
+    return record

@@ -100,7 +100,7 @@ def draw_page(
 def _machine(
     runs: Sequence[ReadRun],
     sections: Sequence[Section],
-    cautions: Sequence[tuple[str, Remark]],
+    cautions: Sequence[tuple[list[str], Remark]],
     failed: Sequence[SummaryPoint],
     history: Section | None,
     others: Sequence[OtherRecord],
@@ -149,7 +149,10 @@ OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
 """Sections, cautions about the machine with the run that has them, and what failed."""
 
 
-def _sections(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
+def _sections(
+    choices: Sequence[ChosenRun], find: FindProbe
+) -> tuple[list[Section], list[tuple[list[str], Remark]], list[SummaryPoint]]:
+    """Sections in order, each caution about the machine once with all its runs and the newest's numbers, failures."""
     answers = [_of_run(of_run, find) for of_run in grouped(choices, lambda choice: choice.run.place).values()]
     sections = [each for held, _, _ in answers for each in held]
     cautions = [each for _, held, _ in answers for each in held]
@@ -160,7 +163,9 @@ def _sections(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
     def rank(section: Section) -> tuple[int, int, str]:
         return order.get(section.topic, len(order)), names.get(section.probe, len(names)), section.probe
 
-    return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0]), failed
+    similar = grouped(sorted(cautions, key=lambda caution: caution[0]), lambda caution: caution[1].template).values()
+    merged = [([run_id for run_id, _ in of_runs], of_runs[-1][1]) for of_runs in similar]
+    return sorted(sections, key=rank), merged, failed
 
 
 def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
@@ -268,8 +273,8 @@ def _history(results: Results, machine: str) -> Section | None:
         searched = "{searched} series were searched" if found.searched else "no series is long enough to be searched"
         changes = [remark(f"No change is found: {searched}.", searched=found.searched)]
     note = (
-        f"{len(repeated)} benchmarks were measured more than once; drawn are those that changed, then those of most "
-        f"runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. `pyperf-suite history BENCHMARK --machine "
+        f"{counted(len(repeated), 'benchmark')} measured more than once; drawn are those that changed, then those of "
+        f"most runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. `pyperf-suite history BENCHMARK --machine "
         f"{machine}` shows any."
     )
     return replace(
@@ -374,6 +379,32 @@ def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> list[Any]:
     return [each for each in text.by_claim(remarks) if not (isinstance(each, Remark) and each.kind == "caution")]
 
 
+def counted(count: int, what: str) -> str:
+    """A number and what it counts, in the plural where it is not 1.
+
+    >>> counted(1, "more finding"), counted(2, "run")
+    ('1 more finding', '2 runs')
+    """
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def coded(said: Any) -> Any:
+    """Text as markup, with `code` where it has backticks in pairs.
+
+    >>> str(coded("<b> `a < b`"))
+    '&lt;b&gt; <code>a &lt; b</code>'
+    """
+    from markupsafe import Markup, escape
+
+    if isinstance(said, Markup):
+        return said
+    return Markup(re.sub("`([^`\n]+)`", r"<code>\1</code>", str(escape(printable(str(said))))))
+
+
+def _in_code(write: Callable[..., str]) -> Callable[..., Any]:
+    return lambda item: coded(write(item))
+
+
 @cache
 def environment() -> Any:
     """jinja2 with the page's filters. Raises UserError if it is not installed."""
@@ -395,8 +426,9 @@ def environment() -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    written: tuple[Callable[..., Any], ...] = (text.sentence, text.measured, text.in_words, text.point, text.written)
-    made.filters |= {each.__name__: each for each in (*written, by_claim)}
+    sentences: tuple[Callable[..., str], ...] = (text.sentence, text.measured, text.in_words, text.point)
+    made.filters |= {each.__name__: _in_code(each) for each in sentences}
+    made.filters |= {each.__name__: each for each in (text.written, by_claim, coded, counted)}
     made.filters["island"] = lambda data: Markup(island(data))
     made.tests["remark"] = lambda each: isinstance(each, Remark)
     made.tests["caution"] = lambda each: isinstance(each, Remark) and each.kind == "caution"

@@ -99,15 +99,24 @@ def run_as_json(folder: RunFolder, records: Sequence[Record], find: FindProbe = 
     return as_text({**as_document(findings, records, folder), **extra})
 
 
-def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:
-    """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
-    written = draw_all(findings, folder.path)
-    title = f"{folder.run_id} on {folder.path.parent.name}"
+def run_as_markdown(folder: RunFolder, records: Sequence[Record], find: FindProbe = find_probe) -> str:
+    """The content of findings.md, without the pictures that lie next to it."""
+    return _page(findings_of(records, find), records, folder, [])
+
+
+def _page(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder, drawn: Sequence[Path]) -> str:
     profiles = {record.probe: record.profile for record in records}
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
     summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings, records))]
+    title = f"{folder.run_id} on {folder.path.parent.name}"
+    return text.markdown_page(title, findings, records, drawn, commands, summary)
+
+
+def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:
+    """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
+    written = draw_all(findings, folder.path)
     texts = {
-        "findings.md": text.markdown_page(title, findings, records, written, commands, summary),
+        "findings.md": _page(findings, records, folder, written),
         FILE: as_text(as_document(findings, records, folder)),
         **{document.name: document.text for found in findings.values() for document in found.documents},
     }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +58,26 @@ def console_for(everything: bool = False) -> Console:
     """Standard output, as wide as its terminal or as COLUMNS says; without either of them no column is left out."""
     known = Console().is_terminal or os.environ.get("COLUMNS")
     return Console(emoji=False, width=None if known and not everything else WIDE)
+
+
+@contextlib.contextmanager
+def said_meanwhile(what: str, after_s: float = 1.0, every_s: float = 5.0) -> Iterator[None]:
+    """Say on standard error what is being done once that takes longer than a second, and then how long it has taken."""
+    console, begun_s, is_over = Console(stderr=True, emoji=False), time.monotonic(), threading.Event()
+
+    def speak() -> None:
+        wait_s = after_s
+        while not is_over.wait(wait_s):
+            say(console, "", f"{what}: {time.monotonic() - begun_s:.0f} s so far")
+            wait_s = every_s
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        speaker.join()
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:

@@ -51,6 +51,8 @@ SENTINEL_EFFORT = Effort(
     SteadyRule(time_cap_s=0.1), StopRule(relative_half_width=0.01, time_cap_s=0.15, quantile=UNDISTURBED)
 )
 
+# Cases that a sentence names.
+MOST_NAMED = 3
 # What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
 CLOSING_S = 10.0
 
@@ -196,6 +198,24 @@ class Session:
             if not self._is_held(*trial) or _key(*trial) in self._due
         )
         return sum(trials_s, self.outlook.closing_s)
+
+    def beyond_budget(self, trials: Sequence[Trial]) -> str:
+        """Say before the first trial which cases no process is expected to measure in time; empty where all are."""
+        spent_s, measured, begun = CLOSING_S, set[PlannedCase](), set[PlannedCase]()
+        for planned, process in trials:
+            taken_s = 0.0 if self._is_held(planned, process) else self.outlook.trial_s(planned, process)
+            begun.add(planned)
+            if spent_s + taken_s <= self.budget_s:
+                spent_s += taken_s
+                measured.add(planned)
+        if not (left := [planned.case.label for planned in self.plan.cases if planned in begun - measured]):
+            return ""
+        more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        needed_s = CLOSING_S + self.seconds_left(trials)
+        return (
+            f"The budget of {self.budget_s:g} s is expected to leave out {len(left)} of {len(begun)} cases: "
+            f"{'; '.join(left[:MOST_NAMED])}{more}. All take about {in_words(needed_s)}."
+        )
 
     def measure_trials(self, trials: Sequence[Trial], show: Progress) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""

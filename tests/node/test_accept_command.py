@@ -71,6 +71,13 @@ def test_a_node_as_its_peak_promises_is_accepted(tmp_path):
     assert "pyperf-suite accept --device cpu" in (journal.parent / "findings.md").read_text()
 
 
+def test_the_checks_are_appended_as_markdown(tmp_path):
+    summary = tmp_path / "summary.md"
+    assert accept(tmp_path / "results", "--markdown", str(summary)).exit_code == 0
+    assert "**Checks**" in summary.read_text()
+    assert "| verdict | part | check |" in summary.read_text()
+
+
 def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path, monkeypatch):
     monkeypatch.setattr(MadeUp, "slow", 10.0)
     done = accept(tmp_path, "--json")
@@ -103,6 +110,8 @@ def cases() -> list[Case]:
 
 def test_what_a_budget_leaves_out_is_not_accepted_and_can_be_resumed(tmp_path):
     cut = accept(tmp_path, "--budget", "1")
+    assert "The budget of 1 s is expected to leave out" in cut.stderr
+    assert cut.stderr.index("expected to leave out") < cut.stderr.index("leaves no time")
     assert (cut.exit_code, "leaves no time" in cut.stderr) == (3, True), "nothing was measured"
     whole = accept(tmp_path, "--resume")
     assert whole.exit_code == 0

@@ -284,6 +284,17 @@ def message(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
+def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
+    arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
+    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
+    assert "all with" in lines[place]
+    assert "CP 1" in lines[place]
+    head = " ".join(lines[place + 1 : place + 4])
+    assert all(name in head for name in ("ZeRO", "recompute", "offload", "iteration"))
+    assert "CP" not in head
+
+
 @pytest.mark.slow
 def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     place = int(llama.ranked[40])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyperf_suite.cli.options import Finite, path_option, run_options
+from pyperf_suite.cli.options import Finite, append_markdown, markdown_option, path_option, run_options
 from pyperf_suite.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
     help="Time to measure for. Default: 60 on a CPU, 180 on GPUs. A node that is not measured whole in this "
     "time is not accepted. Example: --budget 300.",
 )
+@markdown_option
 @run_options
 @click.pass_obj
 def accept(
@@ -51,6 +52,7 @@ def accept(
     earlier: str | None,
     fleet: Path | None,
     budget_s: float | None,
+    markdown: Path | None,
     device: str,
     results: Path,
     resume: str | None,
@@ -89,7 +91,7 @@ def accept(
     if fleet is not None:
         if earlier is not None or resume is not None:
             raise UserError("--fleet measures nothing: leave --baseline and --resume out.")
-        _compare(fleet, as_json, everything)
+        _compare(fleet, as_json, everything, markdown)
     where = resolve(device)
     every = where.kind == "cuda" and ":" not in device
     devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
@@ -118,6 +120,8 @@ def accept(
         click.echo(run.as_json(checks=[check_as_json(each) for each in checks], exit_code=code), nl=False)
     else:
         run.report(console_for(everything), everything)
+    if markdown is not None:
+        append_markdown(markdown, run.as_markdown())
     raise SystemExit(code)
 
 
@@ -134,11 +138,11 @@ def _measured(request: RunRequest, devices: Sequence[Device], find: FindProbe) -
     return run
 
 
-def _compare(folder: Path, as_json: bool, everything: bool) -> None:
+def _compare(folder: Path, as_json: bool, everything: bool, markdown: Path | None) -> None:
     """Judge a fleet and end with its exit code."""
     from pyperf_suite.node.fleet import fleet_findings, read_fleet
     from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
-    from pyperf_suite.render.text import answer
+    from pyperf_suite.render.text import answer, markdown_of
 
     nodes = read_fleet(folder)
     found, is_bad = fleet_findings(nodes)
@@ -148,4 +152,5 @@ def _compare(folder: Path, as_json: bool, everything: bool) -> None:
         click.echo(answer({"accept": found}, details), nl=False)
     else:
         print_remarks_and_tables(console_for(everything), found)
+    append_markdown(markdown, "\n".join(["## Acceptance of a fleet", "", *markdown_of(found)]))
     raise SystemExit(code)

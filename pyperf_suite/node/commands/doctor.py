@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyperf_suite.cli.options import json_option, results_option
+from pyperf_suite.cli.options import append_markdown, json_option, markdown_option, results_option
 from pyperf_suite.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ MOST_OK = 8
 @results_option("Folder of results, whose disk is checked. Example: --results /scratch/bench_results.")
 @click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or not applicable here. Default: off.")
 @json_option("Print every check as JSON.")
-def doctor(results: Path, show_all: bool, as_json: bool) -> None:
+@markdown_option
+def doctor(results: Path, show_all: bool, as_json: bool, markdown: Path | None) -> None:
     """Report whether this machine is fit for measuring, and what you could do if it is not.
 
     Checked are the CPU, other load (for a second), memory, GPUs, compilers, libraries and disks. Nothing is changed:
@@ -50,6 +51,7 @@ def doctor(results: Path, show_all: bool, as_json: bool) -> None:
         click.echo(json.dumps(document, indent=2))
     else:
         _print(checks, verdict, show_all)
+    append_markdown(markdown, _as_markdown(checks, verdict))
     raise SystemExit(ExitCode.VERDICT if verdict == check.FAILED else ExitCode.FINE)
 
 
@@ -74,6 +76,18 @@ def examine(results: Path) -> list[Check]:
         *of_software,
         *host.place_checks(results),
     ]
+
+
+def _as_markdown(checks: Sequence[Check], verdict: str) -> str:
+    """What is not ok in sentences with its commands, and every check in a table."""
+    from pyperf_suite.findings.data import findings
+    from pyperf_suite.node.check import check_table, sentences
+    from pyperf_suite.render.text import markdown_of
+
+    bad = [each for each in checks if each.needs_attention]
+    commands = [f"    {each.command}" for each in bad if each.command]
+    found = markdown_of(findings(sentences(bad), check_table("Checks", checks)))
+    return "\n".join(["## Doctor", "", SUMMARIES[verdict], "", *found, *commands])
 
 
 def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
-from pyperf_suite.cli.options import Finite, path_option, results_option
+from pyperf_suite.cli.options import Finite, json_option, path_option, results_option
 from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ KEPT_EVERY = 0.003
     help="Dtype of the peak that MFU is a share of. Example: --dtype fp8.",
 )
 @results_option("Folder that the record is written to. Example: --results /tmp/results.")
+@json_option("Print the record, watch.json, on standard output at the end; what COMMAND prints goes to standard error.")
 @click.pass_obj
 def watch(
     parts: Parts,
@@ -100,6 +101,7 @@ def watch(
     seq: int | None,
     dtype: str,
     results: Path,
+    as_json: bool,
 ) -> None:
     """Run COMMAND, or watch a running job, and report what it waits for: data, CPU, network, a slow rank.
 
@@ -145,7 +147,7 @@ def watch(
     with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
             is_copied = watching is not None and step_pattern is not None
-            running = None if pid else Command(command, marks, taken, ranked.launched, is_copied)
+            running = None if pid else Command(command, marks, taken, ranked.launched, is_copied, as_json)
         except UserError:
             if watching is not None:
                 watching.discard()
@@ -158,7 +160,7 @@ def watch(
         if running is not None and step_pattern is not None:
             running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
         watching.follow(top, marks, running, for_s or math.inf)
-        watching.finish(running)
+        watching.finish(running, as_json)
 
 
 class _Watching:
@@ -303,7 +305,7 @@ class _Watching:
             peak = find_gpu(names[0]).peak(self._dtype) if names else None
         return summary(self.steps, self._flop_per_token, peak, len(names))
 
-    def finish(self, running: Command | None) -> None:
+    def finish(self, running: Command | None, as_json: bool = False) -> None:
         """Judge all, write and print the record, exit with the command's code. UserError if --pid ended at once."""
         from pyperf_suite.render.terminal import print_remarks_and_tables
         from pyperf_suite.render.text import as_data, as_text
@@ -341,6 +343,8 @@ class _Watching:
             closed = ", ".join(sorted(self._job.closed)[:5])
             self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
         record = self._record.WatchRecord(self._folder, found, tuple(self.kept))
+        if as_json:
+            click.echo(as_text({**found, "folder": str(self._folder)}), nl=False)
         print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record")
         self._say(f"watch: {self._folder}")
         raise SystemExit(code)

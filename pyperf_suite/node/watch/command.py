@@ -72,10 +72,16 @@ class Command:
     """The watched command: started in this process group, so that a terminal's Ctrl-C reaches it by itself."""
 
     def __init__(
-        self, command: Sequence[str], marks: Path, blocked: set[signal.Signals], launched: bool, is_copied: bool
+        self,
+        command: Sequence[str],
+        marks: Path,
+        blocked: set[signal.Signals],
+        launched: bool,
+        is_copied: bool,
+        to_stderr: bool = False,
     ) -> None:
-        """Raises UserError where it does not start."""
-        self.is_alone = not launched
+        """Start it, with all that it prints on standard error if `to_stderr`. Raises UserError if it does not start."""
+        self.is_alone, self._to_stderr = not launched, to_stderr
         libc = ctypes.CDLL(None)
         # What it leaves behind as orphans stays below this process.
         libc.prctl(_SUBREAPER, 1)
@@ -91,7 +97,11 @@ class Command:
         self.began_s, self.exit_code = time.monotonic(), None
         try:
             self._process = subprocess.Popen(
-                command, env=environment, preexec_fn=become_child, stdout=pipe, stderr=pipe
+                command,
+                env=environment,
+                preexec_fn=become_child,
+                stdout=pipe or (sys.stderr.fileno() if to_stderr else None),
+                stderr=pipe,
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -118,7 +128,8 @@ class Command:
 
     def copy_output(self, copy: Callable[[IO[bytes], TextIO], None]) -> None:
         """Have `copy` read what the command prints, in a thread for each stream, where it prints to pipes."""
-        for source, target in ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)):
+        output = sys.stderr if self._to_stderr else sys.stdout
+        for source, target in ((self._process.stdout, output), (self._process.stderr, sys.stderr)):
             if source is not None:
                 thread = threading.Thread(target=copy, args=(source, target), daemon=True)
                 thread.start()

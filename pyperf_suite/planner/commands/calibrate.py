@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyperf_suite.cli.options import device_option, path_option, results_option
+from pyperf_suite.cli.options import device_option, json_option, path_option, results_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,8 +33,15 @@ if TYPE_CHECKING:
 )
 @results_option()
 @device_option("Device whose newest run is fitted: auto, cpu or cuda:N. Example: --device cpu.")
+@json_option()
 def calibrate(
-    run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str
+    run: Path | None,
+    gpu: str | None,
+    runs: Path | None,
+    output: Path | None,
+    results: Path,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
@@ -46,20 +53,35 @@ def calibrate(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.planner.calibrate import FILE, calibrated, corrections, newest_run
+    from pyperf_suite.render.text import as_text
     from pyperf_suite.runner.results import read_run
 
     if runs is not None:
         if run is not None:
             raise UserError("--runs is a table of training runs: leave RUN out, or --runs.")
-        _of_runs(runs, gpu, output)
+        _of_runs(runs, gpu, output, as_json)
         return
     folder = newest_run(results, identity(resolve(device)).slug) if run is None else read_run(run)
     spec = _gpu_of(folder, gpu)
     origin = f"own run {folder.run_id} on {folder.manifest['identity']['model']}"
     found = corrections(spec, folder.records(), origin)
+    path = _saved(calibrated(spec, found), output or folder.path.parent / FILE)
+    if as_json:
+        laws = [
+            {
+                "law": each.law,
+                "before": each.before.to_json(),
+                "after": each.after.to_json(),
+                "changed": bool(each.block),
+            }
+            for each in found
+        ]
+        click.echo(
+            as_text({"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id, "laws": laws}), nl=False
+        )
+        return
     for each in found:
         click.echo(_sentence(each))
-    path = _saved(calibrated(spec, found), output or folder.path.parent / FILE)
     click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 
@@ -70,11 +92,26 @@ def _saved(calibration: Calibration, path: Path) -> Path:
         raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
 
 
-def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
+def _of_runs(table: Path, gpu: str | None, output: Path | None, as_json: bool) -> None:
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.training_runs import refitted
+    from pyperf_suite.render.text import as_text
 
     calibration, found, refused = refitted(table, None if gpu is None else find_gpu(gpu).name)
+    path = _saved(calibration, output or table.with_suffix(".npz")) if calibration.blocks else None
+    if as_json:
+        frameworks = [
+            {
+                "framework": each.framework,
+                "runs": each.rows,
+                "error_percent": {"before": each.before, "after": each.after},
+                "changed": each.block is not None,
+            }
+            for each in found
+        ]
+        where = None if path is None else str(path)
+        click.echo(as_text({"calibration": where, "frameworks": frameworks, "refused": list(refused)}), nl=False)
+        return
     for each in found:
         kept = "; the published constants stay" if each.block is None else ""
         click.echo(
@@ -83,10 +120,8 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
         )
     if refused:
         click.echo(f"{len(refused)} rows were left out, the first at {refused[0]}")
-    if not calibration.blocks:
-        return
-    path = _saved(calibration, output or table.with_suffix(".npz"))
-    click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
+    if path is not None:
+        click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:

@@ -172,6 +172,7 @@ def layout(
     from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training
     from pyperf_suite.planner.layout.plan import KEYS, layout_of, planned, ranks_of
     from pyperf_suite.planner.layout.plan import exactly as priced_exactly
+    from pyperf_suite.render.terminal import said_meanwhile
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
@@ -211,7 +212,8 @@ def layout(
         exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
         found = report.findings_of_given(exact, budget, notes)
     else:
-        found = report.findings_of_layouts(planned(training, cluster(gpus or 0), laws, fixed), top, budget, notes)
+        with said_meanwhile(f"Predicting every way to share {gpus} GPUs"):
+            found = report.findings_of_layouts(planned(training, cluster(gpus or 0), laws, fixed), top, budget, notes)
     answer("layout", found, as_json, everything)
 
 

@@ -289,12 +289,19 @@ def _compared(training: Training, first: PredictedLayout, second: PredictedLayou
     )
 
 
+CHOICES = ("zero_stage", "recompute", "offload")
+
+
 def _ranking(heading: str, rows: Sequence[PredictedLayout]) -> Table:
-    """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
-    axes = []
+    """Axes with one value in all rows are in the heading, but for the choices that are made again and again."""
+    axes, same = [], []
     for name, title in WRITTEN.items():
         values = {getattr(row.plan, name) for row in rows}
-        axes.append(Column(title, f"plan.{name}", priority=2 if len(values) > 1 else 0))
+        if len(rows) == 1 or len(values) > 1 or name in CHOICES:
+            axes.append(Column(title, f"plan.{name}", priority=3 if name in CHOICES else 2))
+        else:
+            same.append(f"{title} {next(iter(values))}")
+    heading += f", all with {', '.join(same)}" if same else ""
     several = len({row.framework for row in rows}) > 1
     return table(
         heading,

@@ -41,7 +41,7 @@
   function layout(more) {
     const touch = matchMedia("(pointer: coarse)").matches;
     return {
-      margin: { l: 8, r: 8, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 8, r: 32, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       showlegend: false, dragmode: touch ? false : "zoom", hovermode: "closest",
       font: { family: getComputedStyle(document.body).fontFamily, color: colour("ink") },
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 }, align: "left" },
@@ -53,7 +53,8 @@
 
   function chart(data, hidden) {
     const many = data.traces.length;
-    const traces = data.traces.map((each) => {
+    const traces = data.traces.map((each, number) => {
+      const unfit = data.unfit[number];
       const named = data.ticks.length ? new Map(data.ticks.map(([x, name]) => [x, name])) : new Map();
       const words = each.x.map((x, i) => {
         const interval = each.low.length ? ` [${short(each.low[i])}, ${short(each.high[i])}]` : "";
@@ -70,10 +71,11 @@
       if (each.style === "points") {
         trace.mode = "markers";
         if (each.low.length) {
+          trace.marker.symbol = unfit.map((is) => symbols[each.colour % 8] + (is ? "-open" : ""));
           trace.error_y = {
             type: "data", symmetric: false, thickness: 1, width: 0, color: colourOf(each.colour),
-            array: each.high.map((high, i) => Math.max(0, high - each.y[i])),
-            arrayminus: each.low.map((low, i) => Math.max(0, each.y[i] - low)),
+            array: each.high.map((high, i) => unfit[i] ? 0 : Math.max(0, high - each.y[i])),
+            arrayminus: each.low.map((low, i) => unfit[i] ? 0 : Math.max(0, each.y[i] - low)),
           };
         }
       } else {
@@ -94,7 +96,11 @@
       across.ticktext = data.ticks.map(([, name]) => plain(name));
     }
     const shapes = [...data.strong_edges.map(vertical("solid")), ...data.weak_edges.map(vertical("dot"))];
-    return [traces, layout({ xaxis: across, yaxis: scaled(data.y_label, data.y_range, data.y_log), shapes })];
+    const annotations = data.verdict ? [{
+      text: plain(data.verdict).replace(": ", ":<br>"), xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false,
+      font: { color: colour("bad"), size: 13 }, bgcolor: colour("card"),
+    }] : [];
+    return [traces, layout({ xaxis: across, yaxis: scaled(data.y_label, data.y_range, data.y_log), shapes, annotations })];
   }
 
   function map(data) {

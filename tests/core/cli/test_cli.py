@@ -77,6 +77,32 @@ def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_h
     assert "baseline" not in one.output
 
 
+def test_the_list_has_the_axes_as_replaced_and_is_json_on_request():
+    replaced = ("-a", "optimizer.workers=1", "-a", "baseline.workers=7")
+    text = invoke("run", "--list", "optimizer", *replaced).output
+    assert text.count("-a workers=") == text.count("-a workers=1\n") == 1
+    every = json.loads(invoke("run", "--list", "--json").stdout)["probes"]
+    assert {each["name"] for each in every} >= {"baseline", "optimizer"}
+    assert all(set(each) == {"name", "topic", "question"} for each in every)
+    (one,) = json.loads(invoke("run", "--list", "optimizer", "--json", *replaced).stdout)["probes"]
+    assert [each["profile"] for each in one["profiles"]] == ["quick", "standard", "full"]
+    assert {each["axes"]["workers"] for each in one["profiles"]} == {"1"}
+    assert all(each["cases"] > 0 and each["seconds"] > 0 for each in one["profiles"])
+    assert one["profiles"][0]["cases"] < one["profiles"][-1]["cases"]
+
+
+def test_a_run_appends_what_was_found_as_markdown_without_pictures(tmp_path, instant_workers):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    arguments = ("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--markdown", str(summary))
+    assert invoke(*arguments).exit_code == 0
+    text = summary.read_text()
+    assert text.startswith("before\n# 2")
+    assert "pyperf-suite run tile_wave -a tile=32x32x32" in text
+    assert "**Tile and wave cliffs**" in text
+    assert "![" not in text
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
     name, tmp_path, instant_workers, monkeypatch, request
@@ -131,12 +157,13 @@ def records():
     ]
 
 
-def test_a_csv_has_a_row_a_record_and_loses_no_digit_whatever_the_text(records):
-    pytest.importorskip("pyarrow")
+def test_a_csv_needs_no_pyarrow_has_a_row_a_record_and_loses_no_digit_whatever_the_text(records, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     rows = list(csv.DictReader(io.StringIO(table_of(records, ".csv").decode(), newline="")))
     assert [float(row["metrics.time.value"]) for row in rows] == [0.1 + 0.2, 3e-9]
     assert [row["reason"] for row in rows] == [HOSTILE, ""]
     assert [row["case.operator"] for row in rows] == ["matmul", "matmul"]
+    assert [row["state.turbo"] for row in rows] == ["1", "true"]
     assert json.loads(rows[0]["metrics.time.samples"]) == records[0].metrics["time"].samples
 
 
@@ -156,7 +183,7 @@ def test_another_suffix_and_no_pyarrow_are_each_one_sentence(records, monkeypatc
         table_of(records, ".json")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="pip install pyarrow"):
-        table_of(records, ".csv")
+        table_of(records, ".parquet")
 
 
 def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 NO_TORCH = r"This torch (", "cannot use the GPU."
 EVENT_S = 500e-9  # event_ns of fake_libcuda.c
-TILES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0", "schedule=data_parallel")
+TILES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0", "inside=0", "schedule=data_parallel")
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -45,8 +45,9 @@ def measured(run, folder: Path, *arguments: str) -> Counter[tuple[str, str]]:
 def test_the_doctor_finds_a_gpu_that_is_named_a_fake(run):
     done = run("-m", "pyperf_suite", "doctor", "--all")
     assert "Traceback" not in done.stdout + done.stderr
-    (kind,) = (line.split(None, 2) for line in done.stdout.splitlines() if line.split()[:2] == ["cuda:0", "kind"])
-    assert kind[2].startswith("Fake H200, compute capability 9.0, 4 SMs")
+    (kind,) = (line.split(None, 3) for line in done.stdout.splitlines() if line.split()[1:3] == ["cuda:0", "kind"])
+    assert kind[0] == "ok"
+    assert kind[3].startswith("Fake H200, compute capability 9.0, 4 SMs")
 
 
 def test_tile_and_wave_cliffs_are_measured_on_verified_products(run, tmp_path):

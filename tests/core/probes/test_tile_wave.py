@@ -72,6 +72,7 @@ def axes(**changed: object) -> TileWaveAxes:
         across=(1,),
         waves=(4,),
         offset=(-1, 0, 1),
+        inside=(0,),
     )
     return replace(usual, **changed)  # type: ignore[arg-type]
 
@@ -96,6 +97,56 @@ def test_a_step_of_several_elements_over_an_edge_is_a_cliff_too() -> None:
 def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
     counts = {case.parameters.n // 64 for case in PROBE.sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
     assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
+
+
+def test_the_quick_profile_has_eight_sizes_inside_each_tile_in_no_more_than_60_cases() -> None:
+    cases = find_probe("tile_wave").cases("quick", CPU)
+    by_schedule: dict[str, set[int]] = {}
+    for case in cases:
+        by_schedule.setdefault(case.parameters.schedule.policy, set()).add(case.parameters.n)
+    width = next(case.parameters.tile.n for case in cases if case.parameters.tile)
+    for policy in ("data_parallel", "library"):
+        for tile in range(2):
+            edges = {tile * width + 1, (tile + 1) * width - 1}
+            inside = {n for n in by_schedule[policy] if tile * width < n < (tile + 1) * width} - edges
+            assert len(inside) >= 8, (policy, tile)
+    edges = {count * width + offset for count in (1, 2) for offset in (-1, 0, 1)}
+    assert by_schedule["stream_k"] == by_schedule["split_k"] == edges < by_schedule["data_parallel"]
+    assert len(cases) <= 60
+
+
+def test_sizes_inside_a_wave_are_aligned_and_not_next_to_those_at_its_edges() -> None:
+    wide = {case.parameters.n for case in PROBE.sweep(axes(workers=(132,), across=(12,), offset=(0, 8), inside=(8,)))}
+    assert all(size % 8 == 0 for size in wide)
+    first = sorted(size for size in wide if 64 < size < 704)
+    # 80 and 624 would lie next to the edges at 64 and 640.
+    assert first == [72, 160, 232, 312, 392, 472, 544, 640, 648]
+
+
+def test_the_picture_is_a_staircase_next_to_the_library_with_at_most_two_other_schedules_below() -> None:
+    schedules = ("data_parallel", "persistent", "split_k(2)", "stream_k")
+    (figure,) = findings(Machine(), schedule=schedules, inside=(8,)).figures
+    assert figure.title.startswith("N = 129 takes 1.95 x the time of 128: native")
+    (time, rate), others = figure.rows
+    assert (time.title, time.y_label, rate.title, rate.y_label) == (
+        "data_parallel@2",
+        "time",
+        "data_parallel@2",
+        "rate",
+    )
+    for panel in (time, rate):
+        measured, law, library = panel.series
+        assert (measured.label, law.label, library.label) == ("measured", "wave law", "torch")
+        assert list(measured.x) == list(library.x)
+        assert all(law.y[law.x.index(x)] == pytest.approx(y) for x, y in zip(measured.x, measured.y, strict=True))
+    assert time.strong_edges == (128, 256, 384, 512)
+    assert [panel.title for panel in others] == ["split_k(2)@2", "stream_k@2"]
+    assert all(len(panel.series) == 2 for panel in others)
+
+
+def test_a_picture_whose_first_wave_is_hidden_by_noise_promises_nothing() -> None:
+    (figure, *_) = findings(Machine(noise=1.0), processes=5).figures
+    assert figure.title.startswith("Tile and wave quantization: ")
 
 
 def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
@@ -145,6 +196,14 @@ def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() ->
     assert (first.values["step"], round(first.values["cost"].value, 2)) == ("256 -> 257", 0.95)
     (law,) = remarks(found, "overhead")
     assert law.values["median"].value == pytest.approx(0, abs=1e-9)
+
+
+def test_a_rate_relative_to_the_library_has_the_interval_that_marks_noise() -> None:
+    for noise in (0.001, 1.0):
+        row = lines(findings(Machine(noise=noise), processes=3), "Tile and wave")[0]
+        share = row["of the library's"]
+        assert share.low < share.value < share.high
+        assert (share.high / share.low > 2) == (noise == 1.0)
 
 
 def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() -> None:

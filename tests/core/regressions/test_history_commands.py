@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def test_a_series_is_told_whole_by_case_label_or_glob_and_a_doubling_as_an_uncon
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step
+
+
+def test_every_series_with_its_runs_is_json_on_request(history):
+    answer = json.loads(invoke("history", "--results", history, "--json").stdout)
+    series = {each["case_id"]: each for each in answer["series"]}
+    assert set(series) == {SMALL.case_id, LARGE.case_id}
+    own = series[SMALL.case_id]
+    assert (own["label"], own["metric"], own["unit_of_measure"], len(own["points"])) == (SMALL.label, "time", "s", 20)
+    point = own["points"][10]
+    assert (point["run_id"], point["commit"]) == ("20260111T000000Z-000b", f"{11:040x}")
+    assert point["low"] <= point["value"] <= point["high"]
+    assert own["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
+    assert [each["index"] for each in own["changes"]] == [10]
+    assert len(json.loads(invoke("history", SMALL.case_id, "--results", history, "--json").stdout)["series"]) == 1
 
 
 def test_a_damaged_line_is_warned_about_and_the_rest_is_told(history):

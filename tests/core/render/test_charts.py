@@ -25,6 +25,7 @@ from pyperf_suite.render.charts import (
     colours_of,
     draw,
     draw_bars,
+    draw_chart,
     kept,
     page_figure,
 )
@@ -109,8 +110,29 @@ def test_the_range_shows_every_value_and_cuts_long_whiskers(y: Any, low: Any, hi
     assert bottom[0] <= chart.y_range[0] <= bottom[1]
     assert top[0] <= chart.y_range[1] <= top[1]
     caption = caption_of(drawn, [[chart]])
-    assert ("1 whisker reaches beyond the panel" in caption) == (chart.cut == 1) == (50.0 in map(abs, [*low, *high]))
+    assert ("The hollow point is not fit for use" in caption) == (chart.cut == 1) == (50.0 in map(abs, [*low, *high]))
+    assert chart.verdict == ""
     assert ("does not begin at 0" in caption) == (bottom[0] > 0)
+
+
+def test_a_panel_of_which_most_intervals_are_larger_than_itself_is_not_fit_for_use(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    for unfit in (2, 3):
+        high = [50.0] * unfit + [1.1] * (5 - unfit)
+        drawn = figure(panel(points(range(5), [1.0] * 5, [0.9] * 5, high)))
+        [[chart]] = charts_of(drawn)
+        assert chart.unfit(chart.traces[0]) == [True] * unfit + [False] * (5 - unfit)
+        assert f"{unfit} hollow points are not fit for use" in caption_of(drawn, [[chart]])
+        said = "Not fit for use: 3 of 5 intervals are larger than this panel" if unfit == 3 else ""
+        assert chart.verdict == said == page_figure(drawn).rows[0][0].data["verdict"]  # type: ignore[union-attr]
+        axis = pyplot.figure().subplots()
+        draw_chart(axis, chart)
+        assert [each.get_text().replace("\n", " ") for each in axis.texts] == [said] * bool(said)
+        [whiskers] = axis.containers
+        [segments] = whiskers.lines[2]
+        assert len(segments.get_segments()) == 5 - unfit
+        pyplot.close()
 
 
 def test_the_caption_says_how_many_values_are_left_out() -> None:
@@ -252,7 +274,7 @@ def test_a_figure_has_its_words_its_values_as_a_table_and_as_data_and_a_button_f
     measured = points([1, 2], [3e-6, 4e-6], [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6], "measured")
     both = panel(measured, Series("a law", [1, 2], [3e-6, 4e-6], "line"), y_unit="us")
     html, data = drawn(both, both)
-    for said in ("A title", "A caption.", Source.command, Source.place, "<td>measured</td>", ">2.9</td>"):
+    for said in ("A title", "A caption.", Source.command, Source.place, '<td class="short">measured</td>', ">2.9</td>"):
         assert said in html
     words = "time, us over N: measured (measured), a law (law, predicted)"
     assert re.findall(r'role="img" aria-label="([^"]*)"', html) == [words] * 2
@@ -288,13 +310,13 @@ def test_a_table_sorts_numbers_by_value_breaks_long_words_and_says_how_many_rows
     columns = (Heading("a"), Heading("time", "ms"), Heading("count"))
     rows = (("1 x 256 tokens", Quantity(1.5e-3, "ms"), 7), ("a name of many more characters than fit", None, 1))
     html = str(macros().table(Table("t", columns, rows)))
-    assert "<td>1 x 256 tokens</td>" in html
+    assert '<td class="short">1 x 256 tokens</td>' in html
     assert '<td class="figure" data-value="0.0015">1.5</td>' in html
     assert '<td class="figure" data-value="7">7</td>' in html
     assert html.count('class="long"') == 1
     html = str(macros().table(Table("long", (Heading("n"),), tuple((n,) for n in range(1005)))))
     assert html.count("<tr><td") == 1000
-    assert "5 more rows are not shown" in html
+    assert "5 more rows left out" in html
 
 
 def test_verdicts_stand_below_their_claim_with_their_outcome_and_noise_is_left_out() -> None:

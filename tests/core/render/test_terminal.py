@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from pyperf_suite.render.terminal import (
     print_remarks_and_tables,
     print_summary,
     print_table,
+    said_meanwhile,
 )
 
 CLAIM = Claim("it is twice", "A Guide", 2.0, 2.0)
@@ -177,3 +179,14 @@ def test_a_run_of_many_probes_ends_with_one_screen_and_with_all_of_it_on_request
     assert len(text.splitlines()) <= SCREEN_LINES
     assert "59 more cautions" in text
     assert "findings.md, 2 pictures" in text
+
+
+def test_what_takes_longer_than_a_second_is_said_meanwhile_and_nothing_of_what_is_over(capsys) -> None:
+    with said_meanwhile("Searching"):
+        pass
+    assert capsys.readouterr().err == ""
+    with said_meanwhile("Searching", after_s=0.01, every_s=0.02):
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert all(line.strip() == "Searching: 0 s so far" for line in lines)

@@ -130,6 +130,7 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(tmp_pat
 def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin):
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
+    assert session.beyond_budget(session.trials()) == ""
     session.measure_trials(session.trials(), lambda *_: None)
     assert workers.now_s <= 25
     assert len(workers.trials) == 5, "four cases once and one twice"
@@ -142,6 +143,19 @@ def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin)
     assert len(set(workers.trials)) == 8
     assert not again.cut_short
     again.close()
+
+
+def test_what_a_budget_is_expected_to_leave_out_is_named_before_the_first_trial(begin, monkeypatch):
+    plan = a_plan(sizes=(8, 16, 24, 32, 40, 48))
+    for budget_s, left in ((60 + CLOSING_S, 0), (21 + CLOSING_S, 4), (1.0, 6)):
+        session = begin(plan, Instant(seconds=5.0), budget_s=budget_s)
+        monkeypatch.setattr(session.outlook, "trial_s", lambda *_: 10.0)
+        said = session.beyond_budget(session.trials())
+        assert (f"leave out {left} of 6 cases" in said) == bool(said) == bool(left)
+        if left:
+            assert all(planned.case.label in said for planned in plan.cases[6 - left :][:3])
+            assert f"and {left - 3} more" in said
+        session.close()
 
 
 def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(begin, tmp_path, monkeypatch):

@@ -106,6 +106,19 @@ def test_only_a_failed_check_makes_the_exit_code_other_than_0(monkeypatch, verdi
     assert ("found 1" in result.output) == ("unknown" not in verdicts)
 
 
+def test_a_summary_is_appended_as_markdown_with_every_check_and_the_commands(monkeypatch, tmp_path):
+    bad = Check("Load", "other processes", "90% busy", verdict="failed", command="nice make")
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: [bad, Check("CPU", "cores", "2")])
+    summary = tmp_path / "summary.md"
+    for _ in range(2):
+        assert invoke("doctor", "--json", "--markdown", summary).exit_code == 1
+    text = summary.read_text()
+    assert text.count("## Doctor") == 2
+    assert "| ok | CPU | cores | 2 |" in text
+    assert "    nice make" in text
+    assert "failed: Load, other processes: 90% busy" in text
+
+
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
     check = Check("Load", "[b]x", "90% busy: [red]x[/red] \x1b[2J", verdict="caution", command="[i]kill[/i] \x1b[2J")
     monkeypatch.setattr(doctor, "examine", lambda results, **_: [check])

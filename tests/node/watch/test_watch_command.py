@@ -62,6 +62,17 @@ def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     assert not list(Path("/tmp").glob(f"pyperf_watch_*_{process.pid}_*"))
 
 
+@pytest.mark.parametrize("options", [(), ("--step-pattern", r"took (?P<ms>\d+) ms")])
+def test_the_record_alone_is_on_standard_output_on_request(tmp_path, options):
+    process = started(tmp_path, "--json", *options, "--", sys.executable, "-c", JOB, "8")
+    output, message = process.communicate(timeout=60)
+    answer = json.loads(output)
+    assert process.returncode == answer["exit_code"] == 3
+    assert Path(answer.pop("folder")) == next(tmp_path.glob("*/watch-*"))
+    assert answer == record(tmp_path)
+    assert "ready\n" in message
+
+
 def test_steps_are_found_in_what_the_command_prints(tmp_path):
     process = started(tmp_path, "--step-pattern", r"took (?P<ms>\d+) ms", "--", sys.executable, "-c", JOB, "10")
     output, message = process.communicate(timeout=60)

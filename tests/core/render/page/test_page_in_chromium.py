@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.data import Figure, Findings, HeatMap
+from pyperf_suite.findings.data import Figure, Findings, Heading, HeatMap, Table
 from pyperf_suite.render import page as page_module
 from pyperf_suite.render.charts import page_figure
 from pyperf_suite.render.page import Section, draw_page
@@ -178,6 +178,29 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(opened):
     opened.open(Path(opened.run("decodeURI(location.pathname)")))
     show(opened, "[id^=history] .picture")
     assert opened.run("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_column_is_a_letter_wide_and_a_verdict_is_in_sight(browser, results, width):
+    why = "a figure from its data sheet, which no machine of this kind was seen to reach under load"
+    names = ("verdict", "part", "check", "found", "expected", "at least", "unit", "off", "why")
+    row = ("ok", "cuda:0", "bfloat16 products, sustained", "600 [590, 610]", "700", "620", "TFLOP/s", "-14 %", why)
+    table = Table("Checks", tuple(map(Heading, names)), (row,))
+    section = Section("checks", "Acceptance", "Is it fast?", Findings(tables=(table,)), topic="the machine")
+    run_id = "20260101T000000Z-0001"
+    write(results, run_id, [a_record(run_id, 1e-3)])
+    read = read_results(results)
+    of_machine = page_module._machine
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(page_module, "_machine", lambda *held: {**of_machine(*held), "others": [section]})
+        (results / "report.html").write_text(draw_page(read, choose(read)), encoding="utf-8")
+    browser.size(width, 900, phone=width < 500)
+    browser.open(results / "report.html")
+    cells = "[...document.querySelectorAll('#checks tbody td')]"
+    assert browser.run(f"{cells}.every((each) => each.clientWidth > 40)")
+    assert browser.run(f"{cells}.some((each) => each.textContent.startsWith('a figure') && each.clientWidth >= 280)")
+    place = "document.querySelector('#checks tbody td').getBoundingClientRect()"
+    assert browser.run(f"{place}.right") < width
 
 
 def test_on_paper_every_fold_is_open_and_the_page_is_light_until_it_is_printed(opened):

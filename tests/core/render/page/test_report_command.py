@@ -16,6 +16,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.record.case import Case
 from pyperf_suite.render import page
+from pyperf_suite.render.comparisons import COMPARISON, read_comparison
 from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from tests.commands import invoke
@@ -87,7 +88,108 @@ def test_the_change_of_a_series_is_told_with_its_commits(results) -> None:
 def test_why_cases_failed_is_told_once_with_how_often(results) -> None:
     one_run(results, *(a_record(RUN, None, process=n, reason="no such kernel") for n in range(3)))
     page = page_of(results)
-    assert '<td>failed</td><td class="figure" data-value="3">3</td><td>no such kernel</td>' in page
+    assert (
+        '<td class="short">failed</td><td class="figure" data-value="3">3</td><td class="short">no such kernel</td>'
+        in page
+    )
+
+
+def test_a_caution_of_several_runs_stands_once_and_names_the_newest_with_its_numbers(results) -> None:
+    for number in (1, 2, 3):
+        run_id = f"2026010{number}T000000Z-0001"
+        quality = {
+            "converged": True,
+            "cpu_busy_s": number + 1.0,
+            "process_cpu_s": 1.0,
+            "cpu_steal_s": 0.0,
+            "elapsed_s": 1.0,
+        }
+        write(results, run_id, [a_record(run_id, 1e-3, process=each, quality=quality) for each in range(3)])
+    html = page_of(results, "--runs", "all")
+    words = re.sub(r"<[^>]*>", "", html[html.index("The machine while it was measured") :])
+    assert words.count("cores busy while cases were timed") == 1
+    assert "run 20260103T000000Z-0001 and 2 earlier runs: Other processes kept 3 cores busy" in words
+
+
+def test_numbers_have_their_plural_and_commands_no_backticks(results) -> None:
+    one_run(results)
+    html = re.sub(r'id="plotly">[^<]*<', "><", page_of(results))
+    said = " ".join(Reader(html[: html.index("<script>")]).words)
+    assert "· 1 run, 2026-01-01" in said
+    assert "1 record measured" in said
+    assert "1 of 1 record measured" in said
+    assert "`" not in said
+    a_history(results)
+    html = page_of(results)
+    assert "<code>pyperf-suite history BENCHMARK --machine" in html
+    assert "benchmarks measured more than once" in html
+
+
+def test_results_are_named_by_option_as_well_and_not_twice(results, tmp_path) -> None:
+    one_run(results)
+    assert run("--results", results).exit_code == 0
+    assert (results / "report.html").exists()
+    twice = run(results, "--results", tmp_path)
+    assert (twice.exit_code, "give one of them" in twice.output) == (2, True)
+
+
+def a_comparison(results: Path, verdict: str = "slower", **changed: Any) -> Path:
+    folder = results / MACHINE / "ab-20260104T000000Z-0001"
+    folder.mkdir(parents=True)
+    arms = {"old": {"name": "main (abc)"}, "new": {"name": ". (def)"}}
+    (folder / "ab.json").write_text(json.dumps({"started_at": "2026-01-04T00:00:00+00:00", "arms": arms}))
+    ratio = {"value": 1.2, "low": 1.1, "high": 1.3, "processes": 0}
+    judgement = {
+        "benchmark": "b.py:k",
+        "probe": "b.py:k",
+        "case_id": "1",
+        "verdict": verdict,
+        "ratio": ratio,
+        "margin": 0.01,
+        "sentence": "Slower by `20 %`.",
+        "details": {},
+        **changed,
+    }
+    (folder / "findings.json").write_text(json.dumps([judgement]))
+    return folder
+
+
+def test_what_ab_compared_is_on_the_page(results) -> None:
+    one_run(results)
+    a_comparison(results)
+    html = page_of(results)
+    words = " ".join(Reader(html).words)
+    assert ". (def) against main (abc)" in words
+    assert "1 slower of 1 benchmark" in words
+    assert "b.py:k: Slower by <code>20 %</code>." in html
+    assert '<td class="short">slower</td><td class="figure" data-value="0.2">+20 % [+10, +30]</td>' in re.sub(
+        r"0\.1999\d*", "0.2", html
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"verdict": "unheard of"},
+        {"ratio": {"value": "much"}},
+        {"ratio": [1]},
+        {"nonsense": 1},
+        {"margin": "wide"},
+    ],
+)
+def test_a_comparison_that_cannot_be_read_is_named_and_costs_nothing_else(results, spoil) -> None:
+    one_run(results)
+    a_comparison(results, **spoil)
+    with pytest.warns(UserWarning, match="the comparison cannot be read"):
+        found = read_results(results, readers={COMPARISON: read_comparison})
+    assert (len(found.runs), found.others, len(found.notes)) == (1, (), 1)
+
+
+def test_a_comparison_without_verdicts_is_named(results) -> None:
+    one_run(results)
+    (a_comparison(results) / "findings.json").unlink()
+    with pytest.warns(UserWarning, match="it has no verdicts"):
+        read_results(results, readers={COMPARISON: read_comparison})
 
 
 def test_hostile_names_are_text_and_never_markup(results) -> None:
