@@ -10,5 +10,5 @@ from pyperf_suite.cli.main import main
 
 
 def invoke(*words: object, **how: Any) -> Result:
-    """What `pyperf-suite WORDS` prints, and its exit code; whatever is no sentence of it is raised."""
+    """Run `pyperf-suite WORDS`: what it prints, and its exit code; whatever is no sentence of it is raised."""
     return CliRunner().invoke(main, [*map(str, words)], catch_exceptions=False, **how)

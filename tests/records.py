@@ -161,7 +161,7 @@ def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
 
 
 def remarks(findings: Findings, *names: str, kind: str | None = None, **values: object) -> list[Remark]:
-    """Those that have values of all these names, and these values, and are of that kind if one is given."""
+    """Remarks that have values of all these names, and these values, and are of that kind if one is given."""
     found = [each for each in findings.remarks if isinstance(each, Remark) and kind in (None, each.kind)]
     return [each for each in found if set(names) <= set(each.values) and values.items() <= dict(each.values).items()]
 

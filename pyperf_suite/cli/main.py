@@ -271,7 +271,7 @@ def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[_Lis
 
 
 def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
-    """What each profile takes here, and the values of its axes where they differ from those of the one before."""
+    """Print what each profile takes here, and its axes where they differ from those of the profile before."""
     from rich.markup import escape
 
     before: dict[str, str] = {}

@@ -49,7 +49,7 @@ def summary_of(findings: Mapping[str, Findings], records: Sequence[Record] = ())
 
 
 def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> Iterator[SummaryPoint]:
-    """Of each subject that was measured next to other probes the largest effect, else the first thing that was found.
+    """Find for each subject measured next to other probes the largest effect, else the first thing that was found.
 
     Else what leaves it open, and what it would cost to decide.
     """
@@ -70,7 +70,7 @@ def _subjects(findings: Mapping[str, Findings], records: Sequence[Record]) -> It
 
 
 def fitness_of(records: Sequence[Record]) -> Remark | None:
-    """Whether figures of a run are fit to act on, and why not; None where nothing was timed."""
+    """Say if figures of a run are fit to act on, and why not; None where nothing was timed."""
     measured = [each for each in _timed(records) if each.outcome == "ok"]
     if not measured:
         return None

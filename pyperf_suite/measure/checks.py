@@ -142,7 +142,7 @@ class Checks(ABC):
         return seconds
 
     def report(self) -> dict[str, Any]:
-        """What a record says: launches checked, and "errors in more than 1 of N launches excluded at 95 %"."""
+        """Fields of a record: launches checked, and "errors in more than 1 of N launches excluded at 95 %"."""
         return {
             "launches_checked": self.checked,
             "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self.checked)),

@@ -79,7 +79,7 @@ class ProductExplained:
 
     @property
     def findings(self) -> Findings:
-        """What the command of the same name prints."""
+        """Findings as the command of the same name prints them."""
         return findings_of_product(self)
 
     def _repr_markdown_(self) -> str:
@@ -194,7 +194,7 @@ def _picked(
     distance: NDArray[np.int64],
     size: int,
 ) -> list[int]:
-    """Of sizes at positive distances the nearest that wins, and those further away that win more."""
+    """Pick among sizes at positive distances the nearest that wins, and those further away that win more."""
     side = np.flatnonzero(wins & (distance > 0))
     if not len(side):
         return []

@@ -161,7 +161,7 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 
 
 def _sizes_inside(steps: Sequence[int], edges: Sequence[int], count: int, multiple: int) -> Iterator[int]:
-    """So many sizes evenly within each step, but for those that have one of the edges' sizes near.
+    """Spread so many sizes evenly within each step, but for those that have one of the edges' sizes near.
 
     Each is a multiple of a power of two, so that no step has a kernel of its own for rows without alignment.
     """
@@ -445,7 +445,7 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
 
 
 def _headline(sweep: Sweep) -> str:
-    """What the first wave costs, in words; where noise hides it, what the picture is about."""
+    """Say what the first wave costs; where noise hides it, what the picture is about."""
     first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
     if first is None or first.gain.value >= 1 or not first.cost.excludes(0.0):
         return "Tile and wave quantization"

@@ -58,7 +58,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether the process that started then still runs; true where that cannot be read."""
+    """Return True if the process that started then still runs, or if that cannot be read."""
     try:
         fields = _read_stat(pid)
     except OSError:

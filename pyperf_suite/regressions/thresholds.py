@@ -132,7 +132,7 @@ def parse_share(value: Any) -> float:
 
 
 def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
-    """Whether the pattern, if there is one, means that benchmark: its case, or a part of its probe and label."""
+    """Return True if there is no pattern, or it means that benchmark: its case, or a part of its probe and label."""
     return pattern in (None, case_id) or matches(f"*{pattern}*", f"{probe} {label}")
 
 

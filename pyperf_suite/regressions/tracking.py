@@ -383,7 +383,7 @@ def _about(series: BenchmarkSeries, change: Change) -> Sequence[Measured]:
 
 
 def _is_one_commit(points: Sequence[Measured]) -> bool:
-    """Whether all are of one commit without changes."""
+    """Return True if all are of one commit without changes."""
     return len({point.commit for point in points}) == 1 and not any(p.dirty or not p.commit for p in points)
 
 

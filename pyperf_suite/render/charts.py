@@ -77,7 +77,7 @@ class Chart:
     x_title: str = ""
 
     def unfit(self, trace: Trace) -> list[bool]:
-        """Of each point with an interval whether that is larger than the chart."""
+        """Mark each point with an interval that is larger than the chart."""
         bottom, top = self.y_range
         return [high > top or low < bottom for low, high in zip(trace.low, trace.high, strict=True)]
 
@@ -87,7 +87,7 @@ class Chart:
 
     @property
     def verdict(self) -> str:
-        """What stands on a chart of which most intervals are larger than itself."""
+        """Words on a chart of which most intervals are larger than itself."""
         barred = sum(len(each.low) for each in self.traces)
         return f"Not fit for use: {self.cut} of {barred} intervals are larger than this panel" * (2 * self.cut > barred)
 

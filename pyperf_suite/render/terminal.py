@@ -154,13 +154,13 @@ def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL
 
 
 def print_fitness(console: Console, fitness: Remark | None) -> None:
-    """Whether the figures are fit for use."""
+    """Print if the figures are fit for use."""
     if fitness is not None:
         say(console, _CAUTION if fitness.kind == "caution" else "", text.sentence(fitness))
 
 
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
-    """What failed and a line a subject, and of the rest what the screen holds: the weakest are left out."""
+    """Print what failed, a line a subject, and of the rest what the screen holds: the weakest are left out."""
     kept = [each for each in points if each.kind in ("slow", "failed", "subject")]
     shown = [each for each in points if each not in kept]
     many = len({point.probe for point in points if point.probe}) > 1

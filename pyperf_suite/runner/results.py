@@ -55,7 +55,7 @@ def stamp_of(name: str) -> str:
 
 
 def order_of(run_id: str, started_at: str) -> tuple[str, str, str]:
-    """What runs are sorted by: the time in a run's name, which a clock that was set back leaves, else its beginning."""
+    """Key by which runs are sorted: the time in a run's name, which clocks set back leave, or its beginning."""
     began = re.sub("[-:]", "", started_at)
     return stamp_of(run_id) or began, began, run_id
 

@@ -24,7 +24,7 @@ _libraries: dict[str, str] = {}
 
 
 def root(source: str = "") -> Path:
-    """What the file or module of that name is relative to.
+    """Folder that the file or module of that name is relative to.
 
     PYPERF_KERNEL_ROOT, or of several folders there the first that has the file, else that of the current folder.
     """
@@ -34,7 +34,7 @@ def root(source: str = "") -> Path:
 
 
 def root_of(folder: Path) -> Path:
-    """What files of a folder are named relative to, wherever one stands: the top of its git checkout or project.
+    """Folder that files of a folder are named relative to, wherever one stands: the top of its git checkout or project.
 
     Else the folder itself.
     """

@@ -1,4 +1,4 @@
-"""Who runs a user's code for a case: this process, which imports a file once, or processes kept for the next case."""
+"""Processes that run a user's code for a case: this one, which imports a file once, or some kept for the next case."""
 
 from __future__ import annotations
 

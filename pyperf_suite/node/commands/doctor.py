@@ -79,7 +79,7 @@ def examine(results: Path) -> list[Check]:
 
 
 def _as_markdown(checks: Sequence[Check], verdict: str) -> str:
-    """What is not ok in sentences with its commands, and every check in a table."""
+    """Say what is not ok, with its commands, and put every check in a table."""
     from pyperf_suite.findings.data import findings
     from pyperf_suite.node.check import check_table, sentences
     from pyperf_suite.render.text import markdown_of

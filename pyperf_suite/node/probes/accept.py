@@ -335,7 +335,7 @@ def _name(case: Case) -> str:
 
 
 def analyse(rows: Rows, laws: Laws | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
-    """Whether the node is accepted, a sentence for each check that is not ok, and a line for each."""
+    """Say if the node is accepted, with a sentence for each check that is not ok and a line for each."""
     checks = checks_of(rows, laws, before)
     good, unsure = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNKNOWN))
     bad = len(checks) - good - unsure

@@ -157,7 +157,7 @@ class Sizing:
 
     @property
     def findings(self) -> Findings:
-        """What the command of the same name prints."""
+        """Findings as the command of the same name prints them."""
         return findings_of_sizing(self)
 
     def _repr_markdown_(self) -> str:

@@ -342,7 +342,7 @@ class RunSummary:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """What runs are sorted by."""
+        """Key by which runs are sorted."""
         first = min(self.measured, key=lambda one: one.started_at, default=None)
         return order_of(first.run_id, first.started_at) if first else ()
 

@@ -72,7 +72,7 @@ class Store:
 
     @functools.cached_property
     def measured(self) -> list[Measured]:
-        """What each run measured of each case, in the order in which the runs were made, whatever the clock said."""
+        """Measurements of each case by each run, in the order in which the runs were made, whatever the clock said."""
         runs = sorted(self._read.values(), key=lambda summary: summary.order)
         return [one for summary in runs for one in summary.measured]
 
