@@ -102,7 +102,7 @@ QUICK = Profile(
     processes=1,
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
-        _undisturbed(relative_half_width=0.05, time_cap_s=0.2),
+        _undisturbed(relative_half_width=0.08, time_cap_s=0.2),
     ),
     purpose="a first look",
 )
