@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyperf_suite.record.record import Record
 
 MOST_POINTS = 7
-# What the suite is about, by the probe that measures it: each has a line, found or not.
+# Subjects of the suite, by the probe that measures each: all have a line, found or not.
 SUBJECTS = {
     "tile_wave": "What tiles and waves cost",
     "alignment": "What odd sizes cost",

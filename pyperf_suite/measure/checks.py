@@ -18,13 +18,13 @@ from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 
 CONFIDENCE = 0.95
 
-# Of the time since timing began, what checks may take.
+# Share of the time since timing began that checks may take.
 CHECKING_SHARE = 0.05
 
 # Launches between two stops at least, on average: of few sets all would follow a stop otherwise, and none be as usual.
 LEAST_BETWEEN_STOPS = 8
 
-# What checks of a set's last launches may take after the last block: short ones would hardly be checked otherwise.
+# Seconds for checks after the last block: short launches would hardly be checked otherwise.
 LAST_CHECKS_S = 0.02
 
 

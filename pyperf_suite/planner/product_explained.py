@@ -28,7 +28,7 @@ WINDOW = 0.25
 # A gain that counts: nearer than repeated measurements are to each other. Of a size far from the nearest that wins, a
 # gain on that one: the law's own error.
 GAIN, FAR_GAIN = 0.01, 0.03
-# So little growth costs a model next to nothing.
+# Growth, as a share of a size, that costs a model next to nothing.
 LITTLE_GROWTH = 0.02
 # The dimension that counts tokens, by layout, and so is none of a model: M, or of a weight's gradient K.
 TOKENS = {"NT": "K"}

@@ -87,7 +87,8 @@ def report_run(
         print_fitness(console, fitness)
         print_summary(console, [*failures_of(records), *summary_of(printed, records)])
         # Those about the machine are said at the top.
-        of_the_cases = [each for each in of_the_run if each not in about_the_machine(records)]
+        of_the_machine = list(about_the_machine(records))
+        of_the_cases = [each for each in of_the_run if each not in of_the_machine]
         print_cautions(console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more)
     print_places(console, folder.records_path, write_all(findings, records, folder), more)
 

@@ -199,7 +199,7 @@ class MarkReader:
                 steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 
 
-# What programs colour their lines with for a terminal.
+# Sequences with which programs colour their lines for a terminal.
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

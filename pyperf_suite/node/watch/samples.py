@@ -33,7 +33,7 @@ MOST_LOADERS_LOOKED_AT = 16
 # The parents of other processes are read anew after so many samples: process numbers are used again.
 FORGET_STRANGERS = 60
 FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
-# Of its time that a rank is ready without a CPU, before others are looked at.
+# Share of its time that a rank is ready without a CPU, before other processes are looked at.
 LACKING = 0.1
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -37,10 +37,10 @@ Floats = NDArray[np.float64]
 
 AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", "tp")
 ATTENTION = ("hidden", "heads", "kv_heads", "head_dim")
-# Of which forward and backward were published (FlashAttention-2 and -3); a model's own head_dim is kept as well.
+# Heads whose forward and backward were published (FlashAttention-2 and -3); a model's own head_dim is kept as well.
 HEAD_DIMS = (64, 128)
-# What changes together stays near the model that was requested: shares of its hidden size and of its layers. How many
-# GPUs share a micro-batch, and how large it is, gains nothing that a dimension does.
+# Largest change of hidden size and of layers, as a share, in proposals that change dimensions together. The number of
+# GPUs that share a micro-batch, and its size, are no dimensions of a model.
 NEAR = 0.05
 OF_THE_RUN = ("micro_batch", "tp")
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
