@@ -40,9 +40,13 @@ class OtherRecord(Protocol):
     manifest: Mapping[str, Any]
 
     @property
-    def machine(self) -> str: ...
+    def machine(self) -> str:
+        return self.path.parent.name
+
     @property
-    def started_at(self) -> str: ...
+    def started_at(self) -> str:
+        return str(self.manifest.get("started_at", ""))
+
     @property
     def title(self) -> str: ...
     @property

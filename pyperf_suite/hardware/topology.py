@@ -31,7 +31,7 @@ PATHS = {
 # What drivers have been seen to write where they do not know, as for a GPU that is lost or cut up by MIG.
 UNKNOWN = ("N/A", "ERR!", "DIS", "U", "?")
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NVLINK = re.compile(r"NV(\d{1,3})")
 _DEVICE = re.compile(r"(?:GPU|NIC)\d{1,4}|[A-Za-z][\w.-]*_\w+|[a-z]+\d[\w-]*")
 _GPU = re.compile(r"GPU(\d{1,4})")
@@ -129,7 +129,7 @@ def parse(text: str) -> LinkGraph:
     Raises:
         UserError: there is no matrix in the text, or it is cut off or mangled; the sentence says where.
     """
-    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    lines = [COLOURS.sub("", line) for line in text.splitlines()]
     start, devices, columns = _header(lines)
     cells: dict[str, list[str]] = {}
     for line in lines[start + 1 :]:

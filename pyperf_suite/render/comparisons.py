@@ -16,6 +16,7 @@ from rich.console import Console
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.extensions import OtherRecord
 from pyperf_suite.findings.data import Findings, Heading, Table, remark
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import Quantity, quantity
@@ -212,7 +213,7 @@ def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
 
 
 @dataclass
-class ComparisonRecord:
+class ComparisonRecord(OtherRecord):
     """A comparison that `ab` kept, as a report shows it: an `extensions.OtherRecord`."""
 
     path: Path
@@ -222,14 +223,6 @@ class ComparisonRecord:
     topic: str = "comparisons"
     question: str = "Is the new side slower than the old one?"
     command: str = "pyperf-suite ab"
-
-    @property
-    def machine(self) -> str:
-        return self.path.parent.name
-
-    @property
-    def started_at(self) -> str:
-        return str(self.manifest.get("started_at", ""))
 
     @property
     def title(self) -> str:

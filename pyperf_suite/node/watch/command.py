@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.hardware.topology import COLOURS
 from pyperf_suite.process import system
 from pyperf_suite.user_kernels.api import MARK_FORMAT, MARKS_VARIABLE
 
@@ -199,10 +200,6 @@ class MarkReader:
                 steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 
 
-# Sequences with which programs colour their lines for a terminal.
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
 class LogReader:
     """Finds steps in the lines of a log by a regular expression."""
 
@@ -226,7 +223,7 @@ class LogReader:
         *lines, self._unread = re.split(rb"[\r\n]", self._unread + content)
         self._unread = self._unread[-4096:]
         for line in lines:
-            found = self._pattern.search(_COLOURS.sub("", line[:4096].decode("utf-8", "replace")))
+            found = self._pattern.search(COLOURS.sub("", line[:4096].decode("utf-8", "replace")))
             if found:
                 self.matched = True
                 names = found.groupdict() if self._pattern.groupindex else {"seconds": found[1]}

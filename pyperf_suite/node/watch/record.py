@@ -11,6 +11,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.extensions import OtherRecord
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, Series, Table, figure, findings, remark
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.node.watch.patterns import LEAST_SAMPLES, Pattern, after_start, figures, judge
@@ -52,20 +53,12 @@ _PANELS = (
 
 
 @dataclass(frozen=True)
-class WatchRecord:
+class WatchRecord(OtherRecord):
     """A watched job; without `watched_s` in its manifest it runs still, or who watched it was killed."""
 
     path: Path
     manifest: Mapping[str, Any]
     samples: tuple[Sample, ...]
-
-    @property
-    def machine(self) -> str:
-        return self.path.parent.name
-
-    @property
-    def started_at(self) -> str:
-        return str(self.manifest.get("started_at", ""))
 
     @property
     def job(self) -> str:
