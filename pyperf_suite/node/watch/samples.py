@@ -32,7 +32,7 @@ LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader
 MOST_LOADERS_LOOKED_AT = 16
 # The parents of other processes are read anew after so many samples: process numbers are used again.
 FORGET_STRANGERS = 60
-FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
+FIND_GPUS_EVERY, READ_MEMORY_EVERY, READ_STRANGERS_EVERY = 10, 5, 4
 # Share of its time that a rank is ready without a CPU, before other processes are looked at.
 LACKING = 0.1
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -247,6 +247,7 @@ class Job:
         if self._samples % READ_MEMORY_EVERY == 1:
             self._free_bytes = memory.available_bytes(self._files)
         youngest = max(each.start for each in self.processes.values()) * TICK_S
+        lacking = any(each.queue_share >= LACKING for each in ranks) and self._samples % READ_STRANGERS_EVERY == 1
         return Sample(
             now - self._began_s,
             seconds,
@@ -259,7 +260,7 @@ class Job:
             loopback_bytes_per_s=(machine[1] - before[1]) / seconds,
             throttled_share=(machine[2] - before[2]) / seconds,
             started_s=youngest - time.clock_gettime(time.CLOCK_BOOTTIME) + now - self._began_s,
-            busiest_other=self._busiest_other() if any(each.queue_share >= LACKING for each in ranks) else "",
+            busiest_other=self._busiest_other() if lacking else "",
         )
 
     def _busiest_other(self) -> str:

