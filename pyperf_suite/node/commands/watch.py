@@ -184,10 +184,8 @@ class _Watching:
         from pyperf_suite.hardware.nvml import nvml
         from pyperf_suite.node.watch import patterns, record, samples
         from pyperf_suite.regressions.pairs.ab import comparison_folder
-        from pyperf_suite.render import text
 
         self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
-        self._sentence = text.sentence
         requested = {"command": list(command), "pid": pid, "interval_s": interval_s}
         self._folder = comparison_folder(results, identity(resolve("auto")).slug, requested, kind="watch")
         self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
@@ -281,6 +279,8 @@ class _Watching:
 
     def _judge(self) -> None:
         """Say what is new in the last samples after the start, each name of a rank once."""
+        from pyperf_suite.render.text import sentence
+
         if not self._has_started and self.recent:
             stepped = any(each.first_s is not None for each in list(self.steps.values()))
             age_s = self.recent[-1].at_s - self.kept[0].started_s
@@ -289,7 +289,7 @@ class _Watching:
         for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
             if (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))
-                self._say(f"watch: {self._sentence(self._record.named(each))}")
+                self._say(f"watch: {sentence(self._record.named(each))}")
 
     def _known(self) -> dict[str, Any]:
         """What the manifest says besides the samples, so far."""
