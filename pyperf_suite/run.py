@@ -29,7 +29,7 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.probes import FindProbe, find_probe, follow_ups, is_users, planned_cases
 from pyperf_suite.ranks.group import Group, RanksMissing
-from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.launch import leave_launch, rank_environment
 from pyperf_suite.regressions.thresholds import load_setting
 from pyperf_suite.render.run_report import report_run, run_as_json, run_as_markdown
 from pyperf_suite.runner.plan import (
@@ -41,6 +41,7 @@ from pyperf_suite.runner.plan import (
     Trial,
     in_random_order,
     most_informative_first,
+    ranks_of,
 )
 from pyperf_suite.runner.profiles import Profile, find_profile
 from pyperf_suite.runner.results import RunFolder, create_run, find_run
@@ -201,6 +202,7 @@ def open_run(
     """
     begin_audit(request.audit)
     device = resolve(request.device)
+    join_only_for_ranks(request)
     if not workers and rank_environment().launched:
         group = Group()
         if group.rank:
@@ -223,6 +225,12 @@ def open_run(
         for each in workers:
             each.close()
         raise
+
+
+def join_only_for_ranks(request: RunRequest) -> None:
+    """Have a pod that only variables make a rank run alone where no case of the request takes ranks."""
+    if rank_environment().is_pod and not any(map(ranks_of, request.plan().cases)):
+        leave_launch()
 
 
 def started(device: Device, deadline_s: float = DEADLINE_S) -> tuple[WorkerPool, ...]:

@@ -78,9 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("benchmark_only", False):
         return
     with spoken_errors():
-        rank = rank_environment().rank
+        place = rank_environment()
         stand_by()
-    if rank:
+    if place.rank and not place.is_pod:
         # One rank of several records and reports; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
 

@@ -33,7 +33,7 @@ from pyperf_suite.pytest_plugin.nodes import Node, nodes_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Record
-from pyperf_suite.run import Run, RunRequest, open_run, started
+from pyperf_suite.run import Run, RunRequest, join_only_for_ranks, open_run, started
 from pyperf_suite.runner.plan import Outlook, PlannedCase, Progress, ProgressLines
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.session import Session
@@ -354,6 +354,7 @@ class SuiteRun:
             return True
         show = ProgressLines(terminal.write_line if terminal else lambda _: None)
         with spoken_errors():
+            join_only_for_ranks(self._whole)
             if rank_environment().rank:
                 return open_run(self._whole) is not None
             if self.tests is not None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from pyperf_suite.errors import ExitCode
 from pyperf_suite.process import system
-from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES, RankEnvironment, rank_environment
+from pyperf_suite.ranks.launch import RankEnvironment, launcher_process, rank_environment
 
 _LOOK_S = 0.25
 # After SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower.
@@ -196,7 +196,8 @@ def stand_by() -> Starting | None:
     """Watch over the start of this launch's ranks from now on, once a process; None if there are no others."""
     global _started
     environment = rank_environment()
-    if _started is None and environment.launched and environment.count > 1 and os.name == "posix":
+    is_one_of_many = environment.launched and environment.count > 1 and not environment.is_pod
+    if _started is None and is_one_of_many and os.name == "posix":
         _started = Starting(environment)
     return _started
 
@@ -216,7 +217,7 @@ def named(ranks: list[int]) -> str:
 
 def _folder_of_launch(environment: RankEnvironment) -> Path | None:
     """This user's own folder for the ranks that one launcher started here; None where there cannot be one."""
-    launcher = _launcher()
+    launcher = launcher_process()
     if not system.start_of(launcher):
         return None
     import tempfile
@@ -232,20 +233,6 @@ def _folder_of_launch(environment: RankEnvironment) -> Path | None:
         return None
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
     return folder if ours else None
-
-
-def _launcher() -> int:
-    """The nearest ancestor that is no rank itself: a script may stand between the launcher and this process."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # somebody else's, as the daemon of a batch system is
-            return pid
-        if not any(variable.startswith(f"{name}=".encode()) for name in LAUNCHER_VARIABLES for variable in environ):
-            return pid
-        pid = system.parent_of(pid)
-    return pid
 
 
 BEAT_S = 0.25

@@ -1,7 +1,7 @@
 """The process that owns the device: reads cases as a line of JSON, measures them, answers each with a line of JSON.
 
-Started as `python -m pyperf_suite.runner.worker`, by torchrun where a case takes a group of ranks: then rank 0 reads
-and answers, and the others do as it does. A crash or a hang in here costs one case and never the run.
+Started as `python -m pyperf_suite.runner.worker`, by ranks/launch.py where a case takes several ranks: then rank 0
+reads and answers, and the others do as it does. A crash or a hang in here costs one case and never the run.
 """
 
 from __future__ import annotations

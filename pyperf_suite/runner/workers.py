@@ -39,7 +39,7 @@ Answers = Generator[tuple[int, dict[str, Any]], None, None]
 
 
 def ranks_command(count: int) -> tuple[str, ...]:
-    """How torchrun starts a worker of so many ranks on this machine, and ends with this process."""
+    """Return the command of a worker of so many ranks on this machine (ranks/launch.py)."""
     return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
@@ -92,11 +92,10 @@ class WorkerProcess(ChildProcess):
         """
         self._scratch = OwnedFolder("worker")
         self._turn = Path(self._scratch.name) / TURN_FILE
-        # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
-        own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
+        own = {scratch.VARIABLE: self._scratch.name}
         # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        self.WRITES_STACKS = command == COMMAND  # torchrun would end
+        self.WRITES_STACKS = command == COMMAND  # a launcher of ranks would end
         super().__init__(command, inherited | own | dict(environment or {}), memory_bytes, preload)
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
@@ -124,7 +123,7 @@ class WorkerProcess(ChildProcess):
         return WorkerLost(f"The worker process {lost}", self.progress()[0], witnesses)
 
     def choose(self, lines: Sequence[str]) -> str:
-        # Below what ranks say of each other, torchrun writes a page about their exit codes.
+        # What ranks say of each other tells more than how each of them ended.
         return super().choose([line for line in lines if re.match(r"rank \d+: ", line)] or lines)
 
     def close(self) -> None:
@@ -245,7 +244,7 @@ class WorkerPool(Workers):
         environment = {scratch.SHARED_VARIABLE: self._shared.name, **own}
         key: tuple[object, ...] = (process, workload.source)
         if ranks:
-            # torchrun sets this to 1 where nobody has, with a page of warning.
+            # As torchrun does, for all ranks share these cores.
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
             key = (process, ranks, tuple(sorted(own.items())))
         if key in self._workers and self._workers[key].is_waited_for:
@@ -264,7 +263,7 @@ class WorkerPool(Workers):
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
-        # Where ranks met each other as they started: named after their torchrun, which is gone now.
+        # Where ranks met each other as they started: named after their launcher, which is gone now.
         sweep()
 
     def __enter__(self) -> WorkerPool:

@@ -10,9 +10,11 @@ def ranks_of(parent: int) -> list[psutil.Process]:
     found = {}
     for process in psutil.Process(parent).children(recursive=True):
         try:
-            environ = process.environ()
+            environ, name = process.environ(), process.name()
         except psutil.Error:
             continue
+        if name.startswith("rank "):  # a copy of the suite's own launcher
+            found[int(name.removeprefix("rank "))] = process
         if "RANK" in environ and "LOCAL_RANK" in environ:
             found[int(environ["RANK"])] = process
     return [found[rank] for rank in sorted(found)]

@@ -204,21 +204,6 @@ def test_what_a_killed_worker_wrote_is_removed(answer_of):
     assert not Path(answer_of(WRITER)["reason"]).exists()
 
 
-def test_torchrun_keeps_its_logs_where_they_are_removed():
-    pytest.importorskip("torch.distributed.run")
-    worker = WorkerProcess((sys.executable, "-c", "import os; os.write(1, os.environ['PET_LOG_DIR'].encode())"))
-    from torch.distributed.run import parse_args
-
-    try:
-        folder = worker._from.read().decode()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PET_LOG_DIR", folder)
-            assert parse_args(["a_script"]).log_dir == folder
-    finally:
-        worker.close()
-    assert not Path(folder).exists()
-
-
 @pytest.mark.slow
 def test_processes_of_a_run_share_references_in_a_folder_that_is_gone_after_it():
     pool = WorkerPool(CPU, deadline_s=60)
