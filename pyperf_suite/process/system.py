@@ -131,23 +131,28 @@ def owned_name(kind: str, pid: int) -> str:
     return f"pyperf_{kind}_{_machine()}_{pid}_{start_of(pid)}_"
 
 
-def sweep() -> None:
-    """Remove this user's temporary folders whose owners no longer live; links are left alone, never followed."""
+def sweep(is_ending: bool = False) -> None:
+    """Remove this user's temporary folders whose owners no longer live; links are left alone, never followed.
+
+    A process that `is_ending` without a word to Python has its own removed as well.
+    """
     if not hasattr(os, "getuid") or not _PROC.is_dir():
         return
     import tempfile
 
     for folder in (tempfile.gettempdir(), SHARED_MEMORY):
-        _sweep(folder)
+        _sweep(folder, os.getpid() if is_ending else 0)
 
 
-def _sweep(folder: str) -> None:
+def _sweep(folder: str, ending: int) -> None:
     import shutil
 
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             owner = _OWNED.match(entry.name)
-            if owner is None or owner[1] != _machine() or is_alive(int(owner[2]), int(owner[3])):
+            if owner is None or owner[1] != _machine():
+                continue
+            if int(owner[2]) != ending and is_alive(int(owner[2]), int(owner[3])):
                 continue
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():

@@ -55,7 +55,8 @@ class Starting:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._folder = _folder_of_launch(environment)
         self._write(str(environment.rank), f"{os.getpid()} {system.start_of(os.getpid())}")
-        atexit.register(self._leave, os.getpid())
+        self._pid = os.getpid()
+        atexit.register(self.leave)
         self._thread = threading.Thread(target=self._watch, name="starting", daemon=True)
         self._thread.start()
 
@@ -110,10 +111,10 @@ class Starting:
 
     def _trouble(self, terminated_s: float | None) -> str:
         """Why to end, or "" if there is no reason, or none that is known yet."""
-        reported = self.message()
+        reported, me = self.message(), named([self._environment.rank])
         if reported or self._folder is None:
             return reported or (
-                f"The run was ended by SIGTERM while the ranks were starting: {_THEN}" if terminated_s else ""
+                f"{me} was ended by SIGTERM while the ranks were starting: {_THEN}" if terminated_s else ""
             )
         known = self._on_node()
         fates = {rank: self._fate(rank) for rank in known}
@@ -128,7 +129,7 @@ class Starting:
             return ""
         silent = [rank for rank in known if not fates[rank]]
         if not silent:
-            return f"The run was ended by SIGTERM while the ranks were starting: {_THEN}"
+            return f"{me} was ended by SIGTERM while the ranks were starting: {_THEN}"
         if time.monotonic() - terminated_s > _SLOW_S:
             return f"{named(silent)} died while starting, before Python had begun: {_THEN}"
         return ""
@@ -152,15 +153,17 @@ class Starting:
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
         say(self._environment.rank, sentence)
+        self.leave()
         os._exit(ExitCode.FAILED)
 
-    def _leave(self, pid: int) -> None:
-        """At the end of the process: it was not killed. The last to go removes what all of them left."""
-        if self._folder is None or os.getpid() != pid:
+    def leave(self) -> None:
+        """Leave word that this rank was not killed. The last to go removes what all of them left."""
+        if self._folder is None or os.getpid() != self._pid:
             return
         self._write(str(self._environment.rank), _LEFT)
-        ranks = self._heard_of()
-        if len(ranks) == self._environment.on_node and all(self._read(str(rank)) == _LEFT for rank in ranks):
+        fates = {self._fate(rank) for rank in self._on_node()}
+        # Where the run ends by a sentence, a rank that left no word by now never will.
+        if not fates & ({"alive"} if self.message() else {"alive", "stopped", ""}):
             import shutil
 
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -241,6 +244,9 @@ LISTEN_S = 1.0
 # After the sentence is known, so that slower ranks still hear this one live and read the sentence too.
 GRACE_S = 1.0
 
+# A thread that beats so late was stopped, or had no CPU.
+STANDS_STILL_S = 3.0
+
 # Without a word from rank 0 for so long, nothing more will come; a starved rank is heard from sooner.
 FIRST_SILENT_S = 20.0
 
@@ -258,7 +264,8 @@ class Watchdog:
 
     def __init__(self, store: Any, rank: int, count: int, starting: Starting | None = None) -> None:
         self._store, self._rank, self._count, self._starting = store, rank, count, starting
-        self._beats = 0
+        self._beats, self._beaten_s = 0, time.monotonic()
+        self._still_s = 0.0
         self._step = 0
         self._doing = "starting"
         self._deadline: tuple[float, float] | None = None  # when, and how long it was
@@ -324,7 +331,7 @@ class Watchdog:
         after = self._heard()
         sentence = self._who_did_not_start(after, is_terminated=not doing)
         sentence = sentence or _who_is_silent(before, after, self._rank, doing, waited_s)
-        sentence = sentence or otherwise or _who_is_behind(after, self._step, doing, waited_s)
+        sentence = sentence or otherwise or _who_is_behind(after, self._rank, self._step, doing, waited_s)
         sentence = str(self._store.compare_set(_ABORT, "", sentence).decode())
         if self._starting is not None:
             self._starting.tell(sentence)
@@ -398,6 +405,9 @@ class Watchdog:
                 last_words(sentence)
         with contextlib.suppress(RuntimeError):
             self._live_for(GRACE_S)
+        if self._starting is not None:
+            self._starting.leave()
+        system.sweep(is_ending=True)
         os._exit(ExitCode.FAILED)
 
     def _live_for(self, seconds: float) -> None:
@@ -407,7 +417,14 @@ class Watchdog:
             self._beat()
             time.sleep(BEAT_S)
 
+    def stood_still_s(self) -> float:
+        """The longest time since this was last asked in which this process did not run; 0 of a short one."""
+        seconds, self._still_s = self._still_s, 0.0
+        return seconds if seconds >= STANDS_STILL_S else 0.0
+
     def _beat(self) -> None:
+        now = time.monotonic()
+        self._still_s, self._beaten_s = max(self._still_s, now - self._beaten_s), now
         self._beats += 1
         self._store.set(f"alive/{self._rank}", f"{self._beats} {self._step} {self._doing}")
 
@@ -439,10 +456,10 @@ def _who_is_silent(before: Sequence[str], after: Sequence[str], me: int, doing: 
     return ""
 
 
-def _who_is_behind(after: Sequence[str], my_step: int, doing: str, waited_s: float) -> str:
+def _who_is_behind(after: Sequence[str], me: int, my_step: int, doing: str, waited_s: float) -> str:
     """A sentence where all ranks live: on those at an earlier step, else that none came out of this one."""
     if not doing:
-        return "The run was ended by SIGTERM from outside: what was measured is kept."
+        return f"{named([me])} was ended by SIGTERM from outside, and none had died: what was measured is kept."
     behind = [rank for rank, beat in enumerate(after) if int(beat.split(" ", 2)[1]) < my_step]
     if behind:
         where, waiting = after[behind[0]].split(" ", 2)[2], _while_waiting(doing, waited_s)

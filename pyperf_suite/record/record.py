@@ -36,6 +36,9 @@ def cause_of(reason: str, parameters: Mapping[str, Any]) -> str:
 
 SCHEMA_VERSION = 1
 
+# In a record's quality the seconds that each rank stood still, where one did.
+STOOD_STILL = "rank_stood_still_s"
+
 Outcome = Literal["ok", "failed", "unsupported"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
 

@@ -29,7 +29,7 @@ from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import median_and_quantiles, median_interval
-from pyperf_suite.record.record import Metric
+from pyperf_suite.record.record import STOOD_STILL, Metric
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.timing import as_plain, timed
@@ -291,8 +291,9 @@ class _Rank:
         self._offset = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
     def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
-        """How far off its clock may be, machine, CPU time and GPU of every rank."""
-        seen = [self._offset.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
+        """How far off its clock may be, machine, CPU time, GPU and longest standstill of every rank."""
+        still_s = self.group.watchdog.stood_still_s()
+        seen = [self._offset.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu, still_s]
         return list(self.group.gather("compare telemetry", seen, self.deadline_s))
 
     def time(self, iterations: int, is_checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
@@ -384,7 +385,7 @@ class _Lead(Prepared, Checks):
         times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
         result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
         seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
-        uncertain_ns, machines, cpu_s, gpus = zip(*seen, strict=True)
+        uncertain_ns, machines, cpu_s, gpus, still_s = zip(*seen, strict=True)
         result["sampling"] |= _seen_by(times) | {
             "nodes": self._group.environment.nodes,
             "clock_uncertainty_s": max(uncertain_ns) * 1e-9,
@@ -393,7 +394,9 @@ class _Lead(Prepared, Checks):
         }
         # In rank 0's telemetry the other ranks of its machine are not other processes.
         here = [seconds for machine, seconds in zip(machines, cpu_s, strict=True) if machine == machines[0]]
-        result["quality"] |= {"process_cpu_s": sum(here)} | ({"rank_gpus": list(gpus)} if any(gpus) else {})
+        of_ranks = {"rank_gpus": list(gpus), STOOD_STILL: list(still_s)}
+        result["quality"] |= {name: each for name, each in of_ranks.items() if any(each)}
+        result["quality"]["process_cpu_s"] = sum(here)
 
     def after_timing(self) -> None:
         self._group.from_first("last check", self._wrong is None, self._deadline_s)

@@ -296,6 +296,9 @@ class Session:
             is_due = self.clock() - self._began_s + visit_s + CLOSING_S <= self.budget_s
         if is_due or key not in self._finished:
             self._measure_group(self._group_of(planned, process), process, visit=2 if is_due else 0)
+        if key not in self._finished:
+            # The workers were lost in another case's turn: who goes on measures this one, or says that none does.
+            self._measure_group([planned], process)
         return self.records[self._finished[key]]
 
     def _group_of(self, planned: PlannedCase, process: int) -> list[PlannedCase]:

@@ -15,7 +15,7 @@ from pyperf_suite.measure.checks import excluded_rate
 from pyperf_suite.measure.levels import with_levels
 from pyperf_suite.measure.sampling import StopRule, WarmUp, concluded
 from pyperf_suite.measure.telemetry import SLOW, Disturbances, are_slow
-from pyperf_suite.record.record import Metric, Record
+from pyperf_suite.record.record import STOOD_STILL, Metric, Record
 from pyperf_suite.runner.timing import SAMPLING_FIELDS, as_plain, time_metric
 
 SUMMED_SAMPLING = ("warmup_launches", "warmup_s", "iterations")
@@ -81,6 +81,8 @@ def joined(first: Record, second: Record, rule: StopRule) -> Record:
         "disturbances": disturbances,
         **({"levels": measurement.levels} if measurement.levels else {}),
     }
+    if still_s := [visit.quality[STOOD_STILL] for visit in visits if STOOD_STILL in visit.quality]:
+        quality[STOOD_STILL] = list(map(max, *still_s)) if len(still_s) > 1 else still_s[0]
     if measurement.levels is None:
         quality.pop("levels", None)
     return dataclasses.replace(

@@ -220,6 +220,7 @@ def analyse(rows: Rows[CollectiveParameters], judge: Judge | None = None) -> Fin
         curve_findings.between_nodes(sweeps),
         curve_findings.tables(sweeps),
         judge(sweeps) if judge else None,
+        of_ranks.stood_still(curves),
         of_ranks.stragglers(sweeps),
         (of_ranks.pair_findings(found) for found in maps),
         curve_findings.paths(sweeps),

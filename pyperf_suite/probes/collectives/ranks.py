@@ -20,6 +20,7 @@ from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.measure.levels import FEWEST_VALUES, chance_of_no_trend, ranks_of
 from pyperf_suite.probes.collectives.curves import Curve, CurvePoint
 from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import STOOD_STILL
 from pyperf_suite.runner.profiles import find_profile
 
 # No rank can leave these before all have entered.
@@ -73,6 +74,20 @@ def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
             clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
             wait=Quantity(wait, "%"),
         )
+
+
+def stood_still(curves: Sequence[Curve]) -> Iterator[Remark]:
+    """Ranks that did not run for seconds while a case was measured, the longest pause first."""
+    trials = [trial for curve in curves for point in curve.points.values() for trial in point.trials]
+    pauses = [
+        (still_s, int(trial.case["parameters"]["ranks"]), rank, trial.label)
+        for trial in trials
+        for rank, still_s in enumerate(trial.quality.get(STOOD_STILL, ()))
+        if still_s
+    ]
+    for still_s, ranks, rank, label in sorted(pauses, reverse=True)[:MOST_NAMED]:
+        message = "{ranks} ranks: rank {rank} stood still for {still} in {label}: it was stopped, or had no CPU"
+        yield remark(message, ranks=ranks, rank=rank, still=Quantity(still_s, "s"), label=label)
 
 
 @dataclass(frozen=True)

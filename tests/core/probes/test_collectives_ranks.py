@@ -18,6 +18,7 @@ from pyperf_suite.probes.collectives import PROBE
 from pyperf_suite.probes.collectives.ranks import pettitt
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
+from pyperf_suite.record.record import STOOD_STILL
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.core.probes.test_collectives import cases, remarks, said, table
 from tests.records import lines
@@ -40,6 +41,17 @@ def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(netw
     found = said(PROBE.findings(network(**made).records(cases(op=ARRIVING))), "straggler")
     assert found["kind"] == ""
     assert found["chance"] > 0.01 or found["wait"] < 0.05
+
+
+def test_a_rank_that_stood_still_is_named_with_the_case(network: Any) -> None:
+    records = network().records(cases(op=ARRIVING))
+    records[3] = replace(records[3], quality={**records[3].quality, STOOD_STILL: [0.0, 10.1]})
+    found = said(PROBE.findings(records), "stood still")
+    assert (found["rank"], found["still"]) == (1, 10.1)
+    assert records[3].label in found["message"]
+    assert not [
+        each for each in remarks(PROBE.findings(network().records(cases()))) if "stood still" in each["message"]
+    ]
 
 
 def test_transfer_is_told_apart_from_waiting_for_the_last(network: Any) -> None:

@@ -1,6 +1,7 @@
 """Ranks that die or are stopped before the group has formed are named by all others.
 
-`PYPERF_DRILLS=100 pytest tests/core/ranks/test_starting.py` repeats it, at other moments and with other ranks to die.
+`PYPERF_DRILLS=100 pytest tests/core/ranks/test_starting.py` repeats it, at other moments and with other ranks to die;
+`python tests/core/ranks/drills.py 360` has the command line's ranks at every quarter of a second of its first 15 s.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -22,6 +24,7 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.core.ranks import drills
 from tests.core.ranks.processes import wait_for_ranks
 
 pytestmark = pytest.mark.slow
@@ -159,6 +162,14 @@ def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch)
     output, _ = launcher.communicate(timeout=60)
     assert output.count("ended by SIGTERM") == 2, output
     assert "died" not in output.split("Traceback")[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_a_rank_of_the_command_line_is_named_whenever_it_ends(tmp_path):
+    # Four at a time, for torchrun waits 30 s before it ends a rank that stands still.
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda drill: drills.trouble(drill, tmp_path / str(drill)), drills.drills(12))
+    assert "".join(found) == ""
 
 
 def test_what_ranks_say_at_the_same_time_stays_in_lines():
