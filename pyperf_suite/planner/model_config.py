@@ -313,7 +313,7 @@ FAMILIES: dict[str, Family] = {
         _absent(num_key_value_heads=32, first_k_dense_replace=0, sliding_window=4096, max_window_layers=62),
     ),
     "ernie4_5": _family(ERNIE, _absent(head_dim=128, num_key_value_heads=2)),
-    "exaone": LLAMA,
+    "exaone": _family(LLAMA, _absent(num_key_value_heads=8)),
     "exaone4": _family(QK_NORMED, WINDOWS_BUT_EVERY_4TH, _absent(num_key_value_heads=32)),
     "exaone_moe": _family(
         QK_NORMED, LISTED_EXPERTS, WINDOWS_BUT_EVERY_4TH, ONE_DENSE_LAYER, _absent(num_key_value_heads=32)

@@ -61,7 +61,7 @@ def test_every_candidate_of_the_list_keeps_to_the_bounds(model, made_up):
 
 @MODELS
 def test_the_grid_costs_each_candidate_what_it_costs_alone(model, made_up):
-    setting = Setting(model, 2048, micro_batch=2, tp=2)
+    setting = Setting(model, 2048, micro_batch=2, tp=2, ep=4 if model.experts > 1 else 1)
     candidates = neighbours(setting, Bounds(vary=("hidden", "heads", "ffn", "vocab", "tp")))
     models, plan = candidates.grid()
     trainable = np.flatnonzero(models.valid & plan.divides(models))
