@@ -300,7 +300,7 @@ FAMILIES: dict[str, Family] = {
     "cohere": _family(
         COHERE, other_parameters=lambda fields: fields.flag("use_qk_norm") * _norms_over_all_heads(fields)
     ),
-    "cohere2": _family(COHERE, WINDOWS_BUT_EVERY_4TH, _absent(head_dim=128)),
+    "cohere2": _family(COHERE, WINDOWS_BUT_EVERY_4TH),
     "deepseek_v2": _family(
         DEEPSEEK, _absent(first_k_dense_replace=0, n_shared_experts=2), router_bias=False, mlp_bias=_never("mlp_bias")
     ),

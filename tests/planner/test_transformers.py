@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(
         not (find_spec("transformers") and find_spec("torch")),
-        reason="needs transformers and torch: install the extra named transformers",
+        reason="needs transformers and torch: pip install -c constraints.txt --group transformers",
     ),
 ]
 
