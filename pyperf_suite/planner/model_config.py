@@ -16,8 +16,6 @@ from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 # No dimension of a model comes near; larger numbers are not worth repeating to the user.
 LARGEST_COUNT = 1 << 31
-
-
 # Other names of the fields that Llama's configuration has, or Qwen3-MoE's of experts.
 NAMES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -26,10 +24,9 @@ NAMES = {
     "head_dim": ("attention_head_dim",),
     "intermediate_size": ("n_inner",),
     "max_position_embeddings": ("n_positions", "n_ctx", "seq_length"),
-    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("experts_per_token", "moe_k", "moe_topk"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
-    "shared_expert_intermediate_size": ("shared_intermediate_size",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("experts_per_token",),
+    "n_shared_experts": ("num_shared_experts",),
     "sliding_window_pattern": ("_sliding_window_pattern",),
 }
 USUAL_NAMES = {other: name for name, others in NAMES.items() for other in others}
@@ -229,7 +226,7 @@ GEMMA = _family(
 )
 QWEN = _family(
     DECODER,
-    _absent(num_key_value_heads=32, sliding_window=4096, max_window_layers=28),
+    _absent(num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28),
     # None unless requested; then of the layers behind the first so many.
     window=lambda fields: fields.count("sliding_window", 0) * fields.flag("use_sliding_window"),
     windowed_layers=_layers_where(_from("max_window_layers"), "sliding_attention", "layer_types"),
@@ -365,7 +362,7 @@ FAMILIES: dict[str, Family] = {
         BIASED_ATTENTION,
         EXPERTS,
         _absent(
-            head_dim=128, num_key_value_heads=8, intermediate_size_mlp=16384, num_experts=16, num_experts_per_tok=1
+            head_dim=128, num_key_value_heads=8, num_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384
         ),
         _absent(interleave_moe_layer_step=1, attention_chunk_size=8192, no_rope_layer_interval=4),
         ffn=_count("intermediate_size_mlp", at_least=1),
@@ -387,15 +384,6 @@ FAMILIES: dict[str, Family] = {
     "olmo3": _family(OLMO, WINDOWS_BUT_EVERY_4TH),
     "olmoe": _family(OLMO, EXPERTS, _absent(num_experts=64, num_experts_per_tok=8)),
     "phi3": _family(DECODER, WINDOWS_IN_ALL),
-    "phimoe": _family(
-        DECODER,
-        BIASED_ATTENTION,
-        WINDOWS_IN_ALL,
-        EXPERTS,
-        _absent(num_key_value_heads=8, num_experts=16, num_experts_per_tok=2),
-        norm_bias=True,
-        other_parameters=lambda fields: fields.flag("lm_head_bias") * fields.count("vocab_size"),
-    ),
     "qwen2": QWEN2,
     "qwen2_moe": _family(
         QWEN,
@@ -412,13 +400,6 @@ FAMILIES: dict[str, Family] = {
         LLAMA, _absent(head_dim=128, num_key_value_heads=8, attention_bias=True), output_bias="attention_out_bias"
     ),
     "smollm3": _family(LLAMA, TIED, _absent(num_key_value_heads=4)),
-    "solar_open": _family(
-        DECODER,
-        BIASED_INPUTS,
-        SHARED_EXPERTS,
-        _absent(head_dim=128, num_key_value_heads=8, n_shared_experts=1),
-        ffn=_count("moe_intermediate_size"),
-    ),
     "starcoder2": _family(
         ERNIE, PLAIN_MLP, WINDOWS_IN_ALL, _absent(num_key_value_heads=2, use_bias=True), norm_bias=True
     ),
@@ -441,10 +422,8 @@ FAMILIES |= {
 OF_EXPERTS = ("experts", "top_k", "expert_ffn", "shared_ffn", "router_bias", "dense_layers")
 # What families have in the place of attention, in all of their layers or in some.
 NOT_PRICED = {
-    **dict.fromkeys(
-        ("falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h"), "Mamba"
-    ),
-    **dict.fromkeys(("bamba", "zamba", "zamba2"), "Mamba"),
+    **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba"), "Mamba"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "zamba", "zamba2"), "Mamba"),
     **dict.fromkeys(("kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), "Gated DeltaNet"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "convolutions"),
     "minimax": "lightning attention",
@@ -520,7 +499,7 @@ def _model_of_text(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     outer = values.get("model_type")
     text = {"model_type": f"{outer}_text", **text}
-    if "tie_word_embeddings" in values and outer not in WITH_A_WHOLE_MODEL:
+    if values.get("tie_word_embeddings") is not None and outer not in WITH_A_WHOLE_MODEL:
         text["tie_word_embeddings"] = values["tie_word_embeddings"]
     return _model_of_text(text)
 

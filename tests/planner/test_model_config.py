@@ -255,6 +255,7 @@ def test_what_the_dimensions_leave_out_is_noted(more: dict[str, int], note: str)
     [message] = model_config({**LLAMA_3, **more}, "config.json").notes
     assert note in message
     assert model_config({**LLAMA_3, "sliding_window": 4096, "use_sliding_window": False}, "c").notes == ()
+    assert model_config({**LLAMA_3, "model_type": "qwen2"}, "c").notes == ()
 
 
 QWEN = decoder("qwen3_moe", 6, 2048, 6144, 32, 1000, **QWEN3_MOE)

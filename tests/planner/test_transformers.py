@@ -73,6 +73,7 @@ SAID += (
 )
 # Biases of dense MLPs and shared experts alone.
 REFUSED = {("deepseek_v2", "mlp_bias")}
+WINDOWED, WINDOWED_WITHOUT_A_LIST = ("sliding_attention", "chunked_attention"), ("mistral",)
 # Those of texts within models of images are compared within these.
 WITHIN = {"qwen2_vl", "qwen2_5_vl", *(name for name in FAMILIES if name.endswith("_text"))} - {
     "gemma3_text",
@@ -195,10 +196,13 @@ def test_what_a_configuration_leaves_out_is_as_transformers_has_it(family: str) 
     given[names.get("hidden_size", "hidden_size")] = 64 * given[names.get("num_attention_heads", "num_attention_heads")]
     given = {name: size for name, size in given.items() if name in usual and size}
     try:
-        _, model = built(of_text(family), kind, given)
+        config, model = built(of_text(family), kind, given)
     except NotBuilt as reason:
         pytest.skip(f"transformers itself needs more than these: {reason}")
-    assert counted({"model_type": family, **given}) == parameters(model)
+    read = model_config({"model_type": family, **given}, "config.json").dimensions
+    assert read.parameters == parameters(model)
+    kinds = getattr(config, "layer_types", None) or ()
+    assert read.windowed_layers == sum(kind in WINDOWED for kind in kinds) or family in WINDOWED_WITHOUT_A_LIST
 
 
 def models_of_images() -> Iterator[tuple[str, dict[str, Any]]]:
