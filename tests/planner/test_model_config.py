@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.model_config import model_config, read_model_config
+from pyperf_suite.planner.model_config import FAMILIES, NOT_PRICED, model_config, read_model_config
 
 
 def decoder(family: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -372,6 +373,12 @@ def test_the_outer_flag_ties_embedding_and_logits_but_in_llama_4() -> None:
     inside = {**LLAMA_4_OF_6, **tied, "num_local_experts": 4}
     outer = {"model_type": "llama4", "text_config": inside, "tie_word_embeddings": False}
     assert model_config(outer, "c").dimensions.tied
+
+
+def test_the_documentation_lists_every_family(pytestconfig: pytest.Config) -> None:
+    listed = set(re.findall(r"[\w-]+", (pytestconfig.rootpath / "docs/size.md").read_text()))
+    assert {name.removesuffix("_text") for name in FAMILIES} <= listed
+    assert {name.removesuffix("_text") for name in NOT_PRICED} <= {name.lower() for name in listed}
 
 
 def test_a_model_may_be_read_as_one_of_another_family() -> None:
