@@ -377,6 +377,8 @@ def test_latent_attention_and_a_family_are_named_by_options(command, tmp_path):
     assert by_hand.exit_code == read.exit_code == 0
     assert json.loads(by_hand.stdout) == json.loads(read.stdout)
     assert command("size", *given, "--query-rank", "768", *usual).stdout != by_hand.stdout
+    experts = command("size", *given, "--experts", "8", "--top-k", "2", "--ep", "4", *usual)
+    assert "experts shared by 4" in experts.stdout
     missing = command("size", *given, "--family", "youtu", *usual)
     assert missing.exit_code == 2
     assert "--family youtu says how --config is read" in missing.stderr
