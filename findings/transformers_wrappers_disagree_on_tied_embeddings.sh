@@ -6,7 +6,7 @@
 # outer flag does, whose default differs: mistral3 and internvl tie though the text says false, so that the model has
 # vocab x hidden parameters fewer than its own part of text has alone; llava_next does not tie though it says true; llava
 # copies the inner flag to the outer one, but only a true one. Both flags are saved, and nothing is said of it. Whoever
-# counts parameters, or memory, by text_config alone is wrong by one matrix: 0.67 billion of Mistral Small 3.1.
+# counts parameters, or memory, by text_config alone is wrong by one matrix of vocab x hidden.
 #
 # Exits with 1 if that changes. Takes about a minute, most of it the installation; models are built on the meta device.
 set -eu
