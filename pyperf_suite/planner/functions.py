@@ -50,6 +50,8 @@ def size(
     reach: float = 0.15,
     library: str | None = None,
     calibration: str | Path | None = None,
+    ep: int = 1,
+    family: str | None = None,
     **dimensions: Any,
 ) -> Sizing:
     """Find nearby dimensions of a model that train faster, as `pyperf-suite size` does.
@@ -58,11 +60,12 @@ def size(
     >>> size(gpu="H200", vary=("vocab",), **model).search.alone["vocab"].changes
     (('vocab', 50257, 50264),)
 
-    `config` is a config.json of Hugging Face, or a folder with one; without it `dimensions` name the model's sizes:
-    layers, hidden, heads, ffn and vocab, and where they differ kv_heads, head_dim, experts, top_k, gated and tied. By
-    default on the GPU in this machine, and all that is in `sizing.search.AXES` may vary: each width by at most the
-    share `reach`, the number of parameters by `parameter_change`. Raises UserError for what no model can have, and for
-    an unknown GPU, dtype or library.
+    `config` is a config.json of Hugging Face, or a folder with one, read as of another `family` where one is named;
+    without it `dimensions` name the model's sizes: layers, hidden, heads, ffn and vocab, and where they differ others
+    of ModelDimensions, such as kv_heads, head_dim, experts, top_k, latent_rank, gated and tied. By default on the GPU
+    in this machine, and all that is in `sizing.search.AXES` may vary: each width by at most the share `reach`, the
+    number of parameters by `parameter_change`. Raises UserError for what no model can have, and for an unknown GPU,
+    dtype or library.
     """
     from pyperf_suite.planner.laws.prices import Prices
     from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
@@ -72,7 +75,7 @@ def size(
 
     spec, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None)
     spec.peak(dtype)
-    model, length, notes = requested_model(Path(config) if config is not None else None, seq, dimensions)
+    model, length, notes = requested_model(Path(config) if config is not None else None, seq, dimensions, family)
     bounds = Bounds(AXES if vary is None else vary, parameter_change, reach, USABLE_SHARE * spec.memory_bytes)
-    setting = Setting(model, length, micro_batch, tp, shards, dtype)
+    setting = Setting(model, length, micro_batch, tp, shards, dtype, ep)
     return sizing(laws, setting, bounds, Prices(laws, dtype, library=library), notes)

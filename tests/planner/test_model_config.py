@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.model_config import model_config, read_model_config
+from pyperf_suite.planner.model_config import FAMILIES, NOT_PRICED, model_config, read_model_config
 
 
 def decoder(family: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -42,7 +43,8 @@ LATENT = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
-    "moe_layer_freq": 1,
+    # Without effect in transformers.
+    "moe_layer_freq": 2,
 }
 LLAMA_3 = decoder("llama", 32, 4096, 14336, 32, 128256, **GQA, max_position_embeddings=8192)
 PYTHIA = {"tie_word_embeddings": False}
@@ -254,23 +256,144 @@ def test_what_the_dimensions_leave_out_is_noted(more: dict[str, int], note: str)
     [message] = model_config({**LLAMA_3, **more}, "config.json").notes
     assert note in message
     assert model_config({**LLAMA_3, "sliding_window": 4096, "use_sliding_window": False}, "c").notes == ()
+    assert model_config({**LLAMA_3, "model_type": "qwen2"}, "c").notes == ()
 
 
-def test_layers_without_experts_are_counted_as_their_family_places_them() -> None:
-    sparse = decoder("qwen3_moe", 6, 2048, 6144, 32, 1000, head_dim=128, **QWEN3_MOE)
-    for more, dense in (({"mlp_only_layers": [0, 1, 9]}, 2), ({"decoder_sparse_step": 2}, 3)):
-        assert model_config({**sparse, **more}, "config.json").dimensions.dense_layers == dense
-    latent = decoder("deepseek_v2", 6, 5120, 12288, 128, 1000, **LATENT, **V2, n_routed_experts=160)
-    assert model_config({**latent, "moe_layer_freq": 2}, "config.json").dimensions.dense_layers == 4
-    for absent in ("n_routed_experts", "moe_intermediate_size"):
-        del latent[absent]
-    assert model_config(latent, "config.json").dimensions.experts == 1
+QWEN = decoder("qwen3_moe", 6, 2048, 6144, 32, 1000, **QWEN3_MOE)
+LLAMA_4_OF_6 = decoder("llama4_text", 6, 512, 1024, 8, 1000, **LLAMA_4)
+V32 = decoder("deepseek_v32", 6, 512, 1024, 8, 1000, **LATENT, **V3, n_routed_experts=16, q_lora_rank=64)
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "dense"),
+    [
+        (QWEN, {"mlp_only_layers": [0, 1, 9]}, 2),
+        (QWEN, {"decoder_sparse_step": 2}, 3),
+        (LLAMA_4_OF_6, {"interleave_moe_layer_step": 2}, 3),
+        (LLAMA_4_OF_6, {"moe_layers": [1]}, 5),
+        (LLAMA_4_OF_6, {"moe_layers": []}, 6),
+        (LLAMA_4_OF_6, {"interleave_moe_layer_step": 0}, 6),
+        (V32, {}, 3),
+        (V32, {"mlp_layer_types": ["dense", *["sparse"] * 5]}, 1),
+        (V32, {"model_type": "deepseek_v3", "moe_layer_freq": 2}, 3),
+        (V32, {"model_type": "deepseek_v2", "moe_layer_freq": 2, "first_k_dense_replace": 0}, 0),
+    ],
+)
+def test_layers_without_experts_are_counted_as_their_family_places_them(
+    config: dict[str, Any], more: dict[str, Any], dense: int
+) -> None:
+    assert model_config({**config, **more}, "config.json").dimensions.dense_layers == dense
+
+
+def test_a_model_without_experts_needs_no_fields_of_experts() -> None:
+    latent = decoder("deepseek_v2", 6, 5120, 12288, 128, 1000, **LATENT, **V2)
+    del latent["moe_intermediate_size"]
+    assert model_config({**latent, "n_routed_experts": 0}, "config.json").dimensions.experts == 1
+
+
+def test_a_field_may_have_the_name_that_transformers_saves_it_by() -> None:
+    saved = {**QWEN, "num_local_experts": QWEN["num_experts"]}
+    del saved["num_experts"]
+    assert model_config(saved, "config.json") == model_config(QWEN, "config.json")
+    del saved["num_local_experts"]
+    with pytest.raises(UserError, match="lacks the field num_experts"):
+        model_config(saved, "config.json")
+
+
+def test_a_field_left_out_is_the_family_s_and_null_is_none() -> None:
+    def of(family: str, **more: Any) -> Any:
+        return model_config(decoder(family, 4, 512, 1024, 8, 1000, **more), "config.json").dimensions
+
+    assert of("qwen3", **GQA).head_dim == 128
+    # Of these the width is that of hidden over heads.
+    assert of("qwen3", **GQA, head_dim=None).head_dim == of("glm4_moe", **GLM_WITHOUT_HEADS).head_dim == 64
+    assert (of("mistral").kv_heads, of("mistral").window) == (8, 4096)
+    assert (of("mistral", num_key_value_heads=None).kv_heads, of("mistral", sliding_window=None).window) == (8, 0)
+    assert not of("gemma3_text", use_bidirectional_attention=True, num_key_value_heads=4).causal
+
+
+GLM_WITHOUT_HEADS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        ("gemma", {"attention_bias"}),
+        ("gemma3_text", {"attention_bias"}),
+        ("olmo2", {"attention_bias"}),
+        ("olmoe", {"attention_bias"}),
+        ("smollm3", {"attention_bias", "mlp_bias"}),
+        ("mistral", set()),
+    ],
+)
+def test_biases_count_where_the_family_has_them(family: str, flags: set[str]) -> None:
+    config = decoder(family, 4, 512, 1024, 8, 1000, **GQA, num_experts=8, num_experts_per_tok=2)
+    plain = model_config(config, family).dimensions.parameters
+    for flag in ("attention_bias", "mlp_bias"):
+        assert (model_config({**config, flag: True}, family).dimensions.parameters > plain) == (flag in flags)
+
+
+def test_a_flag_whose_effect_is_not_counted_is_refused() -> None:
+    config = decoder("deepseek_v2", 6, 512, 1024, 8, 1000, **LATENT, **V2, n_routed_experts=16)
+    with pytest.raises(UserError, match="a deepseek_v2 model, has mlp_bias = True, where false is expected"):
+        model_config({**config, "mlp_bias": True}, "config.json")
+
+
+SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+SMALL |= {"intermediate_size": 1024, "vocab_size": 1000, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("outer", "text", "family"),
+    [
+        ("qwen2_5_vl", "qwen2_5_vl_text", "qwen2"),
+        ("qwen3_vl", "qwen3_vl_text", "qwen3"),
+        ("mistral3", "mistral", "mistral"),
+        ("internvl", "qwen2", "qwen2"),
+        ("of_nobody_s", "llama", "llama"),
+        ("glm4v", "glm4v_text", "glm4"),
+    ],
+)
+def test_the_text_of_a_model_of_any_family_is_taken_where_its_own_is_known(outer: str, text: str, family: str) -> None:
+    inside = {**SMALL, "model_type": text, "tie_word_embeddings": True}
+    alone = model_config({**SMALL, "model_type": family, "tie_word_embeddings": True}, "config.json").dimensions
+    for name in ("text_config", "llm_config", "language_config"):
+        assert model_config({"model_type": outer, name: inside}, "config.json").dimensions == alone
+    deeper = {"model_type": outer, "thinker_config": {"model_type": outer, "text_config": inside}}
+    assert model_config(deeper, "config.json").dimensions == alone
+    with pytest.raises(UserError, match="is of the unknown family 'nobody_s'"):
+        model_config({"model_type": outer, "text_config": {**inside, "model_type": "nobody_s"}}, "config.json")
+
+
+def test_the_outer_flag_ties_embedding_and_logits_but_in_llama_4() -> None:
+    inside = {**SMALL, "model_type": "qwen2", "tie_word_embeddings": False}
+    tied = {"tie_word_embeddings": True}
+    assert model_config({"model_type": "internvl", "text_config": inside, **tied}, "c").dimensions.tied
+    assert not model_config({"model_type": "internvl", "text_config": inside}, "c").dimensions.tied
+    inside = {**LLAMA_4_OF_6, **tied, "num_local_experts": 4}
+    outer = {"model_type": "llama4", "text_config": inside, "tie_word_embeddings": False}
+    assert model_config(outer, "c").dimensions.tied
+
+
+def test_the_documentation_lists_every_family(pytestconfig: pytest.Config) -> None:
+    listed = set(re.findall(r"[\w-]+", (pytestconfig.rootpath / "docs/size.md").read_text()))
+    assert {name.removesuffix("_text") for name in FAMILIES} <= listed
+    assert {name.removesuffix("_text") for name in NOT_PRICED} <= {name.lower() for name in listed}
+
+
+def test_a_model_may_be_read_as_one_of_another_family() -> None:
+    unknown = {**LLAMA_3, "model_type": "rebuilt"}
+    assert model_config(unknown, "c", "llama") == model_config(LLAMA_3, "c")
+    assert model_config({"model_type": "both", "text_config": unknown}, "c", "qwen2").dimensions.qkv_bias
+    with pytest.raises(UserError, match="--family llamas is not known: did you mean llama"):
+        model_config(unknown, "c", "llamas")
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers"),
+        ({"model_type": "dory"}, "unknown family 'dory'.*--family llama, or give --layers"),
+        ({"model_type": "rwkv"}, "is a rwkv model, with layers of RWKV"),
         ({"model_type": "mamba2"}, "is a mamba2 model, with layers of Mamba, which are not priced"),
         ({"model_type": "gemma2", "layer_types": "full_attention"}, "layer_types = 'full_attention', where a list"),
         ({"model_type": None}, "does not say its model_type"),

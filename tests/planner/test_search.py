@@ -61,7 +61,7 @@ def test_every_candidate_of_the_list_keeps_to_the_bounds(model, made_up):
 
 @MODELS
 def test_the_grid_costs_each_candidate_what_it_costs_alone(model, made_up):
-    setting = Setting(model, 2048, micro_batch=2, tp=2)
+    setting = Setting(model, 2048, micro_batch=2, tp=2, ep=4 if model.experts > 1 else 1)
     candidates = neighbours(setting, Bounds(vary=("hidden", "heads", "ffn", "vocab", "tp")))
     models, plan = candidates.grid()
     trainable = np.flatnonzero(models.valid & plan.divides(models))
@@ -101,6 +101,12 @@ def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
     assert search(Setting(few_heads, 1024, tp=6), Bounds(), made_up).within >= 1
 
 
+def test_more_tensor_parallelism_is_proposed_within_the_node_that_shares_experts(made_up):
+    for ep, tensors in ((1, {1, 2, 4}), (2, {1, 2, 4}), (4, {1, 2})):
+        candidates = neighbours(Setting(MIXTRAL, 2048, tp=2, ep=ep), Bounds(vary=("tp",)))
+        assert set(candidates.sizes["tp"].tolist()) == tensors
+
+
 def test_tensor_parallelism_costs_its_collectives(made_up):
     parts = parts_of(*grid_of([Setting(LLAMA, 4096, tp=4)]))
     priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}
@@ -112,6 +118,10 @@ def test_tensor_parallelism_costs_its_collectives(made_up):
     ("wrong", "words"),
     [
         ({"tp": 0}, "tp has to lie between 1 and"),
+        ({"ep": 2}, "EP over 2 ranks cannot divide experts = 1 evenly: take ep = 1"),
+        ({"model": MIXTRAL, "ep": 3}, "cannot divide experts = 8 evenly: take ep = 2 or 4"),
+        ({"model": MIXTRAL, "ep": 8, "shards": 12}, "groups of 8 that share experts: take a multiple of 8 shards"),
+        ({"model": MIXTRAL, "ep": 8, "tp": 2}, "more than a node of 8: ask layout"),
         ({"micro_batch": -1}, "micro_batch has to lie between"),
         ({"seq": 1 << 20, "micro_batch": 1 << 12}, "tokens at a time, beyond"),
     ],

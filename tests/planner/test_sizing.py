@@ -206,6 +206,25 @@ def test_the_same_change_is_marked_as_extrapolated_in_every_table(made_up):
     assert [marks[change.removesuffix(" *")] for change in changes] == [change.endswith(" *") for change in changes]
 
 
+@pytest.mark.parametrize(("shards", "zero"), [(1, 0), (4, 3)])
+def test_experts_are_shared_in_size_as_in_layout(shards, zero):
+    model = MODELS["mixtral"]
+    answer = sizing(H200, Setting(model, 2048, shards=shards, ep=4), Bounds(vary=("kv_heads",)))
+    fixed = {"micro_batch": 1, "recompute": 0, "data": 4, "expert": 4, "zero_stage": zero}
+    training = Training(model, 4, 2048, framework="fsdp2" if zero else None)
+    best = planned(training, Cluster(H200, 4, 4, H200.memory_bytes), fixed=fixed).best
+    assert float(answer.iteration.seconds) == pytest.approx(best.seconds, rel=1e-6)
+    assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
+    exchanged = math.fsum(
+        part.seconds for part in answer.spent if part.part in ("all_to_all", "tokens sorted by expert")
+    )
+    assert exchanged == pytest.approx(best.parts["experts"], rel=1e-6)
+    alone = sizing(H200, Setting(model, 2048, shards=shards), Bounds(vary=("kv_heads",)))
+    assert answer.search.present.memory_bytes < alone.search.present.memory_bytes
+    assert "all_to_all" not in {part.part for part in alone.spent}
+    assert "shared by 4" in str(answer.findings)
+
+
 def test_size_reads_a_config(command, tmp_path):
     config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
               "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
@@ -342,3 +361,24 @@ def printed(explained, *names):
 def test_a_product_that_cannot_be_is_refused(command, words, sentence):
     result = command("explain", *words.split(), "--gpu", "H200")
     assert (result.exit_code, sentence in result.output) == (2, True), result.output
+
+
+def test_latent_attention_and_a_family_are_named_by_options(command, tmp_path):
+    sizes = {"--layers": 4, "--hidden": 2048, "--heads": 16, "--ffn": 4096, "--vocab": 102400, "--head-dim": 192}
+    latent = {"--latent-rank": 512, "--rope-head-dim": 64, "--value-head-dim": 128}
+    config = {"model_type": "of_nobody_s", "num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 16,
+              "intermediate_size": 4096, "vocab_size": 102400, "kv_lora_rank": 512, "q_lora_rank": None,
+              "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = [str(word) for pair in (sizes | latent).items() for word in pair]
+    usual = ("--gpu", "H200", "--seq", "2048", "--vary", "kv_heads", "--json")
+    by_hand = command("size", *given, *usual)
+    read = command("size", "--config", str(tmp_path), "--family", "youtu", "--not-tied", *usual)
+    assert by_hand.exit_code == read.exit_code == 0
+    assert json.loads(by_hand.stdout) == json.loads(read.stdout)
+    assert command("size", *given, "--query-rank", "768", *usual).stdout != by_hand.stdout
+    experts = command("size", *given, "--experts", "8", "--top-k", "2", "--ep", "4", *usual)
+    assert "experts shared by 4" in experts.stdout
+    missing = command("size", *given, "--family", "youtu", *usual)
+    assert missing.exit_code == 2
+    assert "--family youtu says how --config is read" in missing.stderr

@@ -127,6 +127,7 @@ POSITIVE = Finite(0, 1e6, min_open=True)
 )
 def layout(
     config: Path | None,
+    family: str | None,
     seq: int | None,
     gpu: str | None,
     calibration: Path | None,
@@ -184,7 +185,7 @@ def layout(
     fixed = {KEYS[key]: value for _, key, *_ in HELD if (value := named.pop(key)) is not None}
     if recompute is not None:
         fixed["recompute"] = NAMED["recompute"].index(recompute)
-    model, length, notes = requested_model(config, seq, named)
+    model, length, notes = requested_model(config, seq, named, family)
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):

@@ -34,6 +34,12 @@ COUNTS = {
     "ffn": "Width of the MLP. Required unless --config is given. Example: --ffn 14336.",
     "vocab": "Size of the vocabulary. Required unless --config is given. Example: --vocab 128256.",
     "experts": "Number of MLPs of width --ffn in each layer. Default: 1. Example: --experts 8.",
+    "query-rank": "Rank of the latent of queries (MLA; q_lora_rank). Default: none. Example: --query-rank 1536.",
+    "latent-rank": "Rank of the latent of keys and values (MLA; kv_lora_rank). Default: no MLA. Example: --latent-rank "
+    "512.",
+    "rope-head-dim": "Part of --head-dim that is rotated (MLA; qk_rope_head_dim). Default: none. Example: "
+    "--rope-head-dim 64.",
+    "value-head-dim": "Width of a head's values (MLA; v_head_dim). Default: none. Example: --value-head-dim 128.",
     "top-k": "Number of experts that each token is sent to. Default: 1. Example: --top-k 2.",
 }
 
@@ -66,6 +72,9 @@ gpu_options = options(
 
 model_options = options(
     path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
+    *value_options(
+        {"family NAME": "Family that --config is read as. Default: its model_type. Example: --family llama."},
+    ),
     *count_options(COUNTS, click.IntRange(1)),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
     click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),
@@ -105,9 +114,9 @@ def _gpu_of_this_machine() -> GpuSpec:
 
 
 def requested_model(
-    config: Path | None, seq: int | None, given: dict[str, Any]
+    config: Path | None, seq: int | None, given: dict[str, Any], family: str | None = None
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
-    """The model of the file, of the options, or of both; the length of its sequences; and notes.
+    """The model of the file, read as of a `family`, of the options, or of both; the length of sequences; and notes.
 
     Raises UserError where neither says enough, or what no model can have.
     """
@@ -117,7 +126,7 @@ def requested_model(
 
     dimensions = {name: value for name, value in given.items() if value is not None}
     if config is not None:
-        read = read_model_config(config)
+        read = read_model_config(config, family)
         model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
         notes, longest = read.notes, read.longest_seq
         length = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
@@ -125,6 +134,8 @@ def requested_model(
             beyond = f"Sequences of {length} tokens are beyond the {longest} that the model's configuration names."
             notes = (*notes, beyond)
         return model, length, notes
+    if family is not None:
+        raise UserError(f"--family {family} says how --config is read, which is missing: name the file too.")
     if missing := [name for name in NEEDED if name not in dimensions]:
         raise UserError(
             f"A model needs {', '.join(f'--{name}' for name in NEEDED)}, but {', '.join(missing)} "

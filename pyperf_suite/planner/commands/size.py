@@ -34,6 +34,7 @@ dtype_option = click.option(
         for name, text in (
             ("--micro-batch", "Sequences that a GPU computes at a time. Example: --micro-batch 2."),
             ("--tp", "Number of GPUs that share each layer (tensor parallelism). Example: --tp 8."),
+            ("--ep", "Number of data-parallel GPUs of a node that share the experts (EP). Example: --ep 8."),
             ("--shards", "Number of data-parallel GPUs that share the states (ZeRO-3, FSDP). Example: --shards 8."),
         )
     ),
@@ -62,9 +63,11 @@ def size(
     library: str | None,
     as_json: bool,
     everything: bool,
+    family: str | None,
     seq: int | None,
     micro_batch: int,
     tp: int,
+    ep: int,
     shards: int,
     dtype: str,
     vary: str | None,
@@ -95,6 +98,8 @@ def size(
         reach=reach / 100,
         library=library,
         calibration=calibration,
+        ep=ep,
+        family=family,
         **dimensions,
     )
     answer("size", found.findings, as_json, everything)

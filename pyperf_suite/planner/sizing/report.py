@@ -170,9 +170,8 @@ class Sizing:
     def utilization(self) -> float:
         """MFU of the iteration: the model's FLOP over what the GPUs could do at their peak."""
         setting = self.setting
-        flop = model_flop(setting.model, setting.micro_batch * setting.shards, setting.seq)
-        gpus = setting.tp * setting.shards
-        return float(utilization(flop, float(self.iteration.seconds), gpus, self.gpu.peak(setting.dtype)))
+        flop = model_flop(setting.model, setting.plan.global_batch, setting.seq)
+        return float(utilization(flop, float(self.iteration.seconds), setting.plan.ranks, self.gpu.peak(setting.dtype)))
 
 
 def sizing(
@@ -317,9 +316,10 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         dtype=setting.dtype,
         gpu=sizing.gpu.name,
         time=Quantity(present.seconds, "duration", predicted=True),
-        each=f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else "",
+        each=(f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else "")
+        + (f", experts shared by {setting.ep}" if setting.ep > 1 else ""),
     )
-    parts = sizing.iteration.parts
+    parts, sharers = sizing.iteration.parts, "shards" if setting.shards > 1 else "data-parallel GPUs"
     sent = sum(float(parts[name]) for name in ("gradients", "parameters"))
     yield remark(
         "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU), as `layout` counts it: {optimizer} for "
@@ -328,7 +328,7 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         time=Quantity(float(sizing.iteration.seconds), "duration", predicted=True),
         mfu=Quantity(sizing.utilization, "%", predicted=True),
         optimizer=Quantity(float(parts["optimizer"]), "duration", predicted=True),
-        sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
+        sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.plan.data} {sharers}" if sent else "",
         waited=f", {1e3 * float(parts['host']):.3g} ms waiting for the host" if parts["host"] else "",
     )
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.tiling import round_up
-from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import (
+    NODE,
     ModelGrid,
     Setting,
     grid_of,
@@ -91,7 +91,7 @@ class Candidates:
         """Models and plans of these rows, by default of all."""
         sizes = {name: column[rows] for name, column in self.sizes.items()}
         micro_batch, tp, present = sizes.pop("micro_batch"), sizes.pop("tp"), self.setting
-        plan = plan_of(micro_batch, present.seq, tp, present.shards, present.dtype)
+        plan = plan_of(present, micro_batch, present.seq, tp)
         return ModelGrid.around(present.model, **sizes), plan
 
     def at(self, row: int) -> Setting:
@@ -110,6 +110,7 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
     """
     model = setting.model
     width = width_of_mlp(model)
+    tensors = _doublings(setting.tp, 1) if setting.tp > 1 else []
 
     def axis(name: str, present: int, sizes: Sequence[int]) -> NDArray[np.int64]:
         return np.array(list(dict.fromkeys([present, *(sizes if name in bounds.vary else [])])), dtype=np.int64)
@@ -122,7 +123,7 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
             "vocab": axis("vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]),
             "layers": axis("layers", model.layers, _layers(model, bounds)),
             "micro_batch": axis("micro_batch", setting.micro_batch, _doublings(setting.micro_batch, 2)),
-            "tp": axis("tp", setting.tp, _doublings(setting.tp, 1) if setting.tp > 1 else []),
+            "tp": axis("tp", setting.tp, [tp for tp in tensors if setting.ep == 1 or tp * setting.ep <= NODE]),
         }
         shape = (len(attention), *map(len, others.values()))
         if math.prod(shape) <= MOST_CANDIDATES:
@@ -241,7 +242,7 @@ def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
 
 def memory_of(model: ModelDimensions, plan: ParallelPlan) -> Floats:
     """Bytes on each GPU; the shards have weights, gradients and optimizer state in common (ZeRO stage 3)."""
-    need = training_memory(model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
+    need = training_memory(model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=plan.zero_stage)
     return np.broadcast_to(np.asarray(need.total, dtype=np.float64), np.shape(plan.tensor))
 
 

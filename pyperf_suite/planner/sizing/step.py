@@ -6,7 +6,7 @@ arrays that broadcast over a grid of models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, 
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     KernelCall,
+    exchange_of_tokens,
     kernel_calls,
     passes_and_slowdown,
 )
@@ -33,8 +34,10 @@ Sizes = NDArray[np.int64]
 # The cause of what a kernel takes longer within a step than alone.
 IN_STEP = "slower within a step"
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
-LARGEST_SETTING = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}
+LARGEST_SETTING = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16, "ep": 1 << 10}
 MOST_TOKENS = 1 << 26
+# GPUs of a node.
+NODE = 8
 
 
 def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +105,8 @@ class ModelGrid(ModelDimensions):
 class Setting:
     """A model as it is trained: `micro_batch` sequences of `seq` tokens, over `tp` GPUs that share each layer.
 
-    `shards` data-parallel GPUs share weights, gradients and optimizer state (ZeRO-3, FSDP). Raises UserError for what
-    cannot be trained so.
+    `shards` data-parallel GPUs share weights, gradients and optimizer state (ZeRO-3, FSDP), `ep` of a node the experts.
+    Raises UserError for what cannot be trained so.
     """
 
     model: ModelDimensions
@@ -112,6 +115,7 @@ class Setting:
     tp: int = 1
     shards: int = 1
     dtype: str = "bf16"
+    ep: int = 1
 
     def __post_init__(self) -> None:
         for name, most in LARGEST_SETTING.items():
@@ -122,12 +126,29 @@ class Setting:
                 f"{self.micro_batch} sequences of {self.seq} are {self.tokens} tokens at a time, beyond the "
                 f"{MOST_TOKENS} that are counted with: ask for less."
             )
+        self._check_divides("tp", self.tp, Sharding)
+        self._check_divides("ep", self.ep, lambda ep: Sharding(expert=ep))
+        if self.ep > 1 and self.tp * self.ep > NODE:
+            raise UserError(
+                f"EP over {self.ep} groups of {self.tp} tensor-parallel GPUs needs more than a node of {NODE}: ask "
+                "layout, which prices the network too."
+            )
+        if self.shards % self.ep and self.shards > 1:
+            raise UserError(
+                f"{self.shards} data-parallel GPUs cannot be cut into groups of {self.ep} that share experts: take a "
+                f"multiple of {self.ep} shards."
+            )
+
+    def _check_divides(self, name: str, ranks: int, sharding: Callable[[int], Sharding]) -> None:
         try:
-            Sharding(self.tp).check(self.model)
+            sharding(ranks).check(self.model)
         except UserError as uneven:
-            divisors = [tp for tp in range(1, 2 * self.tp + 1) if Sharding(tp).divides(self.model)]
-            nearest = [*[tp for tp in divisors if tp < self.tp][-1:], *[tp for tp in divisors if tp > self.tp][:1]]
-            raise UserError(f"{str(uneven).rstrip('.')}: take tp = {' or '.join(map(str, nearest))}.") from None
+            divisors = [other for other in range(1, 2 * ranks + 1) if sharding(other).divides(self.model)]
+            nearest = [
+                *[other for other in divisors if other < ranks][-1:],
+                *[more for more in divisors if more > ranks][:1],
+            ]
+            raise UserError(f"{str(uneven).rstrip('.')}: take {name} = {' or '.join(map(str, nearest))}.") from None
 
     @property
     def tokens(self) -> int:
@@ -135,16 +156,20 @@ class Setting:
 
     def plan_on(self, gpu: GpuSpec) -> ParallelPlan:
         """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
-        plan = plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
-        return as_published(replace(plan, framework=usual_framework(int(plan.zero_stage))), gpu)
+        return as_published(replace(self.plan, framework=usual_framework(int(self.plan.zero_stage))), gpu)
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return plan_of(self, self.micro_batch, self.seq, self.tp)
 
 
-def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
-    """The plan of one micro-batch on each of `shards` GPUs that share by ZeRO-3; sizes may be arrays."""
-    stage, of_products = LAST_STAGE if shards > 1 else 0, dtype if dtype in DTYPES else "bf16"
+def plan_of(setting: Setting, micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes) -> ParallelPlan:
+    """The setting's plan of one micro-batch on each data-parallel GPU, with other sizes, which may be arrays."""
+    data, of_products = max(setting.shards, setting.ep), setting.dtype if setting.dtype in DTYPES else "bf16"
     return ParallelPlan(
-        global_batch=micro_batch * shards, micro_batch=micro_batch, seq=seq, tensor=tp, data=shards, zero_stage=stage,
-        dtype=of_products, sequence_parallel=True, overlap_gradients=True,
+        global_batch=micro_batch * data, micro_batch=micro_batch, seq=seq, tensor=tp, data=data, expert=setting.ep,
+        zero_stage=LAST_STAGE if setting.shards > 1 else 0, dtype=of_products, sequence_parallel=True,
+        overlap_gradients=True,
     )  # fmt: skip
 
 
@@ -154,7 +179,7 @@ def grid_of(settings: Sequence[Setting]) -> tuple[ModelGrid, ParallelPlan]:
     names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first.model), "vocab", "layers")
     columns = {name: [getattr(setting.model, name) for setting in settings] for name in names}
     micro_batch, seq, tp = np.array([(each.micro_batch, each.seq, each.tp) for each in settings], dtype=np.int64).T
-    return ModelGrid.around(first.model, **columns), plan_of(micro_batch, seq, tp, first.shards, first.dtype)
+    return ModelGrid.around(first.model, **columns), plan_of(first, micro_batch, seq, tp)
 
 
 def width_of_mlp(model: ModelDimensions) -> str:
@@ -166,7 +191,8 @@ def parts_of(model: ModelDimensions, plan: ParallelPlan) -> list[KernelCall]:
     """Every kind of work of one micro-batch on one GPU, with its calls in all passes."""
     times = passes_and_slowdown(plan, StepConstants(1.0))
     found = []
-    for call in kernel_calls(model, plan):
+    exchange = (exchange_of_tokens(model, plan),) if np.any(np.asarray(plan.expert) > 1) else ()
+    for call in (*kernel_calls(model, plan), *exchange):
         calls = np.asarray(call.calls)
         # TP sums up once more at both ends of the model.
         at_ends = np.where(calls > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0

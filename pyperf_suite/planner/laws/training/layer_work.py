@@ -6,7 +6,7 @@ Prices are apart from constants, so that a fit prices once and tries many consta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -359,18 +359,27 @@ def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network:
     return once_s * ((model.layers - model.windowed_layers) / model.layers)
 
 
+def exchange_of_tokens(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> KernelCall:
+    """Tokens to their experts within a node, or back."""
+    size = plan.element_bytes * plan.tokens * model.hidden / plan.sequence_ranks * model.top_k
+    sizes = (as_plain(size), _size(np.minimum(plan.expert, _next_to_experts(plan))))
+    flags = (plan.ranks_per_node, network)
+    return KernelCall("all_to_all", "collective", "all_to_all", sizes, model.sparse_layers, ("all_to_all",), flags)
+
+
+def _next_to_experts(plan: ParallelPlan) -> Any:
+    """GPUs of a node that have different experts."""
+    return np.where(np.asarray(plan.expert_groups) > 1, plan.ranks_per_node, plan.per_node_next_to_tensor)
+
+
 def _all_to_all_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
     """Tokens to their experts, or back, in a layer: once to each node that has some of them, meanwhile within nodes."""
     if not np.any(np.asarray(plan.expert) > 1):
         return 0.0
-    per_node = np.where(np.asarray(plan.expert_groups) > 1, plan.ranks_per_node, plan.per_node_next_to_tensor)
-    inside = np.minimum(plan.expert, per_node)
-    nodes = np.maximum(1, np.asarray(plan.expert) // per_node)
-    size = plan.element_bytes * plan.tokens * model.hidden / plan.sequence_ranks
-    once_s = prices.collective(
-        "all_to_all", as_plain(size * model.top_k), _size(inside), _size(inside), network
-    ).seconds
+    once_s = replace(exchange_of_tokens(model, plan, network), calls=1).seconds(prices)
+    nodes = np.maximum(1, np.asarray(plan.expert) // _next_to_experts(plan))
     if np.any(nodes > 1):
+        size = plan.element_bytes * plan.tokens * model.hidden / plan.sequence_ranks
         visited = (nodes - 1) * (1 - (1 - 1 / nodes) ** model.top_k)
         between_s = prices.collective("send_receive", as_plain(size * visited), 2, 1, network).seconds
         once_s = np.maximum(once_s, np.where(nodes > 1, between_s, 0.0))
