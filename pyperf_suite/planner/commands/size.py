@@ -60,6 +60,8 @@ def size(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
+    power: float | None,
+    memory_bandwidth: float | None,
     as_json: bool,
     everything: bool,
     seq: int | None,
@@ -95,6 +97,8 @@ def size(
         reach=reach / 100,
         library=library,
         calibration=calibration,
+        power_w=power,
+        memory_gb_s=memory_bandwidth,
         **dimensions,
     )
     answer("size", found.findings, as_json, everything)
@@ -120,6 +124,8 @@ def explain(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
+    power: float | None,
+    memory_bandwidth: float | None,
     as_json: bool,
     everything: bool,
 ) -> None:
@@ -138,4 +144,5 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    answer("explain", explained(m, n, k, gpu, dtype, layout, library, calibration).findings, as_json, everything)
+    found = explained(m, n, k, gpu, dtype, layout, library, calibration, power, memory_bandwidth)
+    answer("explain", found.findings, as_json, everything)
