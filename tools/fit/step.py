@@ -207,7 +207,7 @@ class Stack:
 
 
 # Constants that `on_gpu` changes.
-BY_GPU = ("attention",)
+BY_GPU = ("attention", "experts")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
