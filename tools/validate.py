@@ -22,7 +22,7 @@ from pyperf_suite.errors import UserError, printable
 from pyperf_suite.findings.data import Findings, Remark, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.attention import attention_time, mla_time
+from pyperf_suite.planner.laws.attention import Kernel, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
@@ -89,17 +89,28 @@ def _attention(requested: TableSlice) -> Explained:
     batch, seq, heads, kv_heads, width = requested.sizes("batch_size", "isl", *HEADS)
     window = int(requested.kind.get("window_size", 0))
     sizes = (batch, seq, seq, heads, kv_heads, width)
-    return attention_time(requested.laws, *sizes, dtype=requested.dtype, window=window, library=requested.library)
+    return attention_time(requested.laws, *sizes, dtype=requested.dtype, window=window)
 
 
-def _latent(requested: TableSlice) -> Explained:
-    requested.check_cache()
-    if requested.dtype != "bf16":
-        raise UserError(f"Latent attention was measured in bf16, not {requested.dtype}.")
-    if requested.kind["scope"] != "kernel":
-        raise UserError("Latent attention is priced without its projections: rows of the scope module are left out.")
-    batch, seq, heads = requested.sizes("batch_size", "isl", "num_heads")
-    return mla_time(requested.laws, batch, seq, seq, heads, requested.library)
+def _published_kernel(requested: TableSlice) -> Explained:
+    """A point of a chart: attention of a kernel, forward or forward and backward together, or a product."""
+    kind = str(requested.kind["kind"])
+    numbers = [[int(size) for size in re.findall(r"\d+", str(shape))] for shape in requested.rows["shape"].tolist()]
+    if "fwd" not in kind:
+        # A cube is written 4096^3.
+        m, n, k = np.array([sizes if len(sizes) == 3 else sizes[:1] * 3 for sizes in numbers]).T
+        mode = "sustained" if "sustained" in kind else "burst"
+        return gemm_time(requested.laws, m, n, k, "fp8" if "fp8" in kind else "bf16", mode=mode)
+    batch, seq, heads, width = np.array(numbers).T
+    kernel: Kernel = "FlashAttention-2" if kind.startswith("FA2") else "usual"
+    found = [
+        attention_time(
+            requested.laws, batch, seq, seq, heads, heads, width, kind.endswith("causal"), backward=way, kernel=kernel
+        )
+        for way in (False, True)[: 1 + ("bwd" in kind)]
+    ]
+    seconds, low, high = (sum(getattr(each, name) for each in found) for name in ("seconds", "low", "high"))
+    return replace(found[0], seconds=seconds, low=low, high=high)
 
 
 def _collective(requested: TableSlice) -> Explained:
@@ -119,16 +130,15 @@ def _collective(requested: TableSlice) -> Explained:
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
-LATENT = ("scope", "num_heads", "batch_size")
 # A table is of the first format whose columns it has.
 FORMATS = (
-    TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope",)),
     TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")
     ),
     TableFormat("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
     TableFormat("collectives", ("op_name", "num_gpus", "bytes"), _collective, OF_COLLECTIVES),
     TableFormat("GEMM", ("m", "n", "k"), _product),
+    TableFormat("published kernel", ("kind", "shape", "measured_us"), _published_kernel, ("kind",)),
 )
 
 
@@ -279,6 +289,8 @@ def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray
         for each in dict.fromkeys(of.tolist()):
             library, _, version = str(each).partition(" ")
             yield library, version, of == each, _seconds(rows["latency_us"][of == each], path)
+    elif "measured_us" in rows:
+        yield None, "", everywhere, _seconds(rows["measured_us"], path)
     elif not wide:
         raise UserError(
             f"{path} has no column of times: name it latency_us, or by the library and its version as in sglang_0.5.14."

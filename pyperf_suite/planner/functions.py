@@ -21,6 +21,8 @@ def explain(
     layout: str = "TN",
     library: str | None = None,
     calibration: str | Path | None = None,
+    power_w: float | None = None,
+    memory_gb_s: float | None = None,
 ) -> ProductExplained:
     """Explain the time of C[m, n] = A[m, k]·B[k, n], as `pyperf-suite explain` does.
 
@@ -29,11 +31,12 @@ def explain(
 
     By default on the GPU in this machine, by the kernels of the first library that was measured. `dtype` is bf16, fp16,
     fp8, tf32 or fp32, `layout` TN as in a forward pass, NN, NT or TT; `calibration` is a file of laws that
-    `pyperf-suite calibrate` fitted. Raises UserError for an unknown GPU, dtype, layout or library, or a size below 1.
+    `pyperf-suite calibrate` fitted; `power_w` and `memory_gb_s` are the card's, where its kind has others. Raises
+    UserError for an unknown GPU, dtype, layout or library, or a size below 1.
     """
     from pyperf_suite.planner.product_explained import explain_product
 
-    _, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None)
+    _, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None, power_w, memory_gb_s)
     return explain_product(laws, (m, n, k), dtype, layout.upper(), library)
 
 
@@ -52,6 +55,8 @@ def size(
     calibration: str | Path | None = None,
     ep: int = 1,
     family: str | None = None,
+    power_w: float | None = None,
+    memory_gb_s: float | None = None,
     **dimensions: Any,
 ) -> Sizing:
     """Find nearby dimensions of a model that train faster, as `pyperf-suite size` does.
@@ -73,7 +78,7 @@ def size(
     from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting
 
-    spec, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None)
+    spec, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None, power_w, memory_gb_s)
     spec.peak(dtype)
     model, length, notes = requested_model(Path(config) if config is not None else None, seq, dimensions, family)
     bounds = Bounds(AXES if vary is None else vary, parameter_change, reach, USABLE_SHARE * spec.memory_bytes)

@@ -43,9 +43,6 @@ class MadeUpPrices:
         padded = -(-head_dim // 64) * 64 / head_dim
         return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)})
 
-    def latent_attention(self, backward, batch, seq, heads):
-        return self.attention(True, backward, batch, seq, heads, heads, 160)
-
     def memory_bound(self, nbytes):
         return self._explained({"bandwidth": nbytes / 1e12})
 

@@ -71,7 +71,7 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
     assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
     kinds = {
         "products": ("gemm",),
-        "attention": ("attention", "latent_attention"),
+        "attention": ("attention",),
         "memory bound": ("memory_bound",),
         "tensor": ("collective",),
     }

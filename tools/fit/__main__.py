@@ -12,7 +12,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.planner.calibrate import described
 from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
-from tools.fit.attention import fit_attention
 from tools.fit.gemm import fit_gemm
 from tools.fit.step import fit_step, judged_steps, stated_constants
 
@@ -24,7 +23,6 @@ Fit = Callable[[Path, Mapping[str, calibration.Calibration]], Blocks]
 # In the order in which they are made: iterations are predicted by the laws of kernels as they were just fitted.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
-    "attention": lambda folder, _: fit_attention(folder),
     "step": lambda folder, fitted: {
         calibration.POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
     },

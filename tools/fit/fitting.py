@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.planner.calibrate import folds
 from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
@@ -105,24 +104,6 @@ def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:
     return replace(free, wave_smoothing=free.wave_smoothing / (1 + free.wave_smoothing), overlap=free.overlap + 1)
 
 
-def fit_costs(
-    work: Floats, seconds: Floats, start: Floats, bounds: tuple[ArrayLike, ArrayLike], usual_error: float = USUAL_ERROR
-) -> Floats:
-    """Costs of counted work [rows, kinds] that make log(counted / measured) small, far rows counting less."""
-    from scipy.optimize import least_squares
-
-    def missed(log_costs: Floats) -> Floats:
-        return np.asarray(np.log(work @ np.exp(log_costs) / seconds))
-
-    def slope(log_costs: Floats) -> Floats:
-        shares = work * np.exp(log_costs)
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
-
-    limits = [np.log(end) for end in bounds]
-    found = least_squares(missed, np.log(start), slope, loss="soft_l1", f_scale=usual_error, bounds=limits)
-    return np.asarray(np.exp(found.x))
-
-
 def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
     """What reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
@@ -132,25 +113,6 @@ def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> spa
         sparse.csr_matrix((weight, (rows, node)), shape=(rows.size, grid.values.size))
         for node, weight in grid.corners(sizes)
     )
-
-
-def roughness(shape: Sequence[int], steps: Sequence[float]) -> sparse.csr_matrix:
-    """The quadratic form of a grid's squared steps along each axis, each at its price, and of its squared nodes."""
-    from scipy import sparse
-
-    form = LEVEL * sparse.identity(int(np.prod(shape)), format="csr")
-    for axis, (nodes, price) in enumerate(zip(shape, steps, strict=True)):
-        step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
-        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
-        form = form + price * sparse.kron(sparse.kron(outer, step.T @ step), inner)
-    return form
-
-
-def huber_weights(residuals: Floats) -> Floats:
-    """Rows that nothing near agrees with are held to less."""
-    off = np.abs(residuals)
-    scatter = HUBER * max(float(np.median(off)) / MAD_OF_NORMAL, LEAST_SCATTER)
-    return np.minimum(1.0, scatter / np.maximum(off, scatter))
 
 
 Linear = Callable[[Floats], Floats]

@@ -43,7 +43,8 @@ from pyperf_suite.planner.laws.training.step import MEASURED_GPU, PricedStep, ki
 from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
 from tools.fit.published import read_columns, rows_of
 
-RUNS = ("training_published.csv", "training_new.csv")
+# All tables of runs but those of cards with other power or memory than their kind, which judge the law.
+RUNS, CARDS = "training_*.csv", "training_cards.csv"
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -52,14 +53,6 @@ ORIGIN = (
 )
 # The tables do not state it; Megatron-LM's padding of GPT-2's vocabulary.
 VOCAB = 51200
-# pytorch/torchtitan at 31a17bf, benchmarks/llama3_h100_202412_torchtitan.md (BSD-3-Clause), tables 1 and 3: Llama 3.1
-# 8B on H100 with 500 W and 2.4 TB/s, sequences of 8192 by two, FSDP2 with selective recomputation. Framework
-# (torchtitan compiles), dtype, GPUs and tokens a second and GPU.
-LLAMA_8B = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
-TORCHTITAN_H100 = (
-    *(("fsdp2", "bf16", 8, 5762), ("torchtitan", "bf16", 8, 6667), ("torchtitan", "fp8", 8, 8532)),
-    *(("fsdp2", "bf16", 128, 5605), ("torchtitan", "bf16", 128, 6514), ("torchtitan", "fp8", 128, 8380)),
-)
 # Runs of engines that are none of the frameworks, by words of their notes, and why.
 ANOTHER_ENGINE = {
     "MegaScale (": "MegaScale has an attention and an overlap of its own.",
@@ -70,7 +63,6 @@ SAME_SOURCE = {"nemo-framework": "NVIDIA/NeMo"}
 # What a constant is before any run is seen, and by what share runs move it (the deviation of its logarithm).
 PRIORS: Mapping[str, tuple[float, float]] = {
     "slowdown": (1.03, 0.03),
-    "attention": (1.0, 0.05),
     "experts": (1.1, 0.05),
     "tensor_overlapped": (0.3, 0.3),
     "step_s": (20e-3, 0.5),
@@ -129,8 +121,11 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
     Raises UserError where the folder has not all.
     """
     usable, refused = [], []
-    for name in RUNS:
-        runs, unread = read_runs(tables_folder / name)
+    tables = [path for path in sorted(tables_folder.glob(RUNS)) if path.name != CARDS]
+    if not tables:
+        raise UserError(f"{tables_folder} has no {RUNS}: name the folder of the published tables.")
+    for path in tables:
+        runs, unread = read_runs(path)
         refused += [reason.partition(": ")[2] for reason in unread]
         for run in runs:
             other = next((why for part, why in ANOTHER_ENGINE.items() if part in run.note), "")
@@ -138,14 +133,6 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
             refused += [why] * bool(why)
             usable += [run] * (not why)
     usable += read_iterations(tables_folder, MULTI_NODE)
-    for framework, dtype, gpus, tokens_per_s in TORCHTITAN_H100:
-        plan = ParallelPlan(
-            global_batch=2 * gpus, micro_batch=2, seq=8192, data=gpus, recompute="layers", recompute_share=0.5,
-            overlap_gradients=True, gradient_bytes=4, zero_stage=3, dtype=dtype, framework=framework,
-        )  # fmt: skip
-        seconds = plan.global_batch * plan.seq / (tokens_per_s * gpus)
-        h100 = replace(find_gpu("H100"), power_w=500, memory_bytes_per_s=2.4e12)
-        usable.append(TrainingRun("Llama3.1-8B", "pytorch/torchtitan", h100, LLAMA_8B, plan, 50e9, seconds, None, True))
     return usable, refused
 
 
@@ -220,7 +207,7 @@ class Stack:
 
 
 # Constants that `on_gpu` changes.
-BY_GPU = ("attention", "slowdown")
+BY_GPU = ("attention", "experts")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
@@ -264,6 +251,7 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
     return seconds
 
 
+ALL = "all"
 # What a run is judged by, besides its model: constants that saw nothing of its source, engine, or generation of GPUs.
 LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
     "source": lambda run: run.source,
@@ -340,8 +328,11 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
         errors = errors_left_out(priced, how)
         inside = covered(priced, errors, how)
         off = 100 * np.expm1(-errors)
-        for framework, kind in sorted({(run.framework, run.kind) for run in priced}):
-            own = np.array([(run.framework, run.kind) == (framework, kind) for run in priced])
+        groups = {(run.framework, run.kind) for run in priced}
+        for framework, kind in [*sorted(groups), *((ALL, kind) for kind in KINDS)]:
+            own = np.array([framework in (run.framework, ALL) and run.kind == kind for run in priced])
+            if not own.any():
+                continue
             yield (
                 f"| {how} | {framework} | {kind} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | "
                 f"{np.median(np.abs(off[own])):.1f} | {np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"

@@ -132,6 +132,8 @@ def layout(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
+    power: float | None,
+    memory_bandwidth: float | None,
     gpus: int | None,
     gpus_per_node: int | None,
     global_batch: int | None,
@@ -177,7 +179,7 @@ def layout(
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
-    spec, laws = requested_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration, power, memory_bandwidth)
     if link is not None:
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")

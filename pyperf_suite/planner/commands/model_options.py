@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import options, path_option
+from pyperf_suite.cli.options import Finite, options, path_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,12 +63,21 @@ gpu_options = options(
     ),
     *value_options(
         {
-            "library NAME": "Library whose kernels are priced: trtllm, sglang, vllm. Default: the first measured. "
+            "library NAME": "Library whose products are priced: trtllm, sglang, vllm. Default: the first measured. "
             "Example: --library vllm."
         }
     ),
+    *value_options(
+        {
+            "power W": "Power that the card may draw, if less than usual. Default: its data sheet's. "
+            "Example: --power 500.",
+            "memory-bandwidth GB/S": "Bandwidth of the card's memory. Default: its data sheet's. "
+            "Example: --memory-bandwidth 2400.",
+        },
+        Finite(0, 1e6, min_open=True),
+    ),
 )
-"""The GPU, whose calibration, and whose kernels."""
+"""The GPU, whose calibration, whose kernels, and what the card has that its kind has not."""
 
 model_options = options(
     path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
@@ -86,19 +95,27 @@ model_options = options(
 """The model, and the length of its sequences."""
 
 
-def requested_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
+def requested_gpu(
+    name: str | None, calibration: Path | None, power_w: float | None = None, memory_gb_s: float | None = None
+) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """The GPU, and what its laws are taken from. Raises UserError for an unknown GPU, or one too many."""
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.laws.calibration import load_calibration
     from pyperf_suite.planner.laws.prices import check_form
+    from pyperf_suite.planner.laws.transfers import card_of
 
     if calibration is not None:
+        if power_w is not None or memory_gb_s is not None:
+            raise UserError(
+                f"{calibration} was measured on a card with its own power and memory: leave --power and "
+                "--memory-bandwidth out, or the calibration."
+            )
         fitted = load_calibration(calibration)
         check_form(fitted, calibration)
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
         return find_gpu(fitted.gpu), fitted
-    spec = find_gpu(name) if name is not None else _gpu_of_this_machine()
+    spec = card_of(find_gpu(name) if name is not None else _gpu_of_this_machine(), power_w, memory_gb_s)
     return spec, spec
 
 

@@ -61,6 +61,8 @@ def size(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
+    power: float | None,
+    memory_bandwidth: float | None,
     as_json: bool,
     everything: bool,
     family: str | None,
@@ -100,6 +102,8 @@ def size(
         calibration=calibration,
         ep=ep,
         family=family,
+        power_w=power,
+        memory_gb_s=memory_bandwidth,
         **dimensions,
     )
     answer("size", found.findings, as_json, everything)
@@ -125,6 +129,8 @@ def explain(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
+    power: float | None,
+    memory_bandwidth: float | None,
     as_json: bool,
     everything: bool,
 ) -> None:
@@ -143,4 +149,5 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    answer("explain", explained(m, n, k, gpu, dtype, layout, library, calibration).findings, as_json, everything)
+    found = explained(m, n, k, gpu, dtype, layout, library, calibration, power, memory_bandwidth)
+    answer("explain", found.findings, as_json, everything)

@@ -17,7 +17,6 @@ _HOME = {
     "collective_time": "collectives",
     "gemm_time": "gemm",
     "memory_bound_time": "roofline",
-    "mla_time": "attention",
 }
 
 
@@ -31,4 +30,4 @@ def _law(name: str) -> Callable[..., Any]:
     return law
 
 
-attention_time, collective_time, gemm_time, memory_bound_time, mla_time = map(_law, sorted(_HOME))
+attention_time, collective_time, gemm_time, memory_bound_time = map(_law, sorted(_HOME))

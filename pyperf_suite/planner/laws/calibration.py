@@ -270,11 +270,6 @@ class ResidualGrid:
     axes: tuple[NDArray[np.float64], ...]
     values: NDArray[np.float64]
 
-    @classmethod
-    def octaves(cls, values: NDArray[np.float64]) -> ResidualGrid:
-        """The grid with its nodes at the powers of two of every size, from 1 on."""
-        return cls(tuple(np.power(2.0, np.arange(count), dtype=np.float64) for count in values.shape), values)
-
     def __call__(self, *sizes: ArrayLike) -> NDArray[np.float64]:
         """The logarithm of the factor at sizes of at least 1, one array per axis, broadcast against each other."""
         requested = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))

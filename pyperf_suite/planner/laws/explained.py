@@ -26,7 +26,6 @@ MEANINGS = {
     "launch": "starting kernels",
     "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
     "library": "what was measured beyond the law of tiles, so the library's choices",
-    "measured": "what neighbouring shapes were measured to take beyond the law",
     "sustained": "clocks held down under lasting load",
     "this machine": "what the calibration of one's own found",
 }

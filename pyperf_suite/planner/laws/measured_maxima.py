@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.planner.laws.transfers import held_by_power
 
 MAMF = "stas00/ml-engineering, maximum achievable matmul FLOPS (CC-BY-SA)"
 SQUARES = "zzc0721/torch-performance-test-data, square products by PyTorch"
@@ -66,6 +67,8 @@ MAMF_TFLOP_PER_S = {
 # Below this share of the dense peak the H200 and B200 of ai-dynamo/aiconfigurator's tables run for a second as fast as
 # in a burst.
 UNCAPPED_UTILIZATION = 0.45
+# What the fastest products of the others reach.
+USUAL_UTILIZATION = 0.8
 # A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
 # training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.
 # Nor with so much more for each FLOP/s of its peak: GB200, with 8 % more than B200, trains as if held down.
@@ -77,15 +80,15 @@ def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float
 
     That share, `utilization`, is 0 to 1, of any shape. The slowdown is 1 up to `UNCAPPED_UTILIZATION`, then rises
     straight to that of the GPU's fastest product (MAMF). A GPU without a figure has that of its architecture, if it has
-    no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst.
+    no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst. A card
+    with less power than its kind is held down further.
     """
-    known = _figure(gpu)
-    share = np.asarray(utilization, dtype=np.float64)
-    if known is None:
-        return np.ones_like(share)
-    measured, (burst, sustained) = known
-    fastest = burst * 1e12 / measured.peak("bf16")
-    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, burst / sustained])
+    known, share = _figure(gpu), np.asarray(utilization, dtype=np.float64)
+    fastest, slowdown = USUAL_UTILIZATION, held_by_power(gpu)
+    if known is not None:
+        measured, (burst, sustained) = known
+        fastest, slowdown = burst * 1e12 / measured.peak("bf16"), slowdown * burst / sustained
+    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, slowdown])
 
 
 def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:

@@ -16,10 +16,10 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.attention import PLAIN, attention_time, mla_time
+from pyperf_suite.planner.laws.attention import LAW, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.collectives import collective_time
-from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained
+from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.roofline import memory_bound_time
@@ -31,11 +31,6 @@ PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 
 # Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
-# DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
-# measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
-LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
-# Whose attention is nearest to that of training: by it runs of models left out are predicted better than by others'.
-TRAINING_ATTENTION = "vllm"
 # The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
@@ -46,8 +41,8 @@ class Prices:
 
     In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
     "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
-    before Ampere in fp16. `library` is whose kernels are priced, None the default of each law, and for attention in
-    training `TRAINING_ATTENTION`. `slower` is by what each kind of kernel calls takes longer within a step than alone.
+    before Ampere in fp16. `library` is whose products are priced, None the law's default.
+    `slower` is by what each kind of kernel calls takes longer within a step than alone.
 
     Sizes are plain numbers, or arrays that broadcast together. A query of attention sees `window` keys, 0: all;
     collectives are of S bytes as of nccl-tests, by default on the nodes and the network of the GPU's maker.
@@ -66,12 +61,6 @@ class Prices:
         return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
 
     @property
-    def _attention_library(self) -> str | None:
-        own = self.gpu.libraries(PLAIN) if isinstance(self.gpu, Calibration) else ()
-        lacks = bool(own) and TRAINING_ATTENTION not in own
-        return self.library if self.library or lacks or self.mode == "burst" else TRAINING_ATTENTION
-
-    @property
     def wide(self) -> Prices:
         """The same in 16 bits: what stays in them where layers are computed in fewer."""
         return self if self.dtype in WIDE else replace(self, dtype="bf16")
@@ -84,24 +73,8 @@ class Prices:
         window: Count = 0,
     ) -> Explained:  # fmt: skip
         return attention_time(
-            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window,
-            library=self._attention_library,
-        )  # fmt: skip
-
-    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
-        """By the law of MLA, and where it knows nothing as attention of as much work between heads of 128.
-
-        Its backward, which no one measured, takes as many times the forward as that attention's.
-        """
-        once, way = (self.attention(True, way, batch, seq, heads, heads, LATENT_HEAD_DIM) for way in (False, backward))
-        try:
-            forward = mla_time(self.gpu, batch, seq, seq, heads, library=self.library)
-        except UserError:
-            return _scaled(way, LATENT_WORK, LATENT_LEAST, 1.0)
-        if not backward:
-            return forward
-        errors = [np.asarray(end) / way.seconds for end in (way.low, way.high)] if way.low is not None else [1.0, 1.0]
-        return _scaled(forward, way.seconds / once.seconds, *errors)
+            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window
+        )
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         return memory_bound_time(self.gpu, nbytes)
@@ -115,16 +88,6 @@ class Prices:
         network: Network | None = None,
     ) -> Explained:
         return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
-
-
-def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Explained:
-    """So many times as long, with the ends of its interval moved apart as well."""
-    parts = Causes(lambda: {cause: times * seconds for cause, seconds in price.parts.items()})
-    low, high = (
-        None if end is None else times * further * np.asarray(end)
-        for end, further in ((price.low, times_low), (price.high, times_high))
-    )
-    return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
 def check_form(calibration: Calibration, origin: Path) -> None:
@@ -158,13 +121,12 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
         if f"gemm_{dtype}" in laws:
             for library in calibration.libraries(f"gemm_{dtype}") or (None,):
                 yield "products", gemm_time(calibration, m, n, k, dtype=dtype, library=library)
-    if PLAIN in laws:
+    if LAW in laws:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
         ).T
-        for library, backward in product(calibration.libraries(PLAIN) or (None,), (False, True)):
-            prices = Prices(calibration, library=library)
-            yield "attention", prices.attention(True, backward, batch, seq, heads, kv_heads, head_dim)
+        for backward in (False, True):
+            yield "attention", Prices(calibration).attention(True, backward, batch, seq, heads, kv_heads, head_dim)
 
 
 def _has_times(priced: Explained) -> bool:

@@ -7,6 +7,7 @@ bandwidth. The widths are what leaving whole GPUs of the tables out showed, law 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,20 +16,18 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import Calibration, Gpu, all_shipped, shipped_calibration, spec_of
 
 
-def find_law(gpu: Gpu, law: str, subject: str, library: str | None = None) -> tuple[Calibration, bool]:
+def find_law(gpu: Gpu, law: str, subject: str) -> tuple[Calibration, bool]:
     """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
 
-    First the calibration given, then the one shipped for the GPU, of whatever library; else that of the nearest GPU
-    which has the law, of `library` if any has it. `subject` is the `law` of `nearest`. Raises UserError for an unknown
-    GPU, and where no calibration has the law.
+    First the calibration given, then the one shipped for the GPU; else that of the nearest GPU which has the law.
+    `subject` is the `law` of `nearest`. Raises UserError for an unknown GPU, and where no calibration has the law.
     """
     spec = spec_of(gpu)
     given, shipped = gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec.name)
     for own in (given, shipped):
         if own is not None and own.has(law):
             return own, True
-    of_any = {each.gpu: each for each in all_shipped() if each.has(law)}
-    known = {name: each for name, each in of_any.items() if each.has(law, library)} or of_any
+    known = {each.gpu: each for each in all_shipped() if each.has(law)}
     return known[nearest(spec, known, subject).name], False
 
 
@@ -88,19 +87,25 @@ def held_down(gpu: GpuSpec, source: GpuSpec) -> float:
     return float(min(1.0, ratio) ** CLOCK_OVER_POWER)
 
 
+def held_by_power(spec: GpuSpec) -> float:
+    """The time of what power holds down on a card that may draw less than its kind, over that of its kind."""
+    return float(max(1.0, find_gpu(spec.name).power_w / spec.power_w) ** CLOCK_OVER_POWER)
+
+
+def card_of(spec: GpuSpec, power_w: float | None = None, memory_gb_s: float | None = None) -> GpuSpec:
+    """The GPU as a card of that power and memory bandwidth, where they are given. Raises UserError for none above 0."""
+    for name, value in (("power", power_w), ("memory bandwidth", memory_gb_s)):
+        if value is not None and not 0 < value < np.inf:
+            raise UserError(f"A {spec.name} with a {name} of {value:g} computes nothing: give more.")
+    power = spec.power_w if power_w is None else power_w
+    memory = spec.memory_bytes_per_s if memory_gb_s is None else memory_gb_s * 1e9
+    return replace(spec, power_w=power, memory_bytes_per_s=memory)
+
+
 # Products on a GPU of the same kernels: peaks that differ by more than this make a GPU another one. Bands are in the
 # blocks of all GPUs.
 LIKE_PEAK = 1.5
 
-# Half the width of the 90 % interval of what is read off a twin (H100 and H200), a GPU of the same kind, a desktop GPU
-# of another generation, or another kind, as a logarithm. The tables have pairs of the first and the last alone.
-# Attention: A100 off H100 0.42, L40S off A100 0.55 to 1.04; B300 off
-# B200 was found to err by 14 %, as B200 off H200 does (TensorRT-LLM, 0.28); RTX 5090 and PRO 6000 off L40S at least as
-# far as A100 from L40S: single published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
-TWIN, SAME_KIND, OTHER_GENERATION, OTHER_KIND = ATTENTION_WIDTHS = 0.12, 0.30, 0.50, 0.95
-# Latent attention, next to the law's own error. A library picks its kernel by the chip: on B300, GB200 and GB300 the
-# law of B200 was found to be 37 to 44 % too fast.
-LATENT_WIDTHS = (0.12, 0.70, 0.95, 0.95)
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
@@ -113,15 +118,3 @@ def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
         and log_ratio(spec.peak("fp16") / spec.sms, source.peak("fp16") / source.sms) < TWIN_RATE
         and float(np.log(source.power_w / spec.power_w)) < TWIN_POWER
     )
-
-
-def transfer_width(spec: GpuSpec, source: GpuSpec, widths: tuple[float, ...], as_many_sms: bool = False) -> float:
-    """The one of four widths that goes with what is read off `source`; a twin may have to have as many of its SMs."""
-    if are_twins(spec, source) and (spec.sms == source.sms or not as_many_sms):
-        return widths[0]
-    capabilities = spec.compute_capability, source.compute_capability
-    if None in capabilities or is_desktop(spec) != is_desktop(source):
-        return widths[3]
-    if spec.compute_capability[0] == source.compute_capability[0]:  # type: ignore[index]
-        return widths[1]
-    return widths[2] if is_desktop(spec) else widths[3]

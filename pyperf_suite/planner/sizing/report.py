@@ -131,7 +131,6 @@ UNSURE = "within the laws' error"
 LAW_NAMES = {
     "gemm": "products",
     "attention": "attention",
-    "latent_attention": "latent attention",
     "memory_bound": "memory bound",
     "collective": "collectives",
 }

@@ -22,7 +22,6 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from tools.fit import __main__ as tables
 from tools.fit.__main__ import FITS, main, save
-from tools.fit.attention import fit_attention
 from tools.fit.gemm import fit_gemm
 from tools.fit.published import SAMPLE
 from tools.fit.step import fit_step
@@ -80,9 +79,8 @@ def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
 @pytest.mark.parametrize(
     ("fit", "sentence"),
     [
-        (fit_attention, "has no table of attention"),
         (fit_gemm, "no gemm_"),
-        (fit_step, "is no table of training runs"),
+        (fit_step, "has no training_"),
     ],
 )
 def test_a_folder_without_tables_is_refused_in_a_sentence(

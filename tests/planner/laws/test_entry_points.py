@@ -17,7 +17,6 @@ USUAL: dict[str, dict[str, Any]] = {
     "attention_time": {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 80},
     "memory_bound_time": {"gpu": "H200", "nbytes": 1e6},
     "collective_time": {"gpu": "H200", "op": "all_reduce", "nbytes": 1, "ranks": 2},
-    "mla_time": {"gpu": "H100", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 16},
 }
 BATCHES = {
     "batch": np.array([1, 8, 4, 64]),
@@ -39,11 +38,6 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"backward": True}, {
         ("memory_bound_time", {"gpu": "B300", "nbytes": np.ones((3, 1, 2))}, (3, 1, 2)),
         ("memory_bound_time", {"gpu": "RTX 4090"}, ()),
         ("collective_time", {"nbytes": [[1024.0], [2.0**20]], "ranks": [2, 4, 8, 64]}, (2, 4)),
-        (
-            "mla_time",
-            {"gpu": "B200", "batch": [[1], [8], [300]], "seq_q": 1000, "seq_k": [1000, 4096]},
-            (3, 2),
-        ),
         ("attention_time", {**BATCHES, "gpu": "V100", "dtype": "fp16"}, (4,)),
         *(("attention_time", {**BATCHES, "gpu": gpu, **way}, (4,)) for gpu, way in itertools.product(GPUS, WAYS)),
     ],
@@ -90,7 +84,6 @@ def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval
         ("attention_time", {"kv_heads": 64}, "choose kv_heads that divide heads"),
         ("attention_time", {"seq_k": 16}, "more queries than keys"),
         ("attention_time", {"dtype": "int8"}, "ask for bf16, fp16"),
-        ("attention_time", {"library": "cublas", "gpu": "RTX 4090"}, "there are trtllm, sglang, vllm"),
         ("attention_time", {"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
         ("attention_time", {"window": -1}, "window = -1: give a size of 0"),
         ("attention_time", {"window": 128, "causal": False}, "ask for causal or no window"),
@@ -99,9 +92,6 @@ def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval
         ("collective_time", {"nbytes": -1}, "-1 bytes was requested"),
         ("collective_time", {"ranks": 0}, "among 0 ranks"),
         *(("collective_time", {"ranks": 16, "network": rate}, "carries nothing") for rate in (-1, 0)),
-        ("mla_time", {"gpu": "MI300X"}, "only on A100 SXM, B200 SXM"),
-        ("mla_time", {"batch": 0}, "No latent attention has batch = 0: give a size of 1"),
-        ("mla_time", {"seq_k": 32}, "at most as many queries as keys"),
     ],
 )
 def test_what_cannot_be_asked_of_a_law_is_refused_in_one_sentence(name, changed, sentence):

@@ -16,6 +16,7 @@ from pyperf_suite.planner.laws.training.framework import (
     StepConstants,
     found_constants,
     generation_of,
+    on_gpu,
     pack_constants,
     usual_framework,
 )
@@ -96,6 +97,17 @@ def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
     once, eightfold = (part("experts", plan, StepConstants(1.0), replace(EXPERTS, top_k=chosen)) for chosen in (1, 8))
     # One expert is in the other node with 1/2, some of eight with 1 - 2^-8; within a node each copy is sent and sorted.
     assert 1.3 < eightfold / once < 4
+
+
+def test_torchs_grouped_products_are_slower_than_one_product_on_blackwell_alone():
+    constants = StepConstants(1.0, experts=1.1)
+    found = {
+        (gpu, framework): on_gpu(constants, find_gpu(gpu), framework).experts
+        for gpu in ("H100", "B200")
+        for framework in ("megatron", "torchtitan")
+    }
+    assert found.pop(("B200", "torchtitan")) == pytest.approx(1.7 * 1.1)
+    assert set(found.values()) == {1.1}
 
 
 def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, model_flop, products
-from pyperf_suite.planner.laws.training.layer_work import is_deepseeks_latent, kernel_calls
+from pyperf_suite.planner.laws.training.layer_work import kernel_calls
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.sizing.step import ModelGrid
 from tests.models import KINDS, SMALL_LLAMA, SPARSE
 
 TINY = ModelDimensions(layers=3, hidden=8, ffn=32, heads=4, vocab=10, kv_heads=2, gated=True)
@@ -98,13 +97,3 @@ def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention(model
     expected = 6 * multiplied * batch * seq + 3 * attention
     assert model_flop(model, batch, seq) == pytest.approx(expected, rel=1e-9)
     assert multiplied == pytest.approx(model.active_parameters - model.hidden * model.vocab, rel=0.02)
-
-
-def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:
-    deepseek = ModelDimensions(
-        4, 2048, 8192, 16, 1000, head_dim=192, query_rank=512, latent_rank=512, rope_head_dim=64, value_head_dim=128
-    )
-    assert is_deepseeks_latent(deepseek)
-    assert is_deepseeks_latent(ModelGrid.around(deepseek, heads=[16, 32]))
-    assert not is_deepseeks_latent(replace(deepseek, head_dim=160, rope_head_dim=32))
-    assert not is_deepseeks_latent(SMALL_LLAMA)

@@ -62,9 +62,6 @@ class MadeUpPrices:
         flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
         return Explained(flop / 1e14)
 
-    def latent_attention(self, backward, batch, seq, heads):
-        return self.attention(True, backward, batch, seq, heads, heads, 160)
-
     def memory_bound(self, nbytes):
         return Explained(nbytes / 1e12)
 
@@ -142,8 +139,11 @@ def test_how_often_each_kind_of_kernel_runs_and_what_slows_it() -> None:
     assert found["cast"] == (1.5, 1.5)
     sparse = replace(EXPERTS, dense_layers=8)
     layer = price_work(sparse, replace(PLAN, context=2, dtype="fp8"), MadeUpPrices(), None)
-    # 60 launches a layer, 20 for casts and 60 where tokens are routed; keys and values of all tokens go round.
-    assert float(layer["launches"]) == 60 + 20 + 60 * 16 / 24
+    # 60 launches a layer, 20 for casts; where tokens are routed 60, and for each of 8 experts two products, their casts
+    # and two operations for each bias. Keys and values of all tokens go round.
+    assert float(layer["launches"]) == pytest.approx(60 + 20 + (60 + 8 * 2 * (1 + 1 + 2)) * 16 / 24)
+    fused = price_work(sparse, replace(PLAN, context=2, dtype="fp8", fuses_experts=True), MadeUpPrices(), None)
+    assert float(fused["launches"]) == pytest.approx(60 + 20 + 60 * 16 / 24)
     assert [KINDS[kind_of(EXPERTS, dtype)] for dtype in ("bf16", "fp8")] == list(KINDS[2:])
     assert float(layer["ring"]) == pytest.approx(2 * 2 * SEQ * 2 * 1024 / 1e9)
 
@@ -251,10 +251,17 @@ def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_c
     plan = replace(PLAN, data=4, expert=4)
     of_two_experts = 2 * STREAM_S
     # Sorting the tokens takes little more.
-    assert parts(plan, EXPERTS)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts, rel=0.01)
-    again = parts(replace(plan, recompute="layers"), EXPERTS)["experts"]
+    plain = replace(EXPERTS, bias=False)
+    assert parts(plan, plain)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts, rel=0.01)
+    again = parts(replace(plan, recompute="layers"), plain)["experts"]
     assert again == pytest.approx(8 * 24 * 6 * of_two_experts, rel=0.01)
-    assert parts(replace(plan, expert=1), EXPERTS)["experts"] < 0.01 * again
+    assert parts(replace(plan, expert=1), plain)["experts"] < 0.01 * again
+
+
+def test_biases_of_experts_are_passes_over_what_their_products_give() -> None:
+    without, biased = (parts(PLAN, replace(EXPERTS, bias=has))["experts"] for has in (False, True))
+    results = 32 * 24 * 2 * SEQ * 2 * (4096 + 1024)
+    assert biased - without == pytest.approx(2 * 34 * results / 1e12)
 
 
 def test_tokens_go_to_the_other_node_where_one_of_their_experts_is_there() -> None:

@@ -36,7 +36,7 @@ MEASURED = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
     ],
 )
 def test_first_the_same_kernels_then_the_same_memory_then_the_nearest_rate(gpu, source):
-    assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == source
+    assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "a product is").name == source
 
 
 def test_consumer_blackwell_has_not_the_kernels_of_servers():
@@ -49,10 +49,9 @@ def test_consumer_blackwell_has_not_the_kernels_of_servers():
 def test_no_kernel_is_faster_than_the_peak_and_what_was_read_off_says_so(gpu):
     batch, seq, heads, width = np.array(list(product((1, 16), (512, 32768), (8, 128), (64, 128, 256)))).T
     prices = {
-        "attention_bf16": lambda library: laws.attention_time(
-            gpu, batch, seq, seq, heads, heads, width, dtype="fp16", library=library, explain=True
+        "attention_bf16": lambda _: laws.attention_time(
+            gpu, batch, seq, seq, heads, heads, width, dtype="fp16", explain=True
         ),
-        "mla_prefill": lambda library: laws.mla_time(gpu, batch, seq, seq, heads, library=library, explain=True),
         "gemm_bf16": lambda library: laws.gemm_time(
             gpu, seq, 4096, 4096, dtype="fp16", library=library, explain=True
         ),
@@ -62,5 +61,5 @@ def test_no_kernel_is_faster_than_the_peak_and_what_was_read_off_says_so(gpu):
             found = price(library)
             assert (found.seconds >= found.parts["ideal"] * (1 - 1e-12)).all(), (law, library)
             own = shipped_calibration(gpu.name)
-            if own is None or not own.has(law):
+            if law.startswith("gemm") and (own is None or not own.has(law)):
                 assert np.all(found.extrapolated), (law, library)

@@ -51,23 +51,22 @@ CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
 # those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
+# Of each expert of a rank, which Transformer Engine's grouped products call cuBLAS for one by one: two products, as
+# many casts of their operands, and for each bias a product with the router's weight and a sum.
+PRODUCTS_AN_EXPERT, LAUNCHES_A_BIAS = 2, 2
 # The host's time for an operation, waited for where the GPU's queue runs dry; fits were held within 2 to 15 us.
 LAUNCH_S = 14e-6
 # Where the host waits for each operation: about 5 microseconds from launch to start, and as many from end to host.
 BLOCKED_S = 10e-6
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
 PERMUTED_BYTES_PER_ELEMENT = 16
+# Megatron-Core adds experts' biases apart (TEGroupedMLP._apply_bias), in single precision: bias times the router's
+# weight is written (4), added to the result (10), joined (8) and cast (6); backward casts (6), multiplies by either
+# (16), adds up both (8), casts and joins (10). The mean of both passes, for each element of both products' results.
+BIASED_BYTES_PER_ELEMENT = 34
 # Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's 150 to 224.
 UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
-
-DEEPSEEKS_WIDTHS = (512, 64, 192, 128)
-
-
-def is_deepseeks_latent(model: ModelDimensions) -> bool:
-    """Whether its latent attention has the widths of DeepSeek-V2 and V3, for which kernels are written."""
-    widths = ("latent_rank", "rope_head_dim", "head_dim", "value_head_dim")
-    return all(np.all(getattr(model, name) == its) for name, its in zip(widths, DEEPSEEKS_WIDTHS, strict=True))
 
 
 def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
@@ -138,7 +137,8 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
     plain = c.of_products(plan.dtype)
-    experts = c.experts * plain
+    # One product an expert gains nothing from scales of whole tensors, by which single products beat their law.
+    experts = c.experts * (c.slowdown if plan.dtype == "fp8" else plain)
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
     # Megatron's backward hides TP's sums behind products (LinearWithGradAccumulationAndAsyncCommunication).
     waited = forward + (plan.framework != "megatron")
@@ -249,7 +249,9 @@ def _expert_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
         )  # fmt: skip
     routed = _routed_tokens(model, plan)
     gate = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * model.expert_ffn / sharding.tensor
-    nbytes = routed * (PERMUTED_BYTES_PER_ELEMENT * model.hidden + gate)
+    results = model.hidden + (2 if model.gated else 1) * model.expert_ffn / sharding.tensor
+    biased = BIASED_BYTES_PER_ELEMENT * results * model.bias
+    nbytes = routed * (PERMUTED_BYTES_PER_ELEMENT * model.hidden + gate + biased)
     if np.any(nbytes):
         yield KernelCall("tokens sorted by expert", "memory_bound", "permuted", (nbytes,), np.asarray(model.layers))
 
@@ -268,7 +270,7 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
     of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
     Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
     """
-    latent, pieces = is_deepseeks_latent(model), np.asarray(plan.context)
+    pieces = np.asarray(plan.context)
     for call in attention_calls(model, plan.micro_batch, plan.seq, plan):
         batch, seq, times = call.batch, call.seq // pieces, np.asarray(1) if call.is_windowed else pieces
         if call.is_windowed and not call.window:
@@ -279,11 +281,10 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
         head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
         # A window as long as the sequence is none.
         window = np.where(np.asarray(seq) > call.window, call.window, 0)
-        sizes = (batch, seq, heads) if latent else (batch, seq, heads, kv_heads, head_dim, window)
+        sizes = (batch, seq, heads, kv_heads, head_dim, window)
         for name, backward in PASS_NAMES:
-            law, fixed = ("latent_attention", (backward,)) if latent else ("attention", (call.causal, backward))
-            kind = f"attention_{name}"
-            yield KernelCall(f"{call.name}, {name}", law, kind, sizes, times * np.asarray(call.calls), fixed)
+            fixed, kind = (call.causal, backward), f"attention_{name}"
+            yield KernelCall(f"{call.name}, {name}", "attention", kind, sizes, times * np.asarray(call.calls), fixed)
             if np.any(times > 1):
                 merges = (times - 1) * np.asarray(call.calls)
                 merged: Any = MERGED_BYTES_PER_ELEMENT * np.asarray(batch * seq) * head_dim
@@ -339,8 +340,12 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
     for call in kernel_calls(model, plan, network):
         once = 1 if call.kind in ("ends", "loss") else model.layers
         found[call.kind] = found[call.kind] + call.seconds(prices) / once
-    sparse = model.sparse_layers / model.layers if model.experts > 1 else 0.0
-    launches = LAUNCHES + CAST_LAUNCHES * (plan.dtype in LOW_PRECISION) + EXPERT_LAUNCHES * sparse
+    is_narrow = plan.dtype in LOW_PRECISION
+    launches: Any = LAUNCHES + CAST_LAUNCHES * is_narrow
+    if model.experts > 1:
+        each = PRODUCTS_AN_EXPERT * (1 + is_narrow + LAUNCHES_A_BIAS * model.bias) * (not plan.fuses_experts)
+        routed = EXPERT_LAUNCHES + each * model.experts / np.asarray(plan.expert)
+        launches = launches + routed * model.sparse_layers / model.layers
     return found | {
         "ring": _ring_s(model, plan, prices, network),
         "all_to_all": _all_to_all_s(model, plan, prices, network),

@@ -18,6 +18,7 @@ from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
 from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
+from pyperf_suite.planner.laws.transfers import card_of
 
 # Columns without which a run cannot be predicted.
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
@@ -29,6 +30,8 @@ ENGINES: Mapping[str, Framework] = {
     "deepspeed": "deepspeed",
     "ddp": "ddp",
 }
+# What a card has that its kind has not: watts it may draw, and its memory's rate.
+CARD = ("power_w", "memory_gb_s")
 # Names of GPUs in tables that the catalogue has under another.
 GPUS = {"A100 40GB": "A100 SXM 40GB"}
 # What a table calls recomputed, what the law does for it, and the share of each layer's forward pass.
@@ -49,8 +52,10 @@ NOT_FUSED = "no flash"
 # From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
 # NeMo of March 2024 has FlashAttention-2 on Hopper too.
 OLD_NEMO = "NeMo 24.03"
-# InternLM's runs had the first FlashAttention (1.0.5), twice as slow as the second (Dao 2023, FlashAttention-2, 4).
-INTERN_EVO, FIRST_FLASH = "InternEvo", 2.0
+# InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3 times as slow as the
+# second (Dao 2023, FlashAttention-2, abstract), the middle.
+FIRST_FLASH, FIRST_FLASH_OVER_SECOND = ("InternEvo", "FlashAttention 1"), 2.35
+INTERN_EVO = FIRST_FLASH[0]
 # DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
 PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
 # BigScience's runs on that many GPUs hung unless launches blocked (train/tr11-176B-ml/chronicles-prequel.md).
@@ -139,7 +144,8 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         except ValueError:
             raise UserError(f"{name} = {given[name]!r} is no number.") from None
 
-    gpu = find_gpu(GPUS.get(given["gpu"], given["gpu"]))
+    power, memory = (float(given[name]) if given.get(name) else None for name in CARD)
+    gpu = card_of(find_gpu(GPUS.get(given["gpu"], given["gpu"])), power, memory)
     note = given.get("engine_note", "")
     tensor, pipeline, context = (number(name, 1) for name in ("tp", "pp", "cp"))
     gpus = number("gpus", 1)
@@ -167,7 +173,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         sequence_parallel=tensor > 1 and _cuts_sequence(framework, recompute),
         dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
         recompute_share=share, whole_experts=BRIDGE in note, fuses_experts=_fuses_experts(note, dtype),
-        slower_attention=ON_HOPPER if OLD_NEMO in note and modern else FIRST_FLASH if INTERN_EVO in note else 1.0,
+        slower_attention=_slower_attention(note, modern),
         blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
@@ -198,6 +204,13 @@ def _gradient_bytes(framework: Framework, engine: str, dtype: str, note: str) ->
     """Of an element as it is sent: NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True."""
     narrow = framework == "deepspeed" or engine == "nemo" or dtype == "fp16"
     return 2 if narrow or any(each in note for each in ("PURE", BRIDGE, INTERN_EVO)) else 4
+
+
+def _slower_attention(note: str, modern: bool) -> float:
+    """The time of the run's attention over its framework's usual one."""
+    if OLD_NEMO in note and modern:
+        return ON_HOPPER
+    return FIRST_FLASH_OVER_SECOND if any(each in note for each in FIRST_FLASH) else 1.0
 
 
 def _cuts_sequence(framework: Framework, recompute: Recompute) -> bool:
