@@ -43,7 +43,7 @@ from pyperf_suite.planner.laws.training.step import MEASURED_GPU, PricedStep, ki
 from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
 from tools.fit.published import read_columns, rows_of
 
-RUNS = ("training_published.csv", "training_new.csv")
+RUNS = ("training_published.csv", "training_new.csv", "training_2026.csv")
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -105,9 +105,7 @@ class PricedRun:
 
     @property
     def source(self) -> str:
-        """Releases and pages of one repository are one source, as are a repository and its documentation."""
-        name = re.split("[@:,]", self.run.source)[0]
-        return next((one for part, one in SAME_SOURCE.items() if part in name), name)
+        return source_of(self.run)
 
     @property
     def weight(self) -> tuple[object, ...]:
@@ -115,6 +113,12 @@ class PricedRun:
 
     def predicted(self, constants: StepConstants) -> float:
         return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu, self.framework)).values()))
+
+
+def source_of(run: TrainingRun) -> str:
+    """The repository of a run: its releases, pages and documentation are one source."""
+    name = re.split("[@:,]", run.source)[0]
+    return next((one for part, one in SAME_SOURCE.items() if part in name), name)
 
 
 def fit_step(tables_folder: Path, prices: Callable[..., Prices] | None = None) -> dict[str, CalibrationBlock]:
@@ -224,7 +228,7 @@ BY_GPU = ("attention", "slowdown")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks"),
+    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks", "state_dtype"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),

@@ -44,6 +44,8 @@ CHOICES = {
     "megatron, and fsdp2 for ZeRO 2 and 3. Example: --framework deepspeed.",
     "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
     "Example: --dtype fp8.",
+    "state-dtype NAME": "Dtype of the optimizer's states: fp32, or bf16, without a master copy (8 bytes a parameter). "
+    "Default: fp32. Example: --state-dtype bf16.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing fits the others. Example: --offload none,optimizer.",
     "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
@@ -140,6 +142,7 @@ def layout(
     network: str | None,
     framework: str | None,
     dtype: str | None,
+    state_dtype: str | None,
     offload: str | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
@@ -167,6 +170,7 @@ def layout(
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.internode import network_of
+    from pyperf_suite.planner.laws.training.memory import STATE_DTYPES
     from pyperf_suite.planner.laws.training.offload import usual_host
     from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training
@@ -192,6 +196,7 @@ def layout(
     training = Training(
         model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
         tuple(re.findall(r"[^,\s]+", offload or "")), shard_over or 0,
+        state_dtype or STATE_DTYPES[0],
     )  # fmt: skip
     usual = usual_host(spec)
     host = replace(

@@ -16,7 +16,7 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, check_framework, usual_framework
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload, check_states
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 from pyperf_suite.planner.laws.training.step import UNITS_OF
@@ -61,7 +61,7 @@ DEEPSPEED_PIPELINE_STAGE = 1
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
+    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a twentieth is kept free.
 
     `network` is the rate at which each sends out of its node in bytes/s, one direction, or measured points of the
     cluster; None: as the laws have it. `host` is each GPU's share of its host; None: of its maker's servers.
@@ -104,7 +104,8 @@ class Training:
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
     one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `offloads` are tried, of OFFLOADS;
     () none, and where nothing fits the others. ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over
-    all. Raises UserError for a framework that is unknown or offloads nothing so.
+    all. `state_dtype` is of the optimizer's states. Raises UserError for a framework that is unknown or offloads
+    nothing so, and for states that no optimizer keeps.
     """
 
     model: ModelDimensions
@@ -118,10 +119,12 @@ class Training:
     dtype: str | None = None
     offloads: tuple[Offload, ...] = ()
     shard_over: int = 0
+    state_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.framework is not None:
             check_framework(self.framework)
+        check_states(self.state_dtype)
         able = OFFLOADED_BY.get(self.framework or "", OFFLOADS)
         for offload in self.offloads:
             check_offload(offload)
@@ -176,6 +179,7 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
             offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
             overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel,
             ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
+            state_dtype=training.state_dtype,
             shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
         )  # fmt: skip
         yield similar, as_published(plan, cluster.gpu)

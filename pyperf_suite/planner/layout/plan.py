@@ -116,7 +116,7 @@ class Planned:
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
         """Places in VERDICTS."""
-        room = self.cluster.memory_bytes
+        room = self.cluster.usable_bytes
         return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
 
     def error_percent(self, framework: str) -> float | None:

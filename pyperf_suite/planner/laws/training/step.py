@@ -384,4 +384,5 @@ def _updated_bytes(model: ModelDimensions, plan: ParallelPlan) -> Any:
     like, sharing = np.maximum(1, plan.shards * plan.expert_groups // plan.expert), plan.sharing
     shares = np.asarray(plan.zero_stage) > 0
     updated = shared / np.where(shares, sharing, 1) + experts / np.where(shares, np.minimum(like, sharing), 1)
-    return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
+    moved = OPTIMIZER_BYTES_PER_PARAMETER / (2 if plan.state_dtype == "bf16" else 1)
+    return as_plain(moved * updated)
