@@ -342,3 +342,8 @@ def printed(explained, *names):
 def test_a_product_that_cannot_be_is_refused(command, words, sentence):
     result = command("explain", *words.split(), "--gpu", "H200")
     assert (result.exit_code, sentence in result.output) == (2, True), result.output
+
+
+def test_more_shards_are_priced_under_the_same_framework() -> None:
+    plans = [Setting(LLAMA, 4096, shards=shards).plan_on(find_gpu("H100")) for shards in (1, 8)]
+    assert {plan.framework for plan in plans} == {"megatron"}

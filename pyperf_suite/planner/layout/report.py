@@ -174,7 +174,7 @@ def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence
     frameworks = sorted({each.framework for each in shown})
     yield _network(planned, frameworks[0])
     yield from _host(planned, shown)
-    usual = " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
+    usual = " Others are compared where --framework names several."
     yield remark(
         "Frameworks: {meant}.{how}",
         meant="; ".join(f"{name} is {MEANT[name]}" for name in frameworks),

@@ -19,7 +19,7 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
+from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     KernelCall,
@@ -135,8 +135,7 @@ class Setting:
 
     def plan_on(self, gpu: GpuSpec) -> ParallelPlan:
         """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
-        plan = plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
-        return as_published(replace(plan, framework=usual_framework(int(plan.zero_stage))), gpu)
+        return as_published(plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype), gpu)
 
 
 def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
@@ -144,7 +143,7 @@ def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards:
     stage, of_products = LAST_STAGE if shards > 1 else 0, dtype if dtype in DTYPES else "bf16"
     return ParallelPlan(
         global_batch=micro_batch * shards, micro_batch=micro_batch, seq=seq, tensor=tp, data=shards, zero_stage=stage,
-        dtype=of_products, sequence_parallel=True, overlap_gradients=True,
+        dtype=of_products, sequence_parallel=True, overlap_gradients=True, framework="megatron",
     )  # fmt: skip
 
 
