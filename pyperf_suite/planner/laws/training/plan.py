@@ -57,7 +57,7 @@ class ParallelPlan(Sharding):
         framework: which runs it, one of FRAMEWORKS; None: `usual_framework`.
         offload: what leaves the GPU, one of OFFLOADS.
         host: a GPU's share of its host; None: of the maker's server.
-        overlap_tensor: the exchange of TP is hidden behind products, as NeMo's recipes do.
+        overlap_tensor: the exchange of TP within a node is hidden behind products, as NeMo's recipes do.
         recompute_share: of the layers, where layers are recomputed.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
         fuses_experts: their kernels are fused, and overlapped with the exchange of tokens.
@@ -180,6 +180,11 @@ class ParallelPlan(Sharding):
     def per_node_next_to_tensor(self) -> Any:
         """Of ranks that differ in all but TP, those that share a node."""
         return np.maximum(1, self.ranks_per_node // self.tensor)
+
+    @property
+    def hides_tensor(self) -> Any:
+        """Whether TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
+        return np.asarray(self.tensor) <= self.ranks_per_node if self.overlap_tensor else False
 
     @property
     def recompute_fraction(self) -> float:
