@@ -385,6 +385,8 @@ KEYS = {
 PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
+# Below this confidence two layouts are equal within the error: less than about 5 % apart.
+SURE = 0.75
 # Standard deviations that an end of an interval of 90 % is away.
 NINE_OF_TEN = 1.645
 # A network is enough where an endless one would save less than this.
@@ -480,6 +482,12 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
     right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
     return right if apart >= 0 else 1 - right
+
+
+def are_equal(training: Training, first: PredictedLayout, second: PredictedLayout) -> bool:
+    """Whether the law's error leaves open which of two layouts takes less time."""
+    chance = surely_faster(training, first, second)
+    return max(chance, 1 - chance) < SURE
 
 
 def smallest_network(found: Planned, place: int) -> float | None:

@@ -22,6 +22,7 @@ from pyperf_suite.planner.layout.plan import (
     VERDICTS,
     Planned,
     PredictedLayout,
+    are_equal,
     rules,
     smallest_network,
     surely_faster,
@@ -276,12 +277,13 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
-    """Name the faster of two layouts, with the confidence."""
+    """Name the faster of two layouts, with the confidence, and say where they are equal within the error."""
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(
-        "{name} is faster by {gain}, confidence {chance}: {layout}.",
+        "{equal}{name} is faster by {gain}, confidence {chance}: {layout}.",
         kind="predicted",
+        equal="A and B are equal within the error: " if are_equal(training, first, second) else "",
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
         chance=Quantity(max(chance, 1 - chance), "%"),
