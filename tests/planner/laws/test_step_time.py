@@ -375,17 +375,6 @@ def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:
     assert many - few == pytest.approx(2 * 25 * (1024 - 64) * HOP_S, rel=1e-6)
 
 
-def test_what_is_gathered_ahead_hides_behind_all_but_its_first_layer() -> None:
-    plan = replace(PLAN, data=16, zero_stage=3, overlap_gradients=True)
-    fast = MadeUpPrices()
-    fast.collective = lambda op, nbytes, ranks, *_: Explained(nbytes / 1e13)  # type: ignore[method-assign]
-    found = step_time("A100", MODEL, plan, IDLE_HOST, fast).parts
-    alone = step_time("A100", MODEL, replace(plan, overlap_gradients=False), IDLE_HOST, fast).parts
-    # The embedding is gathered before anything is computed; the last layer's gradients are scattered after all is.
-    first = MODEL.hidden * MODEL.vocab / (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab)
-    assert [float(found[name] / alone[name]) for name in ("parameters", "gradients")] == pytest.approx([first, 1 / 25])
-
-
 def test_tp_across_nodes_hides_no_more_than_a_gradients_product_lasts() -> None:
     def waited(tensor: int, per_node: int) -> float:
         plan = ParallelPlan(
