@@ -382,3 +382,8 @@ def test_latent_attention_and_a_family_are_named_by_options(command, tmp_path):
     missing = command("size", *given, "--family", "youtu", *usual)
     assert missing.exit_code == 2
     assert "--family youtu says how --config is read" in missing.stderr
+
+
+def test_more_shards_are_priced_under_the_same_framework() -> None:
+    plans = [Setting(LLAMA, 4096, shards=shards).plan_on(find_gpu("H100")) for shards in (1, 8)]
+    assert {plan.framework for plan in plans} == {"megatron"}

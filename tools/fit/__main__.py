@@ -13,6 +13,7 @@ from pyperf_suite.planner.calibrate import described
 from pyperf_suite.planner.laws import calibration
 from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.gemm import fit_gemm
+from tools.fit.memory import judged_memory
 from tools.fit.step import fit_step, judged_steps, stated_constants
 
 Blocks = Mapping[str, Mapping[str, calibration.CalibrationBlock]]
@@ -90,7 +91,10 @@ def _cell(block: calibration.CalibrationBlock | None) -> str:
 @click.option("--law", "laws", multiple=True, type=click.Choice(list(FITS)), help="Only this one; may be repeated.")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to write to; by default the package's own.")
 @click.option("--judge-steps", is_flag=True, help="Fit nothing: print how far off steps are whose runs were left out.")
-def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_steps: bool) -> None:
+@click.option("--judge-memory", is_flag=True, help="Fit the reserve of memory alone, and print what is left out says.")
+def main(
+    tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_steps: bool, judge_memory: bool
+) -> None:
     """Fit law by law and report each as soon as it is done; then write a file a GPU.
 
     Without TABLES print what the shipped laws state of their error.
@@ -100,8 +104,8 @@ def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, judge_
         return
     fitted: dict[str, calibration.Calibration] = {}
     try:
-        if judge_steps:
-            for line in judged_steps(tables):
+        if judge_steps or judge_memory:
+            for line in judged_steps(tables) if judge_steps else judged_memory(tables):
                 click.echo(line)
             return
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):

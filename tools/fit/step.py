@@ -97,9 +97,7 @@ class PricedRun:
 
     @property
     def source(self) -> str:
-        """Releases and pages of one repository are one source, as are a repository and its documentation."""
-        name = re.split("[@:,]", self.run.source)[0]
-        return next((one for part, one in SAME_SOURCE.items() if part in name), name)
+        return source_of(self.run)
 
     @property
     def weight(self) -> tuple[object, ...]:
@@ -109,10 +107,24 @@ class PricedRun:
         return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu, self.framework)).values()))
 
 
+def source_of(run: TrainingRun) -> str:
+    """The repository of a run: its releases, pages and documentation are one source."""
+    name = re.split("[@:,]", run.source)[0]
+    return next((one for part, one in SAME_SOURCE.items() if part in name), name)
+
+
 def fit_step(tables_folder: Path, prices: Callable[..., Prices] | None = None) -> dict[str, CalibrationBlock]:
     """The block "step" of the published runs. Raises UserError where the folder has not the tables."""
     priced, _ = price_runs(training_runs(tables_folder)[0], prices or prices_of)
     return {BLOCK: _block(priced, {how: errors_left_out(priced, how) for how in ("model", *LEFT_OUT)})}
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Tables of runs that laws are fitted on. Raises UserError where there are none."""
+    tables = [path for path in sorted(folder.glob(RUNS)) if path.name != CARDS]
+    if not tables:
+        raise UserError(f"{folder} has no {RUNS}: name the folder of the published tables.")
+    return tables
 
 
 def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
@@ -121,10 +133,7 @@ def training_runs(tables_folder: Path) -> tuple[list[TrainingRun], list[str]]:
     Raises UserError where the folder has not all.
     """
     usable, refused = [], []
-    tables = [path for path in sorted(tables_folder.glob(RUNS)) if path.name != CARDS]
-    if not tables:
-        raise UserError(f"{tables_folder} has no {RUNS}: name the folder of the published tables.")
-    for path in tables:
+    for path in tables_in(tables_folder):
         runs, unread = read_runs(path)
         refused += [reason.partition(": ")[2] for reason in unread]
         for run in runs:
@@ -211,7 +220,7 @@ BY_GPU = ("attention", "experts")
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks"),
+    *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks", "state_dtype"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
@@ -272,37 +281,34 @@ def errors_left_out(runs: Sequence[PricedRun], how: str) -> NDArray[np.float64]:
     return errors
 
 
-# Errors of one source, and fewer than these, say little of how wide they scatter: those of other frameworks do, wider.
-FEWEST_ERRORS, WIDER, LEAST_END = 12, 1.3, 0.05
+# What a run of another framework, and of another kind, says of how wide errors are; and the least that an end is.
+OTHER_FRAMEWORK, OTHER_KIND, LEAST_END = 0.5, 0.02, 0.05
+NINE_OF_TEN = 0.9
 
 
 def ends_of(
     runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
 ) -> tuple[float, float, float]:
-    """The ends of nine of ten errors of runs of a framework and kind, each source counting the same; their mean in %.
+    """The ends of nine of ten errors of sources left out, and the mean error in %, by how near each run is.
 
-    The next run is of a source of its own: errors scatter by their sources, and within them (Student's t of as many
-    degrees of freedom as sources). Of too few runs they are those of the kind, or of all, wider; `without` leaves out
-    those that have it in common.
+    Each source counts the same, runs of another framework or kind less. `without` leaves out those that have it in
+    common.
     """
-    from scipy.stats import t
-
     known = [place for place, run in enumerate(runs) if without is None or without(run) != without(like)]
-    of_kind = [place for place in known if runs[place].kind == like.kind]
-    of_framework = [place for place in of_kind if runs[place].framework == like.framework]
-    places, wider = next(
-        (
-            (places, 1.0)
-            for places in (of_framework, of_kind)
-            if len(places) >= FEWEST_ERRORS and len({runs[place].source for place in places}) > 1
-        ),
-        (known, WIDER),
+    count = Counter(runs[place].source for place in known)
+    weights = np.array(
+        [
+            (1 if runs[place].framework == like.framework else OTHER_FRAMEWORK)
+            * (1 if runs[place].kind == like.kind else OTHER_KIND)
+            / count[runs[place].source]
+            for place in known
+        ]
     )
-    count = Counter(runs[place].source for place in places)
-    weights = np.array([1 / count[runs[place].source] for place in places])
-    scatter = float(np.sqrt(np.average(errors[places] ** 2, weights=weights)))
-    end = max(LEAST_END, wider * float(t.ppf(0.95, len(count))) * scatter)
-    return -end, end, _percent(errors[places])
+    off = np.abs(errors[known])
+    order = np.argsort(off)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    end = max(LEAST_END, float(off[order][np.searchsorted(reached, NINE_OF_TEN)]))
+    return -end, end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
 
 
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
@@ -323,7 +329,7 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
     priced, unpriced = price_runs(runs, prices_of)
     yield "| left out | framework | runs | rows | MAPE, % | median, % | bias, % | in the 90 % interval, % |"
     yield "|---" * 8 + "|"
-    orders = []
+    orders, by_source = [], []
     for how in ("model", *LEFT_OUT):
         errors = errors_left_out(priced, how)
         inside = covered(priced, errors, how)
@@ -337,6 +343,8 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
                 f"| {how} | {framework} | {kind} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | "
                 f"{np.median(np.abs(off[own])):.1f} | {np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"
             )
+        if how == "source":
+            by_source = [*_by_source(priced, off, inside)]
         as_predicted = [
             JudgedRun(run.run, Explained(run.seconds * np.exp(-error)), "")
             for run, error in zip(priced, errors, strict=True)
@@ -344,8 +352,27 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
         right, pairs = right_orders(as_predicted)
         orders.append(f"{how} left out: {right} of {pairs} pairs of layouts that differ by more than 5 % in order")
     yield from orders
+    yield from by_source
     for reason, rows in Counter(refused + unpriced).most_common():
         yield f"{rows} rows are not judged: {reason}"
+
+
+# Sources with as many rows are judged on their own, all others together.
+ROWS_OF_A_SOURCE = 20
+
+
+def _by_source(runs: Sequence[PricedRun], off: NDArray[np.float64], inside: NDArray[np.bool_]) -> Iterator[str]:
+    """Errors in % and coverage of each source, left out."""
+    yield "| source | rows | MAPE, % | median, % | bias, % | in the 90 % interval, % |"
+    yield "|---" * 6 + "|"
+    count = Counter(run.source for run in runs)
+    names = np.array([run.source if count[run.source] >= ROWS_OF_A_SOURCE else "the rest" for run in runs])
+    for name in sorted(set(names), key=lambda name: (name == "the rest", name)):
+        own = names == name
+        yield (
+            f"| {name} | {own.sum()} | {np.mean(np.abs(off[own])):.1f} | {np.median(np.abs(off[own])):.1f} | "
+            f"{np.mean(off[own]):+.1f} | {100 * np.mean(inside[own]):.0f} |"
+        )
 
 
 class Remembered:
@@ -396,9 +423,7 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
     alike = [[SimpleNamespace(framework=framework, kind=kind) for kind in KINDS] for framework in FRAMEWORKS]
     ends = np.array([[ends_of(runs, errors["source"], like) for like in row] for row in alike])
     # Of an engine or a generation of GPUs that no run was seen of.
-    unseen = WIDER * np.array(
-        [[max(ends_of(runs, errors[how], like)[1] for how in LEFT_OUT) for like in row] for row in alike]
-    )
+    unseen = np.array([[max(ends_of(runs, errors[how], like)[1] for how in LEFT_OUT) for like in row] for row in alike])
     more |= dict(zip(("low", "high", "errors_percent"), np.moveaxis(ends, -1, 0), strict=True))
     more |= {"unseen_low": -unseen, "unseen_high": unseen}
     off = np.abs(np.expm1(-errors["source"]))

@@ -40,10 +40,13 @@ CHOICES = {
     "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
     "network RATE": "Rate at which each GPU sends out of its node, or bus bandwidths measured between nodes. Default: "
     "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
-    "framework NAME": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: "
-    "megatron, and fsdp2 for ZeRO 2 and 3. Example: --framework deepspeed.",
+    "framework NAME[,NAME]": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp; of "
+    "several each layout has the first that runs it. Default: the first of megatron, torchtitan (compiled FSDP2) and "
+    "deepspeed under which anything fits. Example: --framework deepspeed.",
     "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
     "Example: --dtype fp8.",
+    "state-dtype NAME": "Dtype of the optimizer's states: fp32, or bf16, without a master copy (8 bytes a parameter). "
+    "Default: fp32. Example: --state-dtype bf16.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing fits the others. Example: --offload none,optimizer.",
     "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
@@ -143,6 +146,7 @@ def layout(
     network: str | None,
     framework: str | None,
     dtype: str | None,
+    state_dtype: str | None,
     offload: str | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
@@ -170,10 +174,11 @@ def layout(
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.internode import network_of
+    from pyperf_suite.planner.laws.training.memory import STATE_DTYPES
     from pyperf_suite.planner.laws.training.offload import usual_host
     from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training
-    from pyperf_suite.planner.layout.plan import KEYS, layout_of, planned, ranks_of
+    from pyperf_suite.planner.layout.plan import KEYS, given_layouts, planned, ranks_of
     from pyperf_suite.planner.layout.plan import exactly as priced_exactly
     from pyperf_suite.render.terminal import said_meanwhile
 
@@ -195,6 +200,7 @@ def layout(
     training = Training(
         model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
         tuple(re.findall(r"[^,\s]+", offload or "")), shard_over or 0,
+        state_dtype or STATE_DTYPES[0],
     )  # fmt: skip
     usual = usual_host(spec)
     host = replace(
@@ -211,8 +217,10 @@ def layout(
 
     budget = (tokens, price)
     if exactly or compare:
-        layouts = [layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
+        exact = [
+            priced_exactly(replace(training, framework=name), cluster(ranks_of(each)), laws, each)
+            for name, each in given_layouts(compare or (str(exactly),), gpus, framework)
+        ]
         found = report.findings_of_given(exact, budget, notes)
     else:
         with said_meanwhile(f"Predicting every way to share {gpus} GPUs"):

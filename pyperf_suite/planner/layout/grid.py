@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 from pyperf_suite.planner.laws.internode import Network
-from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, check_framework, usual_framework
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, USUAL, check_framework
+from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload, check_states
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 from pyperf_suite.planner.laws.training.step import UNITS_OF
@@ -59,9 +60,13 @@ RUNS: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 DEEPSPEED_PIPELINE_STAGE = 1
 
 
+class TooManyLayouts(UserError):
+    """More layouts divide than can be evaluated at once."""
+
+
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
+    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a twentieth is kept free.
 
     `network` is the rate at which each sends out of its node in bytes/s, one direction, or measured points of the
     cluster; None: as the laws have it. `host` is each GPU's share of its host; None: of its maker's servers.
@@ -101,10 +106,11 @@ class Cluster:
 class Training:
     """A training: `global_batch` sequences of `seq` tokens an iteration; the rest as in `ParallelPlan`.
 
-    `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
-    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `offloads` are tried, of OFFLOADS;
-    () none, and where nothing fits the others. ZeRO shares over `shard_over` ranks where these divide DP x CP, 0 over
-    all. Raises UserError for a framework that is unknown or offloads nothing so.
+    `library` is whose kernels are priced, None the default of each law. `framework` runs it, of several with commas
+    between them each layout the first that does, None one of USUAL; `dtype` is that of products in layers, None bf16
+    (before Ampere fp16). `offloads` are tried, of OFFLOADS; () none, and where nothing fits the others. ZeRO shares
+    over `shard_over` ranks where these divide DP x CP, 0 over all. `state_dtype` is of the optimizer's states. Raises
+    UserError for a framework that is unknown or offloads nothing so, and for states that no optimizer keeps.
     """
 
     model: ModelDimensions
@@ -118,17 +124,29 @@ class Training:
     dtype: str | None = None
     offloads: tuple[Offload, ...] = ()
     shard_over: int = 0
+    state_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
-        if self.framework is not None:
-            check_framework(self.framework)
-        able = OFFLOADED_BY.get(self.framework or "", OFFLOADS)
+        for name in self.frameworks:
+            check_framework(name)
+        check_states(self.state_dtype)
+        able = self.offloaded
         for offload in self.offloads:
             check_offload(offload)
             if offload not in able:
                 raise UserError(
                     f"{self.framework} does not offload {offload!r}: it has {', '.join(able)} (deepspeed has all)."
                 )
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """Those that were named, or may be taken where none was."""
+        return tuple(re.findall(r"[^,\s]+", self.framework)) if self.framework else USUAL
+
+    @property
+    def offloaded(self) -> tuple[Offload, ...]:
+        """Offloads that one of them has."""
+        return tuple(each for each in OFFLOADS if any(each in OFFLOADED_BY[name] for name in self.frameworks))
 
     def dtype_on(self, gpu: GpuSpec) -> str:
         """The dtype of products in layers: the one requested, else bf16, and before Ampere fp16."""
@@ -176,6 +194,7 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
             offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
             overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel,
             ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
+            state_dtype=training.state_dtype,
             shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
         )  # fmt: skip
         yield similar, as_published(plan, cluster.gpu)
@@ -202,11 +221,11 @@ def written(layout: ParallelPlan) -> str:
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
-    """The framework of each layout, as its place in FRAMEWORKS: the one requested, or its usual one."""
-    names: list[str] = [*FRAMEWORKS]
-    usual = [[usual_framework(stage, each) for each in OFFLOADS] for stage in range(LAST_STAGE + 1)]
-    places = np.array([[names.index(training.framework or each) for each in row] for row in usual])
-    return np.asarray(places[columns["zero_stage"], columns["offload"]])
+    """The framework of each layout, as its place in FRAMEWORKS: the first of the training's that runs it; else -1."""
+    places, names = np.full(len(columns["data"]), -1), list[str](FRAMEWORKS)
+    for name in reversed(training.frameworks):
+        places[runs(name, columns)] = names.index(name)
+    return places
 
 
 def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
@@ -291,7 +310,7 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
         blocks.append(block)
         found += block.shape[1]
         if found > MOST_LAYOUTS:
-            raise UserError(
+            raise TooManyLayouts(
                 f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
                 "with --cp 1, --virtual-pp 1 or --recompute layers."
             )
@@ -342,10 +361,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute, offload])
     # The interleaved schedule goes round the stages with as many micro-batches each time.
     able = (chunks == 1) | (per_rank // micro_batch % pipeline == 0)
-    columns = dict(zip(WRITTEN, table, strict=True))
-    frameworks = frameworks_of(training, columns)
-    for place in np.unique(frameworks).tolist():
-        able &= (frameworks != place) | runs(FRAMEWORKS[place], columns)
+    able &= frameworks_of(training, dict(zip(WRITTEN, table, strict=True))) >= 0
     return np.asarray(table[:, able], dtype=np.int64)
 
 

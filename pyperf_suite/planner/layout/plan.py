@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 from typing import get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ from pyperf_suite.laws.training.memory import MIXED
 from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.roofline import utilization
-from pyperf_suite.planner.laws.training.framework import FoundConstants, found_constants
+from pyperf_suite.planner.laws.training.framework import USUAL, FoundConstants, check_framework, found_constants
 from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
@@ -33,11 +33,14 @@ from pyperf_suite.planner.layout.grid import (
     WRITTEN,
     Cluster,
     Grid,
+    TooManyLayouts,
     Training,
+    frameworks_of,
     held_to,
     layouts,
     plan_at,
     plans,
+    runs,
     written,
 )
 
@@ -116,7 +119,7 @@ class Planned:
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
         """Places in VERDICTS."""
-        room = self.cluster.memory_bytes
+        room = self.cluster.usable_bytes
         return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
 
     def error_percent(self, framework: str) -> float | None:
@@ -196,19 +199,37 @@ def planned(
 ) -> Planned:
     """Predict every layout that divides, or those with the `fixed` values, by the names of WRITTEN.
 
-    `laws` are by default those of the cluster's GPU. Where nothing fits and the training names no offload, layouts that
-    offload are tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not,
-    and the nearest that does.
+    `laws` are by default those of the cluster's GPU. All layouts are of one framework, the first of USUAL under which
+    any fits, unless the training names several. Where nothing fits and it names no offload, layouts that offload are
+    tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not, and the
+    nearest that does.
     """
-    laws = cluster.gpu if laws is None else laws
-    whole = layouts(training, cluster, fixed)
-    found = evaluated(training, cluster, held_to(whole, fixed or {}, training.framework), laws)
-    if not len(found.ranked):
-        away = tuple(each for each in OFFLOADED_BY.get(training.framework or "", OFFLOADS) if each != "none")
-        if away and not training.offloads:
-            with suppress(UserError):
-                return planned(replace(training, offloads=away), cluster, laws, fixed)
-        _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
+    laws, fixed = cluster.gpu if laws is None else laws, fixed or {}
+    able = [name for name in USUAL if set(training.offloads) <= set(OFFLOADED_BY[name])]
+    engines = [training] if training.framework else [replace(training, framework=name) for name in able]
+    refused: list[UserError] = []
+    full: list[tuple[Planned, Grid]] = []
+    for offloads in (False, True):
+        for engine in engines:
+            away = tuple(each for each in engine.offloaded if each != "none")
+            if offloads and (engine.offloads or not away):
+                continue
+            try:
+                engine = replace(engine, offloads=away if offloads else engine.offloads)
+                whole = layouts(engine, cluster, fixed)
+                found = evaluated(engine, cluster, held_to(whole, fixed, training.framework), laws)
+            except TooManyLayouts:
+                raise
+            except UserError as reason:
+                refused.append(reason)
+                continue
+            if len(found.ranked):
+                return found
+            full.append((found, whole))
+    if not full:
+        raise refused[0]
+    found, whole = full[0]
+    _refuse(found, evaluated(found.training, cluster, whole, laws) if fixed else found)
     return found
 
 
@@ -291,13 +312,18 @@ class LayoutRule:
 
 
 def rules(planned: Planned) -> Iterator[LayoutRule]:
-    """All rules, in the order of the recipe: tflops_optimization.md, notes of practitioners with hundreds of GPUs."""
+    """All rules, in the order of the recipe: tflops_optimization.md, notes of practitioners with hundreds of GPUs.
+
+    They are judged under the framework of the fastest layout.
+    """
     columns, cluster, model = planned.grid.columns, planned.cluster, planned.training.model
+    engines = frameworks_of(planned.training, columns)
+    same = engines == engines[planned.ranked[0]]
     parallel = columns["tensor"] * columns["pipeline"]
 
     def rule(text: str, here: str, keeps: NDArray[np.bool_], breaks: NDArray[np.bool_] | None = None) -> LayoutRule:
         others = ~keeps if breaks is None else breaks
-        return LayoutRule(text, here, planned.fastest_fitting(keeps), planned.fastest_fitting(others))
+        return LayoutRule(text, here, planned.fastest_fitting(keeps & same), planned.fastest_fitting(others & same))
 
     share = BYTES_PER_PARAMETER * model.parameters / cluster.memory_bytes
     gib = BYTES_PER_PARAMETER * model.parameters / 2**30
@@ -328,7 +354,7 @@ def rules(planned: Planned) -> Iterator[LayoutRule]:
     else:
         yield LayoutRule(text, "no layout with TP or PP fits", None, None)
 
-    most = int(columns["data"][planned.fits].max())
+    most = int(columns["data"][planned.fits & same].max())
     yield rule("DP as far as possible", f"the largest DP that fits is {most}", columns["data"] == most)
 
     batch, best, piped = planned.training.global_batch, planned.best.plan, columns["pipeline"] > 1
@@ -359,6 +385,10 @@ KEYS = {
 PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
+# Below this confidence two layouts are equal within the error: less than about 5 % apart.
+SURE = 0.75
+# Standard deviations that an end of an interval of 90 % is away.
+NINE_OF_TEN = 1.645
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
@@ -399,6 +429,35 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
     return given
 
 
+def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None) -> list[tuple[str, dict[str, int]]]:
+    """The layouts of texts as of `layout_of`, each with its framework: one for all unless several are named.
+
+    Raises UserError where no framework of USUAL runs all of them.
+    """
+    named = re.findall(r"[^,\s]+", framework or "")
+    for name in named:
+        check_framework(name)
+    tried = [[(name, layout_of(text, gpus, name)) for name in named or USUAL] for text in texts]
+
+    def able(name: str, layout: Mapping[str, int]) -> bool:
+        return bool(runs(name, {axis: np.array([layout[axis]]) for axis in WRITTEN}).all())
+
+    if len(named) > 1:
+        return [next((each for each in ways if able(*each)), ways[0]) for ways in tried]
+    for same in zip(*tried, strict=True):
+        if all(able(*each) for each in same):
+            return list(same)
+    if named or len(texts) == 1:
+        return [
+            next((each for each in ways if OFFLOADS[each[1]["offload"]] in OFFLOADED_BY[each[0]]), ways[0])
+            for ways in tried
+        ]
+    raise UserError(
+        f"None of {', '.join(USUAL)} runs both layouts, so that they cannot be compared under one: name several, as in "
+        "--framework megatron,torchtitan."
+    )
+
+
 def ranks_of(layout: Mapping[str, int]) -> int:
     """GPUs of a layout."""
     return layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"]
@@ -412,11 +471,23 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
 
 
 def surely_faster(training: Training, first: PredictedLayout, second: PredictedLayout) -> float:
-    """Confidence that the first of two layouts takes less time: the share of such pairs of published runs."""
+    """Confidence that the first of two layouts takes less time: the share of such pairs of published runs.
+
+    Under two frameworks errors are each one's own.
+    """
     apart = math.log(second.seconds / first.seconds)
+    if first.framework != second.framework:
+        scatter = math.hypot(*(math.log(each.high / each.seconds) for each in (first, second))) / NINE_OF_TEN
+        return NormalDist(0, scatter).cdf(apart) if scatter > 0 else 0.5
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
     right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
     return right if apart >= 0 else 1 - right
+
+
+def are_equal(training: Training, first: PredictedLayout, second: PredictedLayout) -> bool:
+    """Whether the law's error leaves open which of two layouts takes less time."""
+    chance = surely_faster(training, first, second)
+    return max(chance, 1 - chance) < SURE
 
 
 def smallest_network(found: Planned, place: int) -> float | None:

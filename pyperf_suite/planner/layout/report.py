@@ -22,6 +22,7 @@ from pyperf_suite.planner.layout.plan import (
     VERDICTS,
     Planned,
     PredictedLayout,
+    are_equal,
     rules,
     smallest_network,
     surely_faster,
@@ -174,7 +175,7 @@ def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence
     frameworks = sorted({each.framework for each in shown})
     yield _network(planned, frameworks[0])
     yield from _host(planned, shown)
-    usual = " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
+    usual = " Others are compared where --framework names several."
     yield remark(
         "Frameworks: {meant}.{how}",
         meant="; ".join(f"{name} is {MEANT[name]}" for name in frameworks),
@@ -276,12 +277,13 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
-    """Name the faster of two layouts, with the confidence."""
+    """Name the faster of two layouts, with the confidence, and say where they are equal within the error."""
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(
-        "{name} is faster by {gain}, confidence {chance}: {layout}.",
+        "{equal}{name} is faster by {gain}, confidence {chance}: {layout}.",
         kind="predicted",
+        equal="A and B are equal within the error: " if are_equal(training, first, second) else "",
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
         chance=Quantity(max(chance, 1 - chance), "%"),

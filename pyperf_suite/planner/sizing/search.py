@@ -19,8 +19,7 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.memory import training_memory
-from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 from pyperf_suite.planner.sizing.step import (
     NODE,
     ModelGrid,
@@ -242,8 +241,7 @@ def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
 
 def memory_of(model: ModelDimensions, plan: ParallelPlan) -> Floats:
     """Bytes on each GPU; the shards have weights, gradients and optimizer state in common (ZeRO stage 3)."""
-    need = training_memory(model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=plan.zero_stage)
-    return np.broadcast_to(np.asarray(need.total, dtype=np.float64), np.shape(plan.tensor))
+    return np.broadcast_to(np.asarray(need_of(model, plan).total, dtype=np.float64), np.shape(plan.tensor))
 
 
 def _root(square: Floats) -> Floats:

@@ -19,7 +19,7 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
+from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     KernelCall,
@@ -156,7 +156,7 @@ class Setting:
 
     def plan_on(self, gpu: GpuSpec) -> ParallelPlan:
         """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
-        return as_published(replace(self.plan, framework=usual_framework(int(self.plan.zero_stage))), gpu)
+        return as_published(self.plan, gpu)
 
     @property
     def plan(self) -> ParallelPlan:
@@ -169,7 +169,7 @@ def plan_of(setting: Setting, micro_batch: int | Sizes, seq: int | Sizes, tp: in
     return ParallelPlan(
         global_batch=micro_batch * data, micro_batch=micro_batch, seq=seq, tensor=tp, data=data, expert=setting.ep,
         zero_stage=LAST_STAGE if setting.shards > 1 else 0, dtype=of_products, sequence_parallel=True,
-        overlap_gradients=True,
+        overlap_gradients=True, framework="megatron",
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pyperf_suite.planner.laws.training.framework import CONSTANTS, StepConstant
 from pyperf_suite.planner.laws.training.step import prices_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
+    LEAST_END,
     PRIORS,
     PricedRun,
     ends_of,
@@ -94,16 +95,20 @@ def test_runs_left_out_are_predicted_as_well_as_measured(
     assert np.mean(np.abs(np.expm1(-left_out[how][own]))) < worst
 
 
-def test_an_interval_widens_by_what_sources_differ_and_leaves_out_the_runs_own() -> None:
-    def run(source: str) -> Any:
-        return SimpleNamespace(kind="16 bits", framework="megatron", source=source)
+def test_an_interval_is_as_wide_as_sources_left_out_say_by_how_near_they_are() -> None:
+    def run(source: str, framework: str = "megatron") -> Any:
+        return SimpleNamespace(kind="16 bits", framework=framework, source=source)
 
     runs = [run(source) for source in "a" * 20 + "b" * 2]
-    errors = np.array([0.01] * 20 + [0.3] * 2)
-    # Each source counts the same, however many runs it has.
-    assert ends_of(runs, errors, runs[0])[1] == pytest.approx(2.92 * np.sqrt((0.01**2 + 0.3**2) / 2), rel=1e-3)
-    # Of one source alone, and of other frameworks' errors where there is none: wider.
-    assert ends_of(runs, errors, runs[-1], lambda each: each.source)[1] == pytest.approx(1.3 * 6.31 * 0.01, rel=1e-3)
+    errors = np.array([0.1] * 20 + [0.3] * 2)
+    # Each source counts the same, however many runs it has; a run's own is left out.
+    assert ends_of(runs, errors, runs[0])[1] == 0.3
+    assert ends_of(runs, errors, runs[-1], lambda each: each.source)[:2] == (-0.1, 0.1)
+    assert ends_of(runs, 0 * errors, runs[0])[1] == LEAST_END
+    # Runs of another framework count half: too little to be one in ten.
+    others = [run(source) for source in "abcde"] + [run("f", "fsdp2")]
+    errors = np.array([0.1] * 5 + [0.5])
+    assert [ends_of(others, errors, like)[1] for like in (others[0], others[-1])] == [0.1, 0.5]
 
 
 def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_physics() -> None:
@@ -111,7 +116,7 @@ def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_
     assert pooled is not None
     block = pooled.block("step")
     # What `python -m tools.fit TABLES --judge-steps` gives.
-    for name, most in {"mape": 8.7, "mape_by_model": 8.4, "mape_by_engine": 8.7, "mape_by_generation": 9.2}.items():
+    for name, most in {"mape": 8.8, "mape_by_model": 8.6, "mape_by_engine": 8.8, "mape_by_generation": 9.5}.items():
         assert block.held_out[name] < most, name
     assert block.held_out["coverage"] > 86
     assert (block.arrays["unseen_high"] >= block.arrays["high"]).all()

@@ -45,7 +45,7 @@ def part(
 
 
 def test_a_plan_that_names_no_framework_takes_megatrons_and_fsdp2s_where_parameters_are_sharded():
-    assert [usual_framework(stage) for stage in range(4)] == ["megatron", "megatron", "fsdp2", "fsdp2"]
+    assert [usual_framework(stage) for stage in range(4)] == ["megatron", "megatron", "torchtitan", "torchtitan"]
     assert seconds(PLAN) == seconds(replace(PLAN, framework="megatron"))
     first, second = (seconds(replace(SHARDED, framework=name)) for name in ("fsdp1", "fsdp2"))
     assert first != second == seconds(SHARDED)

@@ -25,6 +25,7 @@ from pyperf_suite.planner.laws.training.step import (
     send_s,
     step_time,
 )
+from tests.models import LLAMA
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
@@ -381,12 +382,16 @@ def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:
     assert many - few == pytest.approx(2 * 25 * (1024 - 64) * HOP_S, rel=1e-6)
 
 
-def test_what_is_gathered_ahead_hides_behind_all_but_its_first_layer() -> None:
-    plan = replace(PLAN, data=16, zero_stage=3, overlap_gradients=True)
-    fast = MadeUpPrices()
-    fast.collective = lambda op, nbytes, ranks, *_: Explained(nbytes / 1e13)  # type: ignore[method-assign]
-    found = step_time("A100", MODEL, plan, IDLE_HOST, fast).parts
-    alone = step_time("A100", MODEL, replace(plan, overlap_gradients=False), IDLE_HOST, fast).parts
-    # The embedding is gathered before anything is computed; the last layer's gradients are scattered after all is.
-    first = MODEL.hidden * MODEL.vocab / (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab)
-    assert [float(found[name] / alone[name]) for name in ("parameters", "gradients")] == pytest.approx([first, 1 / 25])
+def test_tp_across_nodes_hides_no_more_than_a_gradients_product_lasts() -> None:
+    def waited(tensor: int, per_node: int) -> float:
+        plan = ParallelPlan(
+            global_batch=1, micro_batch=1, seq=4096, tensor=tensor, ranks_per_node=per_node, overlap_tensor=True,
+            sequence_parallel=True, framework="megatron",
+        )  # fmt: skip
+        return float(step_time("H100", LLAMA, plan, network=50e9).parts["tensor"])
+
+    inside, across = waited(16, 16), waited(16, 8)
+    # At least the forward pass's sums: 16 ranks send 15/16 of 4096 x 4096 x 2 bytes four times over 8 links of 50 GB/s.
+    sums_s = 32 * 4 * 15 / 16 * 4096 * 4096 * 2 / (8 * 50e9)
+    assert across > max(2 * inside, sums_s)
+    assert waited(8, 8) == waited(8, 16)

@@ -26,12 +26,14 @@ MEANT: Mapping[str, str] = {
     "megatron": "Megatron-LM, Megatron-Core and NeMo",
     "fsdp1": "FSDP1 of llm-foundry: Triton attention, no compile",
     "fsdp2": "FSDP2 without compile",
-    "torchtitan": "FSDP2 of torchtitan",
+    "torchtitan": "compiled FSDP2, as torchtitan has it",
     "deepspeed": "DeepSpeed: ZeRO, and the pipeline of Megatron-DeepSpeed",
     "ddp": "DistributedDataParallel",
 }
 # From here on of ZeRO's stages, parameters are sharded by FSDP where no framework is named.
 SHARDED_FROM_STAGE = 2
+# Where none is named, layouts are compared under the first of these that runs them all.
+USUAL: tuple[Framework, ...] = ("megatron", "torchtitan", "deepspeed")
 GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
@@ -134,13 +136,13 @@ def check_framework(framework: str) -> None:
 
 
 def usual_framework(zero_stage: int, offload: str = "none") -> Framework:
-    """The framework of a layout that names none: FSDP2 where gradients or parameters are sharded, else Megatron.
+    """The framework of a plan that names none: compiled FSDP2 where gradients or parameters are sharded, else Megatron.
 
     DeepSpeed for what neither offloads.
     """
     if offload == "nvme" or (offload == "optimizer" and zero_stage >= SHARDED_FROM_STAGE):
         return "deepspeed"
-    return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE or offload == "cpu" else "megatron"
+    return "torchtitan" if zero_stage >= SHARDED_FROM_STAGE or offload == "cpu" else "megatron"
 
 
 def generation_of(spec: GpuSpec) -> str:

@@ -96,11 +96,13 @@ def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepCon
     times = passes_and_slowdown(plan, constants)
     products_s = of("forward", "backward")
     routed_s = of("experts_forward", "experts_backward")
-    tensor_s = of("summed")
-    if not plan.overlap_tensor:
-        # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
-        during_s = (products_s + routed_s) / (3 + plan.recompute_fraction)
-        tensor_s = tensor_s + exposed_comm_s(ALL_REDUCES_PER_PASS * prices["gathered"], during_s)
+    tensor_s, once_s = of("summed"), (products_s + routed_s) / plan.passes
+    # Between nodes a gradient's product hides no more than it lasts.
+    between = np.asarray(plan.tensor) > plan.ranks_per_node
+    sums_s = between * (times["summed"][0] * prices["summed"] - tensor_s)
+    # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
+    again_s = np.where(plan.hides_tensor, 0.0, ALL_REDUCES_PER_PASS * prices["gathered"])
+    tensor_s = tensor_s + exposed_comm_s(sums_s, once_s) + exposed_comm_s(again_s, once_s)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
     context_s = exposed_comm_s(attended * prices["ring"], forward_s)
     context_s = context_s + exposed_comm_s(2 * prices["ring"], backward_s)
@@ -142,7 +144,7 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
     # Megatron's backward hides TP's sums behind products (LinearWithGradAccumulationAndAsyncCommunication).
     waited = forward + (plan.framework != "megatron")
-    summed = c.tensor_overlapped if plan.overlap_tensor else waited / (forward + 1)
+    summed = np.where(plan.hides_tensor, c.tensor_overlapped, waited / (forward + 1))[()]
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),

@@ -1,6 +1,6 @@
-"""What training holds in a GPU's memory, for planning: the closed forms of the literature, which divide evenly.
+"""The memory that training reserves on a GPU, for planning: the closed forms of the literature, which divide evenly.
 
-Room is left for what a framework allocates in addition.
+What frameworks reserve beyond the formulas is fitted to published runs (`tools/fit/memory.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.memory import MIXED, layers_bytes, outside_bytes, sequence_ranks
+from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, Storage, layers_bytes, outside_bytes, sequence_ranks
 from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
@@ -26,16 +26,37 @@ SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 # Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
 # meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
 GATHERED_BYTES = 2 + 2 + 2
-# The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
-USABLE_SHARE = 0.9
-# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; test_published_runs.py):
-# at least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
-# more than the formulas, and what a framework allocates besides: context, buffers of collectives, fragmentation.
-LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
-LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work
-MOST_SHARE, FRAMEWORK_BYTES = 1.25, 6 * 2**30
+# Of a memory that is fuller, fragmentation may leave no piece that is large enough, hours into a run.
+USABLE_SHARE = NEAR_LIMIT
+# Dtypes that the optimizer's states are kept in.
+STATE_DTYPES = ("fp32", "bf16")
+# In pure bfloat16 there is no master copy; DeepSpeed keeps gradients in 16 bits, and at the optimizer's step those that
+# a rank updates in 32 as well (deepspeed/runtime/zero/stage_1_and_2.py).
+PURE, DEEPSPEED = Storage(weight=2, gradient=2, optimizer=4), Storage(weight=2, gradient=2, optimizer=8, master=8)
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Memory that is reserved beyond the formulas, as published runs have it.
+
+    `process_bytes` are the context, libraries and fragmentation, `group_bytes` NCCL's buffers for each axis of several
+    ranks. The layer at work takes `at_work` times its activations: their gradients, and copies in float32. Of layers
+    that are recomputed in part `selected` of the rest is kept. Nine of ten runs whose source the fit had not seen
+    reserved between `low` and `high` times the prediction.
+    """
+
+    process_bytes: float
+    group_bytes: float
+    at_work: float
+    selected: float
+    low: float = 1.0
+    high: float = 1.0
+
+
+# By `python -m tools.fit TABLES --judge-memory`.
+RESERVE = Reserve(3.38e9, 1.39e9, 3.12, 0.394, 0.76, 1.21)
 # What of a need is on the GPU, by the fields of a `MemoryNeed`.
-ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
+ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered", "buffers")
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
@@ -43,8 +64,9 @@ Verdict = Literal["fits", "may not fit", "does not fit"]
 class MemoryNeed:
     """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
 
-    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation. What is offloaded
-    is not on the GPU: bytes of the `host`'s memory and of its `nvme` drives for that GPU.
+    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation, `buffers` the
+    context, NCCL's buffers and fragmentation. What is offloaded is not on the GPU: bytes of the `host`'s memory and of
+    its `nvme` drives for that GPU.
     """
 
     weights: Any
@@ -52,6 +74,7 @@ class MemoryNeed:
     optimizer: Any
     activations: Any
     gathered: Any = 0
+    buffers: Any = 0
     host: Any = 0
     nvme: Any = 0
 
@@ -61,14 +84,13 @@ class MemoryNeed:
 
     @property
     def least(self) -> Any:
-        """The least that runs of such a layout were found to hold."""
-        kept = LEAST_GRADIENTS * self.gradients + LEAST_ACTIVATIONS * self.activations
-        return self.weights + self.optimizer + kept + LEAST_GATHERED * self.gathered
+        """The least that nine of ten such runs reserve."""
+        return RESERVE.low * self.total
 
     @property
     def most(self) -> Any:
-        """What nine of ten such runs held no more than."""
-        return MOST_SHARE * self.total + FRAMEWORK_BYTES
+        """The most that nine of ten such runs reserve."""
+        return RESERVE.high * self.total
 
     def fuller(self, other: MemoryNeed) -> MemoryNeed:
         """Of two stages the one that needs more; of those in arrays, of each pair."""
@@ -76,29 +98,40 @@ class MemoryNeed:
         more = other.total > self.total
         return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
 
-    def away(self, offload: Offload, scattered: Any, buffers: Any) -> MemoryNeed:
-        """With what is offloaded on the host, of whose memory drives take `buffers`, in parameters.
+    def away(self, offload: Offload, storage: Storage, scattered: Any, on_the_way: Any) -> MemoryNeed:
+        """With what is offloaded on the host, of whose memory drives have parameters `on_the_way`.
 
         Gradients leave where they are `scattered`, else the host has a copy of those that the rank updates.
         """
         if offload == "none":
             return self
         drives, whole = offload == "nvme", offload != "optimizer"
-        gone = self.optimizer * (1 + MIXED.gradient / MIXED.state) + whole * self.weights
+        gone = self.optimizer * (1 + storage.gradient / storage.state) + whole * self.weights
         return replace(
             self,
             weights=self.weights * (not whole),
             gradients=np.where(scattered, 0.0, self.gradients),
             optimizer=0.0 * self.optimizer,
-            host=np.minimum(gone, MIXED.total * buffers) if drives else gone,
+            host=np.minimum(gone, storage.total * on_the_way) if drives else gone,
             nvme=gone * drives,
         )
 
-    def verdict(self, memory_bytes: float) -> Verdict:
-        """Whether one layout fits a GPU with so many bytes, for sure, perhaps or not."""
-        if float(self.most) <= memory_bytes:
-            return "fits"
-        return "may not fit" if float(self.least) <= memory_bytes else "does not fit"
+
+def verdict_of(least: float, most: float, memory_bytes: float) -> Verdict:
+    """Whether what takes between `least` and `most` bytes fits a GPU with so many, for sure, perhaps or not."""
+    usable = USABLE_SHARE * memory_bytes
+    return "fits" if most <= usable else "may not fit" if least <= usable else "does not fit"
+
+
+def check_states(dtype: str) -> None:
+    """Raise UserError for a dtype that no optimizer keeps its states in."""
+    if dtype not in STATE_DTYPES:
+        raise UserError(f"No states of {dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
+
+
+def storage_of(framework: str | None, state_dtype: str) -> Storage:
+    """Bytes a parameter that a framework keeps."""
+    return PURE if state_dtype == "bf16" else DEEPSPEED if framework == "deepspeed" else MIXED
 
 
 def micro_batches_held(stage: Sizes, stages: Sizes, chunks: Sizes, micro_batches: Sizes | None) -> Any:
@@ -133,13 +166,18 @@ def training_memory(
     micro_batches: Sizes | None = None,
     context: Sizes = 1,
     offload: Offload = "none",
+    storage: Storage = MIXED,
+    recompute_share: float = 1.0,
+    groups: Sizes = 0,
+    reserve: Reserve = RESERVE,
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
     `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
     is counted: the first, which holds the most micro-batches, or the last, which has the logits. `context` ranks (CP)
-    share each sequence; they are among the `data_ranks`. Bytes a parameter are those of mixed precision, activations
-    are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
+    share each sequence; they are among the `data_ranks`, and axes of several ranks are `groups` in all. Bytes a
+    parameter are those of `storage`, activations are of 16 bits; of layers that are recomputed so are
+    `recompute_share`. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
     layers at work. Raises UserError for more stages than layers, and where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
@@ -152,7 +190,10 @@ def training_memory(
     routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
     experts = _matrix_parameters(routed) * share
     layers = layers_bytes(model, seq, sharding, recompute) * share
-    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    whole: Any = layers_bytes(model, seq, sharding, "attention")
+    if recompute == "layers":
+        layers = layers + (1 - recompute_share) * reserve.selected * whole * share
+    at_work = reserve.at_work * whole / model.layers
 
     def need(stage: Sizes) -> MemoryNeed:
         ours, last = rank_parameters(model, sharding, stages, stage), np.asarray(stages) - 1
@@ -166,12 +207,13 @@ def training_memory(
         ends = np.where(np.asarray(stage) == last, outside_bytes(model, sharding), 0.0)
         kept = at_work + micro_batches_held(stage, stages, chunks, micro_batches) * (layers + inputs) + ends
         return MemoryNeed(
-            weights=MIXED.weight * held("weights"),
-            gradients=MIXED.gradient * held("gradients"),
-            optimizer=MIXED.state * held("optimizer"),
+            weights=storage.weight * held("weights"),
+            gradients=storage.gradient * held("gradients"),
+            optimizer=storage.state * held("optimizer"),
             activations=1.0 * micro_batch * seq * kept / context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-        ).away(offload, zero >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
+            buffers=reserve.process_bytes + reserve.group_bytes * np.asarray(groups),
+        ).away(offload, storage, zero >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
 
     return need(0).fuller(need(np.asarray(stages) - 1))
 

@@ -13,7 +13,15 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
-from pyperf_suite.planner.laws.training.memory import MemoryNeed, Offload, training_memory
+from pyperf_suite.planner.laws.training.memory import (
+    RESERVE,
+    MemoryNeed,
+    Offload,
+    Reserve,
+    check_states,
+    storage_of,
+    training_memory,
+)
 from pyperf_suite.planner.laws.training.offload import Host, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.
@@ -49,7 +57,7 @@ class ParallelPlan(Sharding):
         framework: which runs it, one of FRAMEWORKS; None: `usual_framework`.
         offload: what leaves the GPU, one of OFFLOADS.
         host: a GPU's share of its host; None: of the maker's server.
-        overlap_tensor: the exchange of TP is hidden behind products, as NeMo's recipes do.
+        overlap_tensor: the exchange of TP within a node is hidden behind products, as NeMo's recipes do.
         recompute_share: of the layers, where layers are recomputed.
         whole_experts: experts are not cut over TP (Megatron-Core, ETP 1).
         fuses_experts: their kernels are fused, and overlapped with the exchange of tokens.
@@ -57,6 +65,7 @@ class ParallelPlan(Sharding):
             0: all.
         slower_attention: the time of its fused kernel over that of its framework's usual one.
         blocks: the host waits for each operation before the next (CUDA_LAUNCH_BLOCKING), so that no launch is hidden.
+        state_dtype: of the optimizer's states, one of STATE_DTYPES: "bf16" keeps no master copy.
         gathers: collectives for one of a layer's parameters where ZeRO gathers them; 1: they are sent together.
 
     Raises UserError for numbers below 1, a stage of ZeRO that there is not, or a batch, a sequence or experts that do
@@ -87,6 +96,7 @@ class ParallelPlan(Sharding):
     fuses_experts: bool = False
     shard_over: Sizes = 0
     gathers: Sizes = 1
+    state_dtype: str = "fp32"
     slower_attention: float = 1.0
     blocks: bool = False
 
@@ -97,6 +107,7 @@ class ParallelPlan(Sharding):
             check_framework(self.framework)
         if self.dtype not in DTYPES:
             raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
+        check_states(self.state_dtype)
         sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
                  self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
         if min(int(np.min(size)) for size in sizes) < 1:
@@ -171,6 +182,11 @@ class ParallelPlan(Sharding):
         return np.maximum(1, self.ranks_per_node // self.tensor)
 
     @property
+    def hides_tensor(self) -> Any:
+        """Whether TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
+        return np.asarray(self.tensor) <= self.ranks_per_node if self.overlap_tensor else False
+
+    @property
     def recompute_fraction(self) -> float:
         """The share of a layer's forward pass that backward computes again."""
         return self.recompute_share if self.recompute == "layers" else 0.0
@@ -205,25 +221,28 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     """The plan on a GPU, in what nobody states as in the published runs that the constants were found on.
 
     Gradients are of 32 bits where Megatron adds them up, but in fp16, or FSDP scatters them; Megatron hides TP's
-    exchange behind products from Hopper on, where anything is sent during computation.
+    exchange behind products from Hopper on, where anything is sent during computation. States of 16 bits have gradients
+    of 16 bits.
     """
     stage, framework = np.asarray(plan.zero_stage), plan.framework
     wide = (framework == "megatron") & (plan.dtype != "fp16") | (stage > 0) & (
         framework not in ("deepspeed", "megatron")
     )
-    sent = np.where(wide, 2 * HALF, HALF)
+    sent = np.where(wide & (plan.state_dtype == "fp32"), 2 * HALF, HALF)
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
 
 
-def need_of(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
-    """What the fullest GPU of a plan holds, recomputing as it says or otherwise."""
-    recompute = recompute or plan.recompute
+def need_of(model: ModelDimensions, plan: ParallelPlan, reserve: Reserve = RESERVE) -> MemoryNeed:
+    """What the fullest GPU of a plan holds."""
     # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
+    kept: Recompute = "attention" if plan.fused_attention and plan.recompute == "nothing" else plan.recompute
+    groups: Any = sum(np.asarray(ranks) > 1 for ranks in (plan.shards, plan.tensor, plan.pipeline))
     return training_memory(
         model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
         zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
         micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
+        storage=storage_of(plan.framework, plan.state_dtype), recompute_share=plan.recompute_share, groups=groups,
+        reserve=reserve,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
-from pyperf_suite.planner.laws.training.memory import MemoryNeed, Verdict
+from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, verdict_of
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
 from pyperf_suite.planner.laws.transfers import card_of
 
@@ -64,6 +64,8 @@ JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
 NOT_COMPILED, FUSED_MODULES = "compile not stated", "Transformer Engine"
 BRIDGE, FUSED = "NeMo container", 26.06
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
+# Where torch keeps the states, a script chooses their dtype.
+ASSUMED_STATES, OF_SCRIPTS, PURE_STATES = "the dtype of states is not stated", ("fsdp", "ddp"), "pure bf16 states"
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,23 @@ class TrainingRun:
         """Tokens of an iteration."""
         return self.plan.global_batch * self.plan.seq
 
-    @property
-    def need(self) -> MemoryNeed:
-        """What the fullest GPU holds by the formulas, recomputing as stated."""
-        return need_of(self.model, self.plan)
+    def reserved(self, reserve: Reserve = RESERVE) -> tuple[float, float, float]:
+        """Bytes on the fullest GPU as predicted, and the least and the most that nine of ten such runs reserve.
+
+        Where the row leaves open what is recomputed, or the states' dtype, the least is of the way that takes least.
+        """
+        predicted, way = float(need_of(self.model, self.plan, reserve).total), self.plan
+        if ASSUMED_RECOMPUTE in self.assumed:
+            way = replace(way, recompute="layers", recompute_share=1.0)
+        if ASSUMED_STATES in self.assumed:
+            way = replace(way, state_dtype="bf16")
+        least = float(need_of(self.model, way, reserve).total)
+        return predicted, reserve.low * min(least, predicted), reserve.high * predicted
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits its GPU; where the row leaves open what is recomputed, by the least that it may hold."""
-        verdict = self.need.verdict(self.gpu.memory_bytes)
-        if verdict == "does not fit" and ASSUMED_RECOMPUTE in self.assumed:
-            least = need_of(self.model, self.plan, "layers").verdict(self.gpu.memory_bytes)
-            return verdict if least == verdict else "may not fit"
-        return verdict
+        """Whether it fits its GPU."""
+        return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 
 def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
@@ -162,6 +168,9 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         assumed.append("TP and DP overlapped")
     micro_batch = number("micro_batch", 1, "a micro-batch of 1")
     dtype = given.get("dtype") or "bf16"
+    state_dtype = given.get("state_dtype") or ("bf16" if PURE_STATES in note else "fp32")
+    if not given.get("state_dtype") and PURE_STATES not in note and given.get("engine") in OF_SCRIPTS:
+        assumed.append(ASSUMED_STATES)
     old, shares = NOT_FUSED in note or "as table 1" in note, re.search(r"zero1=(\d+)", note)
     plan = ParallelPlan(
         global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
@@ -174,7 +183,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
         recompute_share=share, whole_experts=BRIDGE in note, fuses_experts=_fuses_experts(note, dtype),
         slower_attention=_slower_attention(note, modern),
-        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM,
+        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM, state_dtype=state_dtype,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)
@@ -203,7 +212,7 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
 def _gradient_bytes(framework: Framework, engine: str, dtype: str, note: str) -> int:
     """Of an element as it is sent: NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True."""
     narrow = framework == "deepspeed" or engine == "nemo" or dtype == "fp16"
-    return 2 if narrow or any(each in note for each in ("PURE", BRIDGE, INTERN_EVO)) else 4
+    return 2 if narrow or any(each in note for each in ("PURE", PURE_STATES, BRIDGE, INTERN_EVO)) else 4
 
 
 def _slower_attention(note: str, modern: bool) -> float:

@@ -59,9 +59,8 @@ def price_exchange(
     """Seconds of a stage's parameters, or their gradients, over the ranks that have the same, by operation.
 
     What no plan does is not priced. Frameworks send them by layers, or by buckets about as large, and the output
-    matrix on its own; `edge` is the share of the first or the last of these, next to which nothing is computed,
-    `embedding` that of the embedding, which is gathered first. `tied` are gradients of an embedding that the first and
-    last stage share, `sends` a micro-batch's way between stages.
+    matrix on its own. `tied` are gradients of an embedding that the first and last stage share, `sends` a micro-batch's
+    way between stages.
     """
     (shared, experts), layers = stage_parameters(model, plan), model.layers / plan.pipeline
     ends = model.hidden * model.vocab / plan.tensor
@@ -81,8 +80,6 @@ def price_exchange(
         "all_reduce": seconds("all_reduce", plan.gradient_bytes, ~shards),
         "reduce_scatter": seconds("reduce_scatter", plan.gradient_bytes, shards, plan.gathers),
         "all_gather": seconds("all_gather", plan.element_bytes, shards, plan.gathers),
-        "edge": 1 / (layers + 1),
-        "embedding": np.maximum((shared - ends) / layers, ends) / shared,
         "tied": tied_s,
         "sends": send_s(model, plan, prices, network),
     }
@@ -104,9 +101,7 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
         left: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
         for each in SENT_BY_STAGE[number]:
             seconds, key = prices[each.operation], (each.what, each.each)
-            is_embedding_first = number == LAST_STAGE and each.operation == "all_gather"
-            edge_s = prices["embedding" if is_embedding_first else "edge"] * seconds
-            waited = np.maximum(edge_s, exposed_comm_s(seconds, left[each.behind]))
+            waited = exposed_comm_s(seconds, left[each.behind])
             found[key] = found[key] + np.where(stage == number, waited, 0.0)
             left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
     found["gradients", False] = found["gradients", False] + prices["tied"]
@@ -384,4 +379,5 @@ def _updated_bytes(model: ModelDimensions, plan: ParallelPlan) -> Any:
     like, sharing = np.maximum(1, plan.shards * plan.expert_groups // plan.expert), plan.sharing
     shares = np.asarray(plan.zero_stage) > 0
     updated = shared / np.where(shares, sharing, 1) + experts / np.where(shares, np.minimum(like, sharing), 1)
-    return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
+    moved = OPTIMIZER_BYTES_PER_PARAMETER / (2 if plan.state_dtype == "bf16" else 1)
+    return as_plain(moved * updated)
