@@ -105,8 +105,8 @@ SAID: dict[tuple[float | None, int], tuple[str, ...]] = {
     (None, 2): ("<==<", "<==<", "<==<", "<==<", "<=<>"),
     (None, 4): ("<==<", "<==<", "<=<<", "<=<=", "<=<>"),
     (TWO_PORTS, 1): ("<==<", "<=<=", "<=<=", "<=<=", "==<>"),
-    (TWO_PORTS, 2): ("<=<<", "<=<>", "<=<>", "<=<>", "<=<>"),
-    (TWO_PORTS, 4): ("<=<=", "<=<>", "<=<>", "<=<>", "<=<>"),
+    (TWO_PORTS, 2): ("<=<=", "<=<>", "<=<>", "<=<>", "<=<>"),
+    (TWO_PORTS, 4): ("<=<>", "<=<>", "<=<>", "<=<>", "<=<>"),
 }
 
 
@@ -118,10 +118,10 @@ def test_what_layout_says_of_the_order_of_the_study_of_2_7_billion_parameters(
     assert found == SAID[network_bytes_per_s, micro_batches]
 
 
-def test_the_study_is_contradicted_in_11_of_30_cases_and_only_of_zero_3_and_pipelines() -> None:
+def test_the_study_is_contradicted_in_12_of_30_cases_and_only_of_zero_3_and_pipelines() -> None:
     said = [each for row in SAID.values() for each in row]
     assert len(said) == 30
-    assert sum(">" in each for each in said) == 11
+    assert sum(">" in each for each in said) == 12
     assert not any(">" in each[:3] for each in said)
 
 
