@@ -93,6 +93,7 @@ def fitness_of(records: Sequence[Record]) -> Remark | None:
 LEAST_CONVERGED = 0.5
 _UNFIT = {
     "drift": "the machine's speed changed by {drift}",
+    "cores": "the cores that it may use changed to {cores}",
     "others": "other processes kept {others} cores busy",
     "stolen": "the hypervisor gave {stolen} cores' time to other machines",
 }
@@ -244,7 +245,7 @@ def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[
 
 
 def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
-    """Drift between the sentinels of a run, and what other processes and the hypervisor took while cases were timed."""
+    """Drift between sentinels, cores that went, and what others and the hypervisor took while cases were timed."""
     sentinels = [each.seconds for each in records if each.kind == "sentinel" and each.outcome == "ok"]
     if len(sentinels) > 1 and (drift := max(sentinels) / min(sentinels) - 1) > STEADY_MACHINE:
         yield remark(
@@ -253,8 +254,18 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
             kind="caution",
             drift=quantity(drift, "%"),
         )
+    measured = [each.quality for each in _timed(records) if each.outcome == "ok"]
+    allowed = [cores for each in measured if (cores := each.get("before", {}).get("allowed_cores"))]
+    if allowed and min(allowed) < max(allowed):
+        yield remark(
+            "The run could use {most} cores while some cases were timed and {cores} while others were: their cpuset "
+            "changed meanwhile, so figures of the two do not compare.",
+            kind="caution",
+            cores=min(allowed),
+            most=max(allowed),
+        )
     # Over all samples together, for the kernel counts it in ticks.
-    quality = [each.quality for each in _timed(records) if each.outcome == "ok" and "cpu_busy_s" in each.quality]
+    quality = [each for each in measured if "cpu_busy_s" in each]
     elapsed_s = sum(each["elapsed_s"] for each in quality)
     if not elapsed_s:
         return

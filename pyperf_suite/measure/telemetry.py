@@ -31,14 +31,15 @@ _SYS = Path("/sys")
 def snapshot() -> dict[str, Any]:
     """What can be read now: clocks in MHz, seconds since some start, counts since the process began.
 
-    Keys, each present where readable: `monotonic_s`, `cpu_mhz` {low, median, high} over the cores this
-    process may use, `load_average` (1, 5, 15 min), `cpu_busy_s`, `cpu_steal_s` (of the whole machine since
-    boot), `process_cpu_s`, `voluntary_context_switches`, `involuntary_context_switches`, `major_page_faults`
-    (of this process, all its threads), `peak_memory_bytes`, `temperature_celsius` (the hottest sensor).
+    Keys, each present where readable: `monotonic_s`, `cpu_mhz` {low, median, high} over the cores this process may use,
+    `allowed_cores` how many those are, `load_average` (1, 5, 15 min), `cpu_busy_s`, `cpu_steal_s` (of the whole machine
+    since boot), `process_cpu_s`, `voluntary_context_switches`, `involuntary_context_switches`, `major_page_faults` (of
+    this process, all its threads), `peak_memory_bytes`, `temperature_celsius` (the hottest sensor).
     """
     readings: dict[str, Any] = {
         "monotonic_s": time.monotonic(),
         "cpu_mhz": _cpu_mhz(),
+        "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "load_average": _load_average(),
         "temperature_celsius": _temperature_celsius(),
     }

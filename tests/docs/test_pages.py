@@ -108,6 +108,11 @@ def quote_faults(page: Path) -> Iterator[str]:
             yield f"{page.name}: {piece}"
 
 
+def test_each_script_of_a_surprise_has_a_row():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "surprises.md").read_text(), re.M)
+    assert rows == sorted(path.stem for path in (ROOT / "findings").glob("*.sh"))
+
+
 @pytest.fixture
 def in_a_users_folder(tmp_path, monkeypatch):
     """A folder with the files that pages name: the examples, and the bench file that `init` writes."""

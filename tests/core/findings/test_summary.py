@@ -157,6 +157,7 @@ def test_a_sound_run_needs_no_caution() -> None:
         ([a_record(converged=False), a_record()], {"loose": 1, "measured": 2}),
         ([a_record(kept_despite=["power cap"]), a_record()], {"count": 1, "measured": 2, "reasons": "power cap"}),
         ([a_record("sentinel"), a_record("sentinel", seconds=1.25)], {"drift": 0.25}),
+        ([a_record(before={"allowed_cores": n}) for n in (8, 8, 3)], {"most": 8, "cores": 3}),
         ([a_record(**BUSY, cpu_steal_s=0.0)], {"others": 1.5}),  # type: ignore[arg-type]
         ([a_record(**BUSY | {"cpu_busy_s": 0.5}, cpu_steal_s=0.6)], {"stolen": 0.6}),  # type: ignore[arg-type]
     ],
