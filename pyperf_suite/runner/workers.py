@@ -135,6 +135,9 @@ class WorkerProcess(ChildProcess):
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
 DEADLINE_S = 120.0
 
+# Parts of the key of a process that measures alone: its number and whose code it runs. A group's has more.
+OF_A_WORKER = 2
+
 # A group keeps the deadline of each of its steps itself; it needs time to start, and to find out which rank is missing.
 GROUP_PATIENCE_S = 30.0
 
@@ -178,6 +181,7 @@ class WorkerPool(Workers):
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
         self._spared = SparedCases()
         self._checked: dict[str, Mapping[str, Any]] = {}
+        self._latest = 0
         sweep()
         self._shared = OwnedFolder("run")
 
@@ -250,12 +254,25 @@ class WorkerPool(Workers):
         if key in self._workers and self._workers[key].is_waited_for:
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:
+            self._end_those_before(process, bool(ranks))
             command = ranks_command(ranks) if ranks else COMMAND
             # Somebody else's code may take all memory.
             self._workers[key] = WorkerProcess(
                 command, environment, memory.limit_bytes() if workload.source else math.inf
             )
         return key, self._workers[key]
+
+    def _end_those_before(self, process: int, is_group: bool) -> None:
+        """End workers that a plan in its order asks no more, for they hold memory.
+
+        These are other groups of ranks where a group begins, and those of earlier processes where one is the first of
+        its number.
+        """
+        is_next, self._latest = process > self._latest, max(process, self._latest)
+        for key, worker in list(self._workers.items()):
+            if (is_group and len(key) > OF_A_WORKER) or (is_next and key[0] != process):
+                worker.let_go()
+                self._workers.pop(key).close()
 
     def close(self) -> None:
         for worker in self._workers.values():
