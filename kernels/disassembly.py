@@ -25,7 +25,11 @@ _INSTRUCTION = re.compile(r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s
 
 
 class NoDisassembler(Exception):
-    """There is no cuobjdump here; the message is a sentence that says how to get it."""
+    """There is no cuobjdump here, or none for a compiler's binaries; the message says what to do."""
+
+
+class Unreadable(ValueError):
+    """cuobjdump cannot read a binary; the message is what it says."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def disassemble(cubin: bytes, kernel: str) -> Disassembly:
 
     Raises:
         NoDisassembler: cuobjdump is not here.
-        ValueError: the binary cannot be read, or has no such kernel.
+        ValueError: the binary cannot be read (Unreadable), or has no such kernel.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -55,7 +59,8 @@ def disassemble(cubin: bytes, kernel: str) -> Disassembly:
             [disassembler(), "--dump-resource-usage", "--dump-sass", file.name], capture_output=True, text=True
         )
     if done.returncode != 0:
-        raise ValueError(f"cuobjdump cannot read this binary: {done.stderr.strip() or done.stdout.strip()}")
+        said = (done.stderr.strip() or done.stdout.strip()).replace(file.name, "it")
+        raise Unreadable(f"cuobjdump cannot read this binary: {said}")
     return parse(done.stdout, kernel)
 
 
@@ -84,6 +89,13 @@ def parse(listing: str, kernel: str) -> Disassembly:
         code_bytes=code_bytes,
         instructions=dict(sorted(instructions.items())),
     )
+
+
+def release() -> str:
+    """The CUDA version that cuobjdump is of, as in 13.1; empty where it does not say."""
+    done = subprocess.run([disassembler(), "--version"], capture_output=True, text=True)
+    found = re.search(r"release ([\d.]+)", done.stdout)
+    return found[1] if found else ""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pyperf_suite.hardware.catalogue import architectures, capability
 from pyperf_suite.kernels import attention, attention_backward, attention_defaults, matmul, nvrtc
-from pyperf_suite.kernels.disassembly import Disassembly, disassemble
+from pyperf_suite.kernels.disassembly import Disassembly, NoDisassembler, Unreadable, disassemble, release
 from pyperf_suite.kernels.occupancy import RESERVED_SHARED_BYTES, Occupancy, occupancy
 
 # The instructions that tell how a kernel works, by what they do. SASS names: CUDA Binary Utilities, "Instruction Set
@@ -43,6 +43,9 @@ INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
     "BAR": ("BAR",),
     "SYNCS": ("SYNCS",),  # mbarrier
 }
+
+# NVRTC whose binaries for sm_90a cuobjdump 13.1 reads; those of 12.0 to 12.2 have "no device code" for it.
+OLDEST_READ = (12, 3)
 
 # What a Triton kernel is compiled from.
 MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
@@ -191,7 +194,16 @@ def of_cuda(
     compiled = nvrtc.compile_cubin(name, source, headers, target, specialised.options())
     compiler = f"NVRTC {'.'.join(map(str, nvrtc.version()))}"
     text = "\0".join([source, *headers.values(), *specialised.options()])
-    code = disassemble(compiled.cubin, entry)
+    try:
+        code = disassemble(compiled.cubin, entry)
+    except Unreadable:
+        if nvrtc.version() >= OLDEST_READ:
+            raise
+        oldest = ".".join(map(str, OLDEST_READ))
+        raise NoDisassembler(
+            f"{compiler} is too old for this disassembler: cuobjdump {release()} does not read what it compiles for "
+            f"{target}. Use NVRTC {oldest} or later, by PYPERF_LIBNVRTC or pip install -U nvidia-cuda-nvrtc."
+        ) from None
     return _metrics(name, target, compiler, text, code, specialised.threads, specialised.smem_bytes)
 
 

@@ -6,11 +6,17 @@ The imports of the command line take a moment; who interrupts them gets a senten
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 
 
 def main() -> None:
-    """Run the command line; a rank among others is seen by them before anything heavy is imported."""
+    """Run the command line; a rank among others is seen by them before anything heavy is imported.
+
+    What the encoding of standard output lacks is replaced.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         from pyperf_suite.errors import UserError
         from pyperf_suite.ranks.watchdog import stand_by

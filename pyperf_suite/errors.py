@@ -5,6 +5,7 @@ Front ends print a `UserError` as one sentence and exit with its code; the worke
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -65,10 +66,24 @@ def ending_of(error: BaseException) -> UserError | None:
     """The sentence and the exit code with which a command ends for an error; None for a fault of the suite."""
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("Interrupted.")
+    full = refused_by_disk(error)
     if isinstance(error, UserError):
+        error.exit_code = error.exit_code if full is None else ExitCode.FAILED
         return error
+    if full is not None:
+        what = full.filename or "What this prints"
+        return UserError(f"{what} cannot be written ({full.strerror}): make space and try again.", ExitCode.FAILED)
     broken = broken_package(error)
     return UserError(broken, ExitCode.FAILED) if broken else None
+
+
+def refused_by_disk(error: BaseException | None) -> OSError | None:
+    """Why it was raised, where that is a full disk, a quota or a limit of a file's size."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def broken_package(error: BaseException) -> str:

@@ -38,7 +38,7 @@ def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool =
     file = os.fdopen(_regular(path, os.O_RDONLY, may_be_pipe), "rb")
     if os.fstat(file.fileno()).st_size > limit:
         file.close()
-        raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
+        raise OSError(errno.EINVAL, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
     return file
 
 

@@ -198,6 +198,9 @@ def _run_folder(run: str, results: Path) -> Path:
     return Path(run) if is_path else find_run_folder(run, results, held)
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 def table_of(records: Iterable[Record], suffix: str) -> bytes:
     """A row a record, a column a field, `metrics.time.value` for one within others; lists are JSON text.
 
@@ -209,9 +212,9 @@ def table_of(records: Iterable[Record], suffix: str) -> bytes:
     names = dict.fromkeys(name for row in rows for name in row)
     if suffix == ".csv":
         file = io.StringIO(newline="")
-        writer = csv.DictWriter(file, list(names), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _word(value) for name, value in row.items()} for row in rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(_word, names))
+        writer.writerows([_word(row.get(name, "")) for name in names] for row in rows)
         return file.getvalue().encode(errors="backslashreplace")
     try:
         import pyarrow
@@ -236,7 +239,9 @@ def _flat(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _word(value: Any) -> Any:
-    """Truth as JSON writes it."""
+    """Truth as JSON writes it; a text that a spreadsheet would take for a formula behind an apostrophe."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
     return str(value).lower() if isinstance(value, bool) else value
 
 

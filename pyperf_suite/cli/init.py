@@ -12,7 +12,7 @@ import click
 from pyperf_suite import __version__
 from pyperf_suite.cli.options import DEFAULT_RESULTS
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import top_of
+from pyperf_suite.files import NotRegular, open_for_appending, top_of
 
 WORKFLOW = Path(".github", "workflows", "kernels.yml")
 
@@ -30,17 +30,27 @@ def init(bench: Path) -> None:
       pyperf-suite init
       pyperf-suite init benches/bench_softmax.py
     """  # noqa: D301 - click keeps the lines below \b as they are
-    if bench.suffix != ".py" or not bench.parent.is_dir():
-        raise UserError(f"{bench} cannot be a bench file: name one that ends in .py, in a folder that exists.")
+    if bench.suffix != ".py" or not bench.parent.is_dir() or not str(bench).isprintable():
+        raise UserError(
+            f"{bench} cannot be a bench file: name one that ends in .py, in a folder that exists, in letters that show."
+        )
     folder = bench.parent.resolve()
     top = top_of(folder) or folder
     name = (folder / bench.name).relative_to(top).as_posix()
 
-    _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=shlex.quote(str(bench)))))
+    here = _as_argument(str(bench))
+    in_docstring = here.replace("\\", "\\\\").replace('"', '\\"')
+    _say(bench, lambda: _written(bench, _filled("bench.py.txt", FILE=in_docstring)))
     _say(top / ".gitignore", lambda: _ignored(top / ".gitignore", f"{DEFAULT_RESULTS}/"))
-    workflow = _filled("workflow.yml", FILE=shlex.quote(name), SUITE=_requirement())
-    _say(top / WORKFLOW, lambda: _written(top / WORKFLOW, workflow))
-    click.echo(f"\nNext: pyperf-suite run {shlex.quote(str(bench))}")
+    in_workflow = _as_argument(name).replace("${{", "${{ '${{' }}")  # which GitHub would evaluate
+    workflow = _filled("workflow.yml", FILE=in_workflow, SUITE=_requirement())
+    _say(top / WORKFLOW, lambda: _below(top, top / WORKFLOW, workflow))
+    click.echo(f"\nNext: pyperf-suite run {here}")
+
+
+def _as_argument(name: str) -> str:
+    """A file's name as a shell and a command take it for one."""
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def _say(path: Path, make: Callable[[], str]) -> None:
@@ -51,6 +61,14 @@ def _say(path: Path, make: Callable[[], str]) -> None:
         raise UserError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
     here = Path.cwd()
     click.echo(f"{path.relative_to(here) if path.is_relative_to(here) else path}: {said}")
+
+
+def _below(top: Path, path: Path, content: str) -> str:
+    """As `_written`, unless a folder on the way is a symbolic link, which may lead anywhere."""
+    for folder in path.relative_to(top).parents:
+        if (top / folder).is_symlink() and folder != Path():
+            raise NotRegular(top / folder, f"below {folder}, a symbolic link")
+    return _written(path, content)
 
 
 def _written(path: Path, content: str) -> str:
@@ -64,11 +82,11 @@ def _written(path: Path, content: str) -> str:
 
 
 def _ignored(path: Path, line: str) -> str:
-    held = path.read_text("utf-8") if path.exists() else ""
-    if {line, f"/{line}", line.rstrip("/")} & set(map(str.strip, held.splitlines())):
-        return f"has {line}, and is left as it was"
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * (bool(held) and not held.endswith("\n")) + f"{line}\n")
+    with open_for_appending(path) as file:
+        held = path.read_text("utf-8")
+        if {line, f"/{line}", line.rstrip("/")} & set(map(str.strip, held.splitlines())):
+            return f"has {line}, and is left as it was"
+        file.write(("\n" * (bool(held) and not held.endswith("\n")) + f"{line}\n").encode())
     return f"{line} added"
 
 

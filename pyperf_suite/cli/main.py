@@ -5,8 +5,11 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,24 +38,44 @@ class Speaking(click.Command):
     A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
     """
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _spoken([]):  # help is written here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         warnings.showwarning = _speak_warning
         received: list[int] = []
-        try:
-            with _signals_interrupt(received):
-                return super().invoke(ctx)
-        except (Exception, KeyboardInterrupt) as error:
-            if (ending := ending_of(error)) is None:
-                raise
-            spoken = click.ClickException(printable(str(ending)))
-            spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
-            if isinstance(ending, Interrupted):
-                spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
-            raise spoken from error
+        with _spoken(received), _signals_interrupt(received):
+            return super().invoke(ctx)
 
 
 class CommandLine(Speaking, Suite):
     """All commands."""
+
+
+@contextmanager
+def _spoken(received: list[int]) -> Iterator[None]:
+    """End the command as `ending_of` says; `received` are the numbers of signals."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if (ending := ending_of(error)) is None:
+            raise
+        if isinstance(error, OSError) and error.filename is None:
+            _give_up_output()
+        spoken = click.ClickException(printable(str(ending)))
+        spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
+        if isinstance(ending, Interrupted):
+            spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
+        raise spoken from error
+
+
+def _give_up_output() -> None:
+    """Drop what standard output still holds, which Python would write once more as it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ PATHS = {
 UNKNOWN = ("N/A", "ERR!", "DIS", "U", "?")
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TAB = 8
 _NVLINK = re.compile(r"NV(\d{1,3})")
 _DEVICE = re.compile(r"(?:GPU|NIC)\d{1,4}|[A-Za-z][\w.-]*_\w+|[a-z]+\d[\w-]*")
 _GPU = re.compile(r"GPU(\d{1,4})")
@@ -133,10 +134,10 @@ def parse(text: str) -> LinkGraph:
     start, devices, columns = _header(lines)
     cells: dict[str, list[str]] = {}
     for line in lines[start + 1 :]:
-        tokens = line.split()
-        if tokens and tokens[0] in devices and tokens[0] not in cells:
-            cells[tokens[0]] = tokens[1:]
-        elif tokens and cells:
+        first, *others = _cells(line) or [""]
+        if first in devices and first not in cells:
+            cells[first] = others
+        elif line.strip() and cells:
             break
     gpus = tuple(device for device in devices if _GPU.fullmatch(device))
     paths: dict[tuple[str, str], Path] = {}
@@ -193,6 +194,25 @@ def _header(lines: list[str]) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     raise UserError(f"There is no topology matrix in this text: it should be what `{' '.join(COMMAND)}` prints.")
 
 
+def _cells(line: str) -> list[str]:
+    """The cells of a row, empty ones too: between tabs, or between tab stops where blanks have taken the tabs' place.
+
+    Of a row with other blanks only the words.
+    """
+    line = line.rstrip()
+    if "\t" in line:
+        return [cell.strip() for cell in line.split("\t")]
+    words = list(re.finditer(r"\S+", line))
+    if any(word.start() % _TAB > 1 for word in words):  # the X of a device and itself stands behind a blank
+        return line.split()
+    cells: list[str] = []
+    stop = 0
+    for word in words:
+        cells += [""] * ((word.start() - stop) // _TAB) + [word[0]]
+        stop = (word.end() // _TAB + 1) * _TAB
+    return cells
+
+
 def _row(row: str, cells: list[str], devices: tuple[str, ...]) -> list[str]:
     if len(cells) < len(devices):
         raise UserError(
@@ -221,7 +241,7 @@ def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: s
     if name not in columns:
         return {}
     place = columns.index(name)
-    return {gpu: rest[place] for gpu, rest in affinity.items() if len(rest) > place and rest[place] != "N/A"}
+    return {gpu: rest[place] for gpu, rest in affinity.items() if len(rest) > place and rest[place] not in ("", "N/A")}
 
 
 def wiring(gpus: Sequence[Gpu], manager: Nvml, graph: LinkGraph | Unavailable | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -163,8 +164,8 @@ def end_test(outcome: str, reason: str) -> None:
 class SuiteFixture:
     """`suite(function, *args, reference=..., bytes=..., flop=..., modifies=..., check=...)`, as `suite.launch`."""
 
-    def __init__(self, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
-        self._benchmark, self._measurer, self._clock = benchmark, measurer, clock
+    def __init__(self, nodeid: str, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
+        self._nodeid, self._benchmark, self._measurer, self._clock = nodeid, benchmark, measurer, clock
         self._is_used = False
         api._outputs.clear()  # of tests before this one
 
@@ -184,7 +185,7 @@ class SuiteFixture:
         for name, each in launch.functions.items():
             if inspect.iscoroutinefunction(each):
                 raise TypeError(f"{name} is a coroutine function: pass one that runs it, as lambda: asyncio.run(...)")
-        result, samples, extra_info = self._measurer.measured(self._benchmark.fullname, launch)
+        result, samples, extra_info = self._measurer.measured(self._nodeid, launch)
         if self._clock is None or not samples:
             return result
         self._benchmark.extra_info.update(extra_info)
@@ -294,14 +295,20 @@ _OFF: dict[str, Any] = {
     "benchmark_cprofile": None,
     "maxfail": 0,
     "no_summary": True,
+    "mtr_none": True,  # of pytest-monitor
 }
+# What traces memory takes time, and a limit of time would count that of the measurement, which has its own deadline.
+_PLUGINS_OFF = {"pytest_memray", "pytest_monitor", "pytest_timeout"}
+# What a session draws by which its tests make their inputs, as pytest-randomly does.
+DRAWN = ("randomly_seed",)
 
 
 class PytestChild:
     """The plugin that makes a session such a child: options, the loop over requests, and what a test left."""
 
-    def __init__(self) -> None:
-        self._process = os.getpid()
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """`options` are those that the requesting session drew."""
+        self._process, self._options = os.getpid(), _OFF | {**options}
         # Kept from tests: standard input is empty and standard output is nobody's while they run.
         self._requests = Requests(allow_nan=False)
         os.dup2(0, 1)
@@ -313,12 +320,21 @@ class PytestChild:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        for name, value in _OFF.items():
+        for name, value in self._options.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
         config.add_cleanup(self._end)
         if folder := scratch.folder():
             config.option.basetemp = f"{folder}/pytest"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Take out the plugins that disturb, when the sessions that they keep are there for their fixtures."""
+        manager = session.config.pluginmanager
+        for name, plugin in manager.list_name_plugin():
+            module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+            if plugin is not None and module.partition(".")[0] in _PLUGINS_OFF:
+                manager.unregister(name=name)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

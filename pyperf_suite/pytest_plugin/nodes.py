@@ -31,6 +31,8 @@ Scalar = bool | int | float | str
 _LONGEST_TEXT = 80
 # Texts that other objects may have too: by address, and of arrays.
 _SHORTENED = re.compile(r" at 0x|\.\.\.|\b(array|tensor)\(")
+# The parameter by which pytest-repeat makes several items of a test: they are one case.
+_REPEATED = "__pytest_repeat_step_number"
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,17 @@ class Node:
 
 
 def nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
-    """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them.
+    """By node id, repetitions of a test as its first. Tests with equal parameters go by pytest's id too.
 
     Where that numbers values, as of one array in two layouts, their place in the list is written too.
     """
+    first_of: dict[tuple[str, str], pytest.Item] = {}
+    firsts = {item.nodeid: first_of.setdefault((_name_of(item), _id_of(item)), item).nodeid for item in items}
+    nodes = _nodes_of(list(first_of.values()))
+    return {nodeid: nodes[first] for nodeid, first in firsts.items()}
+
+
+def _nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
     lengths = _lengths(items)
     described = {item.nodeid: (_name_of(item), *_parametrisation(item, lengths)) for item in items}
     similar = Counter((name, tuple(sorted(values.items()))) for name, values, _ in described.values())
@@ -63,7 +72,7 @@ def nodes_of(items: Sequence[pytest.Item]) -> dict[str, Node]:
         name, values, unnamed = described[item.nodeid]
         if similar[name, tuple(sorted(values.items()))] > 1:
             values, numbered = _parametrisation(item, lengths, by_text=False)
-            values |= {"id": item.nodeid.removeprefix(name)}
+            values |= {"id": f"[{_id_of(item)}]"}
             unnamed = tuple(dict.fromkeys((*unnamed, *numbered)))
         nodes[item.nodeid] = Node(item.nodeid, name, find_workload(name).type_for(values)(**values), item.path, unnamed)
     return nodes
@@ -74,11 +83,32 @@ def _name_of(item: pytest.Item) -> str:
     return item.nodeid.removesuffix(f"[{item.callspec.id}]") if hasattr(item, "callspec") else item.nodeid
 
 
+def _indices(item: Any) -> dict[str, int]:
+    """The place of each parameter's value, but pytest-repeat's: pytest counts its repetitions in those of marks."""
+    if not hasattr(item, "callspec"):
+        return {}
+    indices, fixtures = dict(item.callspec.indices), item._fixtureinfo.name2fixturedefs
+    if indices.pop(_REPEATED, None) is not None:
+        repetitions = int(item.callspec.id.rpartition("-")[2])
+        for name in indices:
+            if fixtures[name][-1].func.__module__ == "_pytest.python":  # no fixture, but a mark
+                indices[name] //= repetitions
+    return indices
+
+
+def _id_of(item: Any) -> str:
+    """The parametrisation as pytest names it, without pytest-repeat's number."""
+    if not hasattr(item, "callspec"):
+        return ""
+    name = str(item.callspec.id)
+    return re.sub(r"-?\d+-\d+$", "", name) if _REPEATED in item.callspec.indices else name
+
+
 def _lengths(items: Iterable[pytest.Item]) -> dict[tuple[str, str], int]:
     """How many values each parameter of each test has: by its mark or fixture, else those collected."""
     found: dict[tuple[str, str], int] = {}
     for item in items:
-        for name, index in item.callspec.indices.items() if hasattr(item, "callspec") else ():
+        for name, index in _indices(item).items():
             key = (_name_of(item), name)
             found[key] = max(found.get(key) or _declared_length(item, name), index + 1)
     return found
@@ -103,20 +133,19 @@ def _parametrisation(
 
     Without `by_text` all that pytest numbered go by their place.
     """
-    if not hasattr(item, "callspec"):
-        return {}, ()
     found: dict[str, Scalar] = {}
     unnamed = []
-    for name, value in item.callspec.params.items():
+    indices = _indices(item)
+    for name, index in indices.items():
+        value = item.callspec.params[name]
         text = text_of(value, item.module.__name__)
-        index = item.callspec.indices[name]
         if (text is None or not by_text) and _is_numbered(item.callspec.id, name, index, value):
             unnamed.append(name)
             text = f"{type(value).__qualname__}#{index + 1}/{lengths[_name_of(item), name]}"
         if text is not None:
             found[name] = text
-    has_all = len(found) == len(item.callspec.params)
-    return found if has_all else found | {"id": item.callspec.id}, tuple(unnamed)
+    has_all = len(found) == len(indices)
+    return found if has_all else found | {"id": _id_of(item)}, tuple(unnamed)
 
 
 def _is_numbered(item_id: str, name: str, index: int, value: Any) -> bool:

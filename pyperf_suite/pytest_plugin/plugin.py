@@ -6,6 +6,7 @@ public surface alone, a `timer` whose pairs of calls return 0.0 and then the sam
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -59,10 +60,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Options of the suite; without them, tests that do not ask for `suite` run as if it were not there."""
-    if os.environ.pop(CHILD, ""):
+    if options := os.environ.pop(CHILD, ""):
         from pyperf_suite.pytest_plugin.fixtures import PytestChild
 
-        pluginmanager.register(PytestChild(), CHILD)
+        pluginmanager.register(PytestChild(json.loads(options)), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
     for name, told in OPTIONS.items():
         group.addoption(f"--suite-{name}", **told)
@@ -97,7 +98,10 @@ def _run(config: pytest.Config) -> SuiteRun:
 
 def _why_not_measured(config: pytest.Config) -> str:
     """Why tests cannot be measured in this session; empty where they can."""
-    if not config.pluginmanager.hasplugin("benchmark"):
+    codspeed = config.pluginmanager.get_plugin("codspeed_plugin")
+    if getattr(codspeed, "is_codspeed_enabled", False):
+        return "pytest-codspeed measures in the place of pytest-benchmark: leave out --codspeed, or unset CODSPEED_ENV."
+    if not hasattr(config.option, "benchmark_disable"):
         return "pytest-benchmark, whose fixture it measures for, is switched off: leave out -p no:benchmark."
     if _is_parallel(config):
         return "pytest-xdist runs tests side by side, and they would disturb each other: add -n 0."
@@ -135,10 +139,15 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
 
     clock = request.node.stash.get(_CLOCK, None)
     if clock is None:
-        if not benchmark.disabled:
+        if _times(benchmark):
             pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
-        return SuiteFixture(benchmark, Verifier(), None)
-    return SuiteFixture(benchmark, _measurer(request.config), clock)
+        return SuiteFixture(request.node.nodeid, benchmark, Verifier(), None)
+    return SuiteFixture(request.node.nodeid, benchmark, _measurer(request.config), clock)
+
+
+def _times(benchmark: Any) -> bool:
+    """Whether pytest-benchmark times what it is given; not where another plugin's fixture is in its place."""
+    return not getattr(benchmark, "disabled", True)
 
 
 def _child(config: pytest.Config) -> PytestChild | None:
@@ -220,14 +229,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
     if not places:
         return  # a session of somebody else's tests pays for no import of ours
-    by_planned = {items[place].stash[_PLANNED]: items[place] for place in places}
-    for place, planned in zip(places, _run(config).request.in_order(list(by_planned)), strict=True):
-        items[place] = by_planned[planned]
+    planned = dict.fromkeys(items[place].stash[_PLANNED] for place in places)  # an item may be repeated
+    turns = {each: turn for turn, each in enumerate(_run(config).request.in_order(list(planned)))}
+    in_turn = sorted((items[place] for place in places), key=lambda item: turns[item.stash[_PLANNED]])
+    for place, item in zip(places, in_turn, strict=True):
+        items[place] = item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
     timed = [item for item in session.items if _CLOCK in item.stash and not _is_skipped(item)]
+    if forked := next((item.name for item in timed if _is_forked(item)), ""):
+        sentence = f"pytest-forked runs {forked} in a copy of this process, from which nothing measured comes back"
+        pytest.exit(f"{sentence}: leave out --forked, or its marker.", returncode=ExitCode.USAGE)
     tests = [item for item in timed if _PLANNED not in item.stash]
     if tests and _child(session.config) is None:
         _run(session.config).collect_tests(tests)
@@ -238,7 +252,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         marker = item.get_closest_marker("probe")
         if marker is not None and marker.args[0] in run.refused:
             pytest.exit(run.refused[marker.args[0]], returncode=ExitCode.USAGE)
-    run.planned = [item.stash[_PLANNED] for item in timed if _PLANNED in item.stash]
+    run.planned = list(dict.fromkeys(item.stash[_PLANNED] for item in timed if _PLANNED in item.stash))
+
+
+def _is_forked(item: pytest.Item) -> bool:
+    has_plugin = hasattr(item.config.option, "forked")
+    return has_plugin and (item.config.option.forked or item.get_closest_marker("forked") is not None)
 
 
 def _is_skipped(item: pytest.Item) -> bool:
@@ -340,11 +359,10 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
     item = request.node
 
     def replay() -> None:
-        if benchmark.disabled:
+        if not _times(benchmark):
             outcome, reason = run.verify(item.stash[_PLANNED])
             if outcome != "ok":
                 end_test(outcome, reason)
-            benchmark(lambda: None)
             return
         records = run.measure(item.stash[_PLANNED])
         if not records:

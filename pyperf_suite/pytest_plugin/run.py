@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import functools
 import io
+import json
 import shutil
 import sys
 import time
@@ -28,7 +29,7 @@ from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.probes import find_probe
 from pyperf_suite.process.system import OwnedFolder
 from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
-from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
+from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, DRAWN, Result, Timing, end_test, extra_info
 from pyperf_suite.pytest_plugin.nodes import Node, nodes_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.record.reading import readings
@@ -108,7 +109,7 @@ class Children:
 
     def _start(self) -> PytestProcess:
         try:
-            self._process = PytestProcess(self._command(), {CHILD: "1"})
+            self._process = PytestProcess(self._command(), {CHILD: json.dumps(self._handed_on())})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None
@@ -117,6 +118,10 @@ class Children:
                 f"A fresh pytest process, in which tests are measured, could not be started: {what}"
             ) from None
         return self._process
+
+    def _handed_on(self) -> dict[str, Any]:
+        """Options that plugins of the session drew, which each process would draw anew."""
+        return {name: vars(self._config.option)[name] for name in DRAWN if name in vars(self._config.option)}
 
     def _command(self) -> tuple[str, ...]:
         """This session's own, but for the folders that pytest writes to."""
@@ -140,7 +145,9 @@ class MeasuredTests:
     """
 
     def __init__(self, config: pytest.Config, request: RunRequest, items: Sequence[pytest.Item]) -> None:
-        self.nodes, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
+        self._named, profile, deadline_s = nodes_of(items), request.how, config.getoption("suite_deadline")
+        # Repetitions of a test are one.
+        self.nodes = {node.nodeid: node for node in self._named.values()}
         self._processes = profile.processes
         if not deadline_s > 0:
             raise UserError(f"--suite-deadline {deadline_s:g} was requested: a test takes longer than no time.")
@@ -235,6 +242,7 @@ class MeasuredTests:
 
     def time(self, nodeid: str, call: Call) -> Timing:
         """What all processes measured of the test's call, which is made here once, untimed."""
+        nodeid = self._named[nodeid].nodeid
         records = [record for record in self._records_of(nodeid) if "time" in record.metrics]
         result = call.once()
         if not records:
@@ -248,6 +256,7 @@ class MeasuredTests:
 
         Fails the test where one of them was wrong.
         """
+        nodeid = self._named[nodeid].nodeid
         records = self._records_of(nodeid)
         for record in records:
             if record.outcome != "ok":
@@ -276,6 +285,7 @@ class MeasuredTests:
 
     def failed_elsewhere(self, nodeid: str) -> str:
         """How a test failed in a fresh process, as a sentence; empty where it did not."""
+        nodeid = self._named[nodeid].nodeid if nodeid in self._named else nodeid
         if nodeid not in self._failed or nodeid in self._lost:
             return ""
         process, failure = self._failed[nodeid]

@@ -68,6 +68,15 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     assert [record.position for record in read_journal(path)] == list(range(kept + 1))
 
 
+def test_a_command_that_has_no_space_fails_and_one_that_cannot_write_is_a_mistake(disk):
+    path = a_run(disk / "results")
+    fill(disk)
+    for name, code in (("full.csv", 3), ("absent/full.csv", 2)):
+        done = invoke("export", path, "-o", disk / name)
+        assert done.exit_code == code
+        assert "cannot be written" in done.stderr
+
+
 def test_a_run_that_cannot_begin_leaves_nothing_that_the_next_one_stumbles_over(disk):
     fill(disk)
     with pytest.raises(UserError, match="cannot be written"):

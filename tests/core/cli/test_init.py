@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -123,6 +124,38 @@ def test_the_workflow_installs_this_version_from_where_it_came(repository, monke
     monkeypatch.setattr(metadata, "distribution", lambda _: came_from)
     initialised()
     assert f"pip install '{requirement}'" in (repository / WORKFLOW).read_text()
+
+
+HOSTILE = '-a"""\\${{ github.token }}\'b$(x).py'
+
+
+def test_a_name_is_a_name_in_the_docstring_the_workflow_and_the_shell(repository):
+    done = CliRunner().invoke(CommandLine(commands={"init": init}), ["init", "--", HOSTILE])
+    assert done.exit_code == 0, done.output
+    documented = ast.get_docstring(ast.parse((repository / HOSTILE).read_text()))
+    command = next(line for line in documented.splitlines() if "pyperf-suite run" in line)
+    assert shlex.split(command)[-1] == f"./{HOSTILE}"
+    workflow = (repository / ".github/workflows/kernels.yml").read_text()
+    (command,) = (line for line in workflow.splitlines() if "pyperf-suite ab" in line)
+    assert command.count("${{") == command.count("${{ '${{' }}") + command.count("'${{'") == 2
+    words = shlex.split(command.replace("${{ '${{' }}", "${{"))
+    assert words[words.index("HEAD") + 1] == f"./{HOSTILE}"
+
+
+@pytest.mark.parametrize("link", [".gitignore", ".github", ".github/workflows"])
+def test_nothing_is_written_through_a_link(repository, tmp_path_factory, link):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    theirs = elsewhere / "theirs"
+    if link == ".gitignore":
+        theirs.write_text("as it was")
+    else:
+        theirs.mkdir()
+    (repository / link).parent.mkdir(exist_ok=True)
+    (repository / link).symlink_to(theirs)
+    done = CliRunner().invoke(CommandLine(commands={"init": init}), ["init"])
+    assert done.exit_code == 2
+    assert "a symbolic link" in done.stderr
+    assert theirs.read_text() == "as it was" if link == ".gitignore" else not list(theirs.iterdir())
 
 
 @pytest.mark.parametrize("name", ["bench_kernels.txt", "absent/bench_kernels.py", "taken/bench_kernels.py"])

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -574,8 +575,10 @@ def test_where_tests_cannot_be_measured_one_sentence_says_why(pytester, argument
         (("-n", "1"), "pytest-xdist"),
         (("-p", "no:benchmark"), "pytest-benchmark"),
         (("-p", "breaks_children"), "could not be started"),
+        (("-p", "pytest_forked", "--forked"), "leave out --forked"),
+        (("-p", "pytest_codspeed"), "leave out --codspeed"),
     ],
-    ids=["xdist", "no-benchmark", "child"],
+    ids=["xdist", "no-benchmark", "child", "forked", "codspeed"],
 )
 def test_where_no_process_can_measure_one_sentence_says_why(tmp_path, arguments, words):
     if "-n" in arguments:
@@ -583,10 +586,134 @@ def test_where_no_process_can_measure_one_sentence_says_why(tmp_path, arguments,
     (tmp_path / "breaks_children.py").write_text(
         "import os\ndef pytest_configure():\n    assert os.environ['PARENT'] == str(os.getpid()), 'not here'\n"
     )
+    write_doubles(tmp_path)
     run = pytest_in(tmp_path, SMALL, "--suite-measure", *arguments)
     assert run.code == 2
     assert words in run.output
     assert "Traceback" not in run.output
+
+
+# Plugins as far as they meet the suite's, by the names of their packages.
+DOUBLES = {
+    "pytest_forked": """
+        def pytest_addoption(parser):
+            parser.addoption("--forked", action="store_true")
+    """,
+    "pytest_codspeed": """
+        import pytest
+
+        class Plugin:
+            is_codspeed_enabled = True
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure(config):
+            config.option.benchmark_disable = True
+            config.pluginmanager.register(Plugin(), "codspeed_plugin")
+
+        @pytest.fixture
+        def benchmark():
+            return lambda function, *args: function(*args)
+    """,
+    "pytest_randomly": """
+        import random
+
+        def pytest_addoption(parser):
+            parser.addoption("--randomly-seed", dest="randomly_seed", default="default")
+
+        def pytest_configure(config):
+            if config.option.randomly_seed in ("default", "last"):
+                config.option.randomly_seed = random.Random().getrandbits(32)
+
+        def pytest_runtest_call(item):
+            random.seed(item.config.option.randomly_seed)
+    """,
+    "pytest_memray": """
+        import pytest
+
+        class Manager:
+            def pytest_pyfunc_call(self, pyfuncitem):
+                pyfuncitem.obj.__globals__["note"]("pytest_memray")
+
+        def pytest_configure(config):
+            config.pluginmanager.register(Manager(), "memray_manager")
+    """,
+    "pytest_monitor": """
+        import pytest
+
+        def pytest_addoption(parser):
+            parser.addoption("--no-monitor", dest="mtr_none", action="store_true")
+
+        def pytest_sessionstart(session):
+            session.monitors = not session.config.option.mtr_none
+
+        @pytest.fixture(autouse=True)
+        def monitored(request):
+            if request.session.monitors:
+                request.function.__globals__["note"]("pytest_monitor")
+
+        def pytest_pyfunc_call(pyfuncitem):
+            try:
+                pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+            except BaseException:
+                pyfuncitem.obj.__globals__["note"]("pytest_monitor")
+            return True
+    """,
+    "pytest_timeout": """
+        import os
+
+        def pytest_addoption(parser):
+            parser.addoption("--timeout")
+
+        def pytest_runtest_protocol(item):
+            item.obj.__globals__["note"]("pytest_timeout")
+    """,
+}
+
+
+def write_doubles(folder: Path) -> None:
+    for name, source in DOUBLES.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
+
+
+BESIDE_PLUGINS = """
+import os, pathlib, random
+
+def note(name):
+    with pathlib.Path(os.environ["CALLS"], name).open("a") as log:
+        log.write(f"{os.getpid()} ")
+
+def test_draws(benchmark):
+    drawn = random.random()
+    with pathlib.Path(os.environ["CALLS"], "drawn").open("a") as log:
+        log.write(f"{os.getpid()} {drawn} ")
+    benchmark(len, "a")
+
+def test_verified(suite):
+    suite(sorted, [2, 1], reference=sorted)
+"""
+
+
+def test_fresh_processes_share_the_drawn_seed_and_neither_trace_nor_stop_tests(tmp_path):
+    write_doubles(tmp_path)
+    names = ("pytest_randomly", "pytest_memray", "pytest_monitor", "pytest_timeout")
+    beside = [word for name in names for word in ("-p", name)]
+    arguments = ("--suite-measure", "--suite-processes=2", "--timeout=1", "--randomly-seed=last")
+    run = pytest_in(tmp_path, BESIDE_PLUGINS, *beside, *arguments)
+    assert run.code == 0, run.output
+    assert [record.outcome for record in run.records] == ["ok"] * 4
+    drawn = (tmp_path / "drawn").read_text().split()
+    assert len(set(drawn[::2])) == 3
+    assert len(set(drawn[1::2])) == 1
+    session = drawn[-2]
+    for name in names[1:]:
+        assert set((tmp_path / name).read_text().split()) == {session}, name
+
+
+def test_where_another_plugins_fixture_measures_the_suites_tests_are_verified(tmp_path):
+    write_doubles(tmp_path)
+    run = pytest_in(tmp_path, SUITE, "-p", "pytest_codspeed", "-k", "wrong or meant_otherwise")
+    assert run.outcomes == {"test_wrong": "FAILED", "test_meant_otherwise": "PASSED"}
+    assert "AttributeError" not in run.output
 
 
 def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path):

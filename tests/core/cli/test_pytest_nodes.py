@@ -161,6 +161,51 @@ def test_a_part_of_the_tests_has_the_names_that_it_has_among_all(pytester):
     }
 
 
+# As pytest-repeat does it.
+REPEAT = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--count", type=int, default=1)
+
+@pytest.fixture
+def __pytest_repeat_step_number(request):
+    return request.param
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    count = metafunc.config.option.count
+    if count > 1:
+        name = "__pytest_repeat_step_number"
+        metafunc.fixturenames.append(name)
+        metafunc.parametrize(name, range(count), indirect=True, ids=lambda i: f"{i + 1}-{count}")
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def test_it(): pass",
+        "@pytest.mark.parametrize('t', [Table(), 1])\n@pytest.mark.parametrize('n', [1, 2])\ndef test_it(t, n): pass",
+        "@pytest.fixture(params=[Table(), Table()])\ndef t(request): return request.param\ndef test_it(t): pass",
+        "@pytest.mark.parametrize('t', [np.zeros(8), np.zeros(16)[::2]], ids=['1-2', '2-2'])\ndef test_it(t): pass",
+    ],
+    ids=["plain", "marks", "fixture", "ids"],
+)
+def test_repetitions_are_one_case_whose_name_is_that_of_the_test_alone(pytester, source):
+    from pyperf_suite.pytest_plugin.nodes import nodes_of
+
+    pytester.makeconftest(REPEAT)
+    path = pytester.makepyfile(f"{HEAD}\n{source}\n")
+
+    def collected(*arguments):
+        items, _ = pytester.inline_genitems(path, *arguments)
+        return [node.planned().case.to_json() for node in nodes_of(items).values()]
+
+    once = collected()
+    assert collected("--count=3") == [case for case in once for _ in range(3)]
+
+
 def test_an_object_with_an_id_of_its_own_keeps_it(cases):
     (first, second), unnamed = cases("pytest.param(Table(), id='small'), pytest.param(lambda x: x, id='large')")
     assert (first, second, unnamed) == ({"id": "small"}, {"id": "large"}, {()})

@@ -107,6 +107,21 @@ def test_a_path_that_the_driver_does_not_tell_is_kept_as_unknown():
     assert graph.cpus == {"GPU0": "0-15"}
 
 
+def test_a_cell_is_that_of_its_column_where_one_before_it_is_empty():
+    text = text_of("8xh200_sxm").replace("SYS\t0-63,128-191\t0", "SYS\t\t0")
+    assert text.count("\t\t0\t\tN/A") == 4
+    for each in (text, text.expandtabs()):
+        graph = parse(each)
+        assert graph.numa == graph_of("8xh200_sxm").numa
+        assert graph.cpus.keys() == {"GPU4", "GPU5", "GPU6", "GPU7"}
+        assert graph.paths == graph_of("8xh200_sxm").paths
+
+
+def test_blanks_that_stand_for_no_tabs_are_read_by_words():
+    text = "\n".join(" ".join(line.split()) for line in text_of("8xh200_sxm").splitlines())
+    assert parse(text).paths == graph_of("8xh200_sxm").paths
+
+
 @pytest.mark.parametrize(
     ("mangle", "sentence"),
     [

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.kernels import attention, gemm_sm80, matmul, nvrtc
+from pyperf_suite.kernels import attention, gemm_sm80, matmul, nvrtc, static
 from pyperf_suite.kernels.attention_defaults import RIVALS, default_configuration
-from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler, parse
+from pyperf_suite.kernels.disassembly import NoDisassembler, Unreadable, disassemble, disassembler, parse
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton, triton_kernels
@@ -243,8 +244,44 @@ def test_a_binary_without_the_kernel_or_that_is_none_is_refused():
     assert disassemble(compiled.cubin, "one").registers >= 0
     with pytest.raises(ValueError, match="has no kernel 'other'"):
         disassemble(compiled.cubin, "other")
-    with pytest.raises(ValueError, match="cannot read this binary"):
+    with pytest.raises(ValueError, match="cannot read this binary") as refusal:
         disassemble(b"not a cubin", "one")
+    assert tempfile.gettempdir() not in str(refusal.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "is_read"), [("12.0.140", False), ("12.2.140", False), ("12.3.107", True)])
+def test_an_old_compiler_compiles_our_sources_and_is_named_where_the_disassembler_reads_none_of_it(version, is_read):
+    library = installed("nvidia-cuda-nvrtc-cu12", version) / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
+    code = """
+from pyperf_suite.kernels import gemm_sm80, gemm_sm90, static
+for module in (gemm_sm80, gemm_sm90):
+    try:
+        kernel = module.default_set()[0]
+        print(static.of_cuda(kernel.name, kernel, module.sources(), module.ARCHITECTURE).registers)
+    except static.NoDisassembler as refusal:
+        print(refusal)
+"""
+    environment = os.environ | {"PYPERF_LIBNVRTC": str(library)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    ampere, hopper = done.stdout.splitlines()
+    assert ampere.isdigit()
+    words = rf"NVRTC {version[:4]} is too old for this disassembler: cuobjdump 1\d\.\d .* sm_90a. Use NVRTC 12.3"
+    assert hopper.isdigit() if is_read else re.match(words, hopper)
+
+
+def test_a_compiler_that_is_too_old_for_the_disassembler_is_named_and_another_is_not_blamed(monkeypatch):
+    def refuses(*_):
+        raise Unreadable("cuobjdump cannot read this binary: it does not contain device code")
+
+    monkeypatch.setattr(static, "disassemble", refuses)
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: nvrtc.Compiled(b"", ""))
+    (kernel, *_) = default_set()
+    for version, error in (((12, 2), NoDisassembler), ((12, 3), Unreadable)):
+        monkeypatch.setattr(nvrtc, "version", lambda version=version: version)
+        with pytest.raises(error) as refusal:
+            of_cuda(kernel.name, kernel, gemm_sm80.sources(), "sm_80")
+        assert ("NVRTC 12.2" in str(refusal.value)) == (error is NoDisassembler)
 
 
 def test_instructions_are_counted_without_predicates_and_suffixes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -143,6 +145,67 @@ def test_what_is_expected_is_what_arithmetic_in_the_type_gives(ranks: int, dtype
             checked = data.check(output)
             assert checked.compared == parameters.receive_count(data.rank)
             assert checked.wrong == 0, f"{parameters} on rank {data.rank}: {checked.first}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_sum_is_the_same_in_whatever_order_ranks_are_added_as_gloos_depends_on_the_place(
+    ranks: int, dtype: str
+) -> None:
+    parameters = CollectiveParameters("all_reduce", 1 << 16, ranks, dtype)
+    inputs = []
+    for rank in range(ranks):
+        memory = ArrayMemory(parameters.count, dtype)
+        RankData(parameters, rank).fill(memory, None)
+        inputs.append(widen(memory.array, dtype))
+    (due,) = RankData(parameters, 0).expected()
+    drawn = np.random.default_rng(0)
+    for _ in range(5):
+        sums = np.zeros_like(inputs[0])
+        for rank in drawn.permutation(ranks):
+            sums = widen(round_to((sums + inputs[rank]).astype(np.float32), dtype), dtype)
+        assert np.array_equal(sums[: len(due)], widen(due, dtype))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_a_nan_in_one_element_of_one_rank_is_wrong_whatever_the_reduction_makes_of_it(
+    reduction: str, dtype: str
+) -> None:
+    parameters = CollectiveParameters("all_reduce", 1 << 10, 3, dtype, reduction=reduction)
+    for data, output in run_on_all_ranks(parameters):
+        not_a_number = ArrayMemory(1, dtype)
+        not_a_number.poison()
+        output.write(7, not_a_number.array)
+        assert data.check(output).wrong == 1
+
+
+GLOO = """
+import torch
+from torch import distributed
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+for dtype in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int32", "int16", "int8"):
+    tensor = torch.ones(4).to(getattr(torch, dtype))
+    for name, call in (
+        ("moves", lambda: distributed.broadcast(tensor, 0)),
+        ("averages", lambda: distributed.all_reduce(tensor, distributed.ReduceOp.AVG)),
+    ):
+        try:
+            call()
+            print(name, dtype)
+        except RuntimeError:
+            pass
+"""
+
+
+def test_gloo_takes_the_types_that_are_said_here_and_no_others() -> None:
+    """As of torch 2.13: bytes of float8 are not even moved."""
+    done = subprocess.run([sys.executable, "-c", GLOO], capture_output=True, text=True, check=True)
+    taken = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert {dtype for dtype in DTYPES if ("moves", dtype) in taken} == set(collective.DTYPES)
+    assert ("moves", "int16") not in taken
+    floats = {dtype for dtype in collective.DTYPES if not dtype.startswith("int")}
+    assert {dtype for dtype in DTYPES if ("averages", dtype) in taken} == floats
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))

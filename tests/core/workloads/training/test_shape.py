@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import pyperf_suite
 from pyperf_suite.errors import Failed, UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
@@ -215,3 +217,12 @@ def test_a_process_shows_more_than_its_tensors_and_its_libraries_are_there_befor
         assert found[each.hidden]["shown"] > found[each.hidden]["tensors"]
     small, large = found[256], found[1024]
     assert large["shown"] - small["shown"] > 0.6 * (large["tensors"] - small["tensors"])
+
+
+def test_the_package_does_not_rely_on_torchs_counter_which_leaves_out_fused_attention():
+    query = torch.randn(1, 2, 16, 8)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    is_left_out = counter.get_total_flops() == 0
+    sources = Path(pyperf_suite.__file__).parent.rglob("*.py")
+    assert not is_left_out or not [path for path in sources if "flop_counter" in path.read_text("utf-8")]
