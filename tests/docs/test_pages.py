@@ -75,14 +75,14 @@ def index_faults() -> Iterator[str]:
 
 
 def form_faults(page: Path) -> Iterator[str]:
-    """A page without the probe's question, its command or a section, or of another length than 40 to 80 lines."""
+    """A page without the probe's question, its command or a section, or of another length than 40 to 100 lines."""
     text = page.read_text()
     calls = commands(page)
     kept = {
         "title": text.startswith(f"# {page.stem}: "),
         "question": plain(find_probe(page.stem).question).split("?")[0] in plain(text),
         "command": any(call[:2] == ["run", page.stem] or call[:1] == [page.stem] for call in calls),
-        "length": 40 <= len(text.splitlines()) <= 80,
+        "length": 40 <= len(text.splitlines()) <= 100,
     } | {section: section in text for section in SECTIONS}
     yield from (f"{page.name}: {what}" for what, is_kept in kept.items() if not is_kept)
 
