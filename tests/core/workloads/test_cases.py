@@ -146,6 +146,8 @@ REFUSED = [
     ("collective", "nccl", {"settings": "CTAPolicy:2"}, "as in CTAPolicy=2\\+maxCTAs=8"),
     ("collective", "nccl", {"settings": "CTAPolicy=2+"}, "as in CTAPolicy=2\\+maxCTAs=8"),
     ("collective", "nccl", {"registered": True, "symmetric": True}, "a window is registered, ask for one"),
+    ("matmul", "native", {"hints": "none"}, "hints=none was requested of native, but hints are Triton's"),
+    ("matmul", "triton", {"hints": "some"}, "hints=some was requested: choose from"),
     ("collective", "nccl", {"op": "all_reduced"}, "op=all_reduced was requested: choose from all_reduce"),
     ("collective", "nccl", {"ranks": 0}, "ranks=0 was requested"),
     ("collective", "nccl", {"bytes": 0}, "bytes=0 was requested"),
