@@ -25,12 +25,13 @@ using namespace nccl;
 using without_gil = py::gil_scoped_release;
 using Pattern = std::vector<std::pair<int, int>>;
 
-ncclUniqueId unique_id_of(const std::string& bytes) {
-    ncclUniqueId id{};
-    CHECK_INPUT(bytes.size() == sizeof id, "A unique id of ", bytes.size(), " bytes was given: it has ", sizeof id,
-                ".");
-    std::memcpy(&id, bytes.data(), sizeof id);
-    return id;
+// Of 128 bytes each, one after the other.
+std::vector<ncclUniqueId> unique_ids_of(const std::string& bytes) {
+    std::vector<ncclUniqueId> ids(bytes.size() / sizeof(ncclUniqueId));
+    CHECK_INPUT(!ids.empty() && bytes.size() % sizeof ids[0] == 0, "A unique id of ", bytes.size(),
+                " bytes was given: it has ", sizeof ids[0], ", several a multiple of that.");
+    std::memcpy(ids.data(), bytes.data(), bytes.size());
+    return ids;
 }
 
 // Its end may wait a second for the library, and other threads, such as one that watches over the ranks, are to go on.
@@ -129,7 +130,12 @@ void bind_library(py::module_& module) {
                 const ncclUniqueId id = library.unique_id();
                 return py::bytes(id.internal, sizeof id);
             },
-            "128 bytes that all ranks of one new communicator are to be given.");
+            "128 bytes that all ranks of one new communicator are to be given.")
+        .def(
+            "check_settings", [](const Library& library, const Settings& settings) { library.configuration(settings); },
+            py::arg("settings"),
+            "Whether a communicator can be made with these whole numbers of NCCL's configuration, by NCCL's names. "
+            "Raises ValueError for an unknown name, NotAvailable for one that this version does not have yet.");
 }
 
 void bind_devices(py::module_& module) {
@@ -150,15 +156,16 @@ void bind_communicator(py::module_& module) {
         module, "Communicator",
         "One rank's part of a communicator; every wait ends at its deadline, and the communicator is then aborted. "
         "Raises DeadlineExceeded, NcclError, ValueError.")
-        .def(py::init([](std::shared_ptr<Library> library, std::shared_ptr<Device> device, const py::bytes& unique_id,
-                         int rank, int ranks, double deadline_s) {
-                 const ncclUniqueId id = unique_id_of(unique_id);
+        .def(py::init([](std::shared_ptr<Library> library, std::shared_ptr<Device> device, const py::bytes& unique_ids,
+                         int rank, int ranks, double deadline_s, const Settings& settings) {
+                 std::vector<ncclUniqueId> ids = unique_ids_of(unique_ids);
                  const without_gil released;
-                 return ending_without_gil(std::make_unique<Communicator>(std::move(library), std::move(device), id,
-                                                                          rank, ranks, deadline_s));
+                 return ending_without_gil(std::make_unique<Communicator>(std::move(library), std::move(device),
+                                                                          std::move(ids), rank, ranks, deadline_s,
+                                                                          settings));
              }),
-             py::arg("library"), py::arg("device"), py::arg("unique_id"), py::arg("rank"), py::arg("ranks"),
-             py::arg("deadline_s"))
+             py::arg("library"), py::arg("device"), py::arg("unique_ids"), py::arg("rank"), py::arg("ranks"),
+             py::arg("deadline_s"), py::arg("settings") = Settings{})
         .def_property_readonly("rank", &Communicator::rank)
         .def_property_readonly("ranks", &Communicator::ranks)
         .def_property_readonly("alive", &Communicator::alive, "Neither aborted nor finalized.")
@@ -183,9 +190,11 @@ void bind_communicator(py::module_& module) {
 
     py::class_<Buffer, std::shared_ptr<Buffer>>(
         module, "Buffer",
-        "Device memory of a communicator; registered with it if asked and the library can. Raises ValueError.")
-        .def(py::init<std::shared_ptr<Communicator>, std::int64_t, bool>(), py::arg("communicator"), py::arg("bytes"),
-             py::arg("registered") = false)
+        "Device memory of a communicator; registered with it if asked and the library can, or as a symmetric window, "
+        "which all ranks make together within that time. Raises ValueError.")
+        .def(py::init<std::shared_ptr<Communicator>, std::int64_t, bool, std::optional<double>>(),
+             py::arg("communicator"), py::arg("bytes"), py::arg("registered") = false,
+             py::arg("window_within_s") = py::none(), py::call_guard<without_gil>())
         .def_property_readonly("address", &Buffer::address)
         .def_property_readonly("bytes", &Buffer::bytes)
         .def_property_readonly("registered", &Buffer::registered, "Whether it was, where that was asked for.")
@@ -257,6 +266,7 @@ void bind_collective(py::module_& module) {
 void bind_nccl(py::module_& parent) {
     py::module_ module = parent.def_submodule("nccl", "NCCL's collectives, each wait with a deadline.");
     module.attr("NotAvailable") = parent.attr("cuda").attr("NotAvailable");
+    module.attr("SETTINGS") = known_settings();  // NCCL's name of each, with the version it came with
     bind_errors(module);
     bind_library(module);
     bind_devices(module);

@@ -5,6 +5,7 @@ Nothing is tuned here: the requested configuration runs. torch and Triton are im
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,18 @@ OUTPUT_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32
 
 HALVED_FROM = 128  # columns of a tile
 
+# By which arguments are hinted to divide by 16, those that are not; of what does not divide Triton has no hint anyway.
+POINTERS = ("a", "b", "c", "partial_sums", "summed")
+STRIDES = ("m", "n", "k", "a_row_stride", "a_column_stride", "b_row_stride", "b_column_stride", "c_row_stride")
+UNHINTED: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "pointers": STRIDES,
+    "strides": POINTERS,
+    "none": POINTERS + STRIDES,
+    "odd_a": ("a_row_stride", "a_column_stride"),
+    "odd_c": ("c_row_stride",),
+}
+
 # Tensor cores take 32 terms of 8 bits at once, and Triton no fewer.
 SMALLEST_DEPTH = {"float8_e4m3fn": 32, "int8": 32}
 
@@ -57,7 +70,8 @@ class Configuration:
     `tile` is (m, n, k), `stages` the depth of the operand pipeline, `warps` those of one program. `layout` has the
     letters of cuBLAS for a row-major C: a T first says that B is stored [N,K], a T second that A is stored [K,M].
     `operands` "addresses" takes any shape and strides, "descriptors" goes through TMA. `splits` is for split_k,
-    `workers` for persistent and stream_k, `group` is the rows of tiles visited together.
+    `workers` for persistent and stream_k, `group` is the rows of tiles visited together. `hints` says which arguments
+    Triton's compiler is told to divide by 16.
     """
 
     tile: tuple[int, int, int]
@@ -71,6 +85,7 @@ class Configuration:
     workers: int = 1
     group: int = 8
     operands: str = "addresses"
+    hints: str = "all"
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -79,6 +94,7 @@ class Configuration:
             ("layout", LAYOUTS),
             ("policy", POLICIES),
             ("operands", OPERAND_PATHS),
+            ("hints", UNHINTED),
         ):
             check_known("matmul", name, getattr(self, name), known)
         if (self.dtype == "int8") != (self.out_dtype == "int32"):
@@ -102,7 +118,7 @@ class Configuration:
         """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
         return (
             f"triton_{OPERAND_TYPES[self.dtype]}_{self.layout.lower()}_{shown(self.tile)}_s{self.stages}_w{self.warps}"
-            f"_{self.policy}_{self.operands}"
+            f"_{self.policy}_{self.operands}{'' if self.hints == 'all' else f'_hints_{self.hints}'}"
         )
 
     @property
@@ -256,11 +272,24 @@ class Product:
         return launch_of(self, a, b, c)
 
 
-def launch_of(product: Product, a: Any, b: Any, c: Any) -> Launch:
-    """One product of tensors that `bind` has checked."""
+@functools.cache
+def kernel_of(hints: str) -> Any:
+    """The kernel as Triton specialises it by these hints when it is launched."""
     from pyperf_suite.kernels.matmul_device import matmul
 
+    if hints == "all" or interprets(matmul):
+        return matmul
+    import triton
+
+    unhinted = list(UNHINTED[hints])
+    usual = list(matmul.do_not_specialize)
+    return triton.jit(matmul.fn, do_not_specialize=usual, do_not_specialize_on_alignment=unhinted)
+
+
+def launch_of(product: Product, a: Any, b: Any, c: Any) -> Launch:
+    """One product of tensors that `bind` has checked."""
     configuration, schedule = product.configuration, product.schedule
+    matmul = kernel_of(configuration.hints)
     m, n, k = product.shape
     a_strides, b_strides = a.stride(), b.stride()
     operands = (a, b, c)
@@ -287,7 +316,7 @@ def launch_of(product: Product, a: Any, b: Any, c: Any) -> Launch:
 
 
 def compile_for(target: str, configuration: Configuration) -> Binary:
-    """Compile the kernel for a target such as "sm_90", for dimensions and strides that are multiples of 16.
+    """Compile the kernel for a target such as "sm_90", for hinted dimensions and strides that are multiples of 16.
 
     Raises ValueError for what is not a target, and RuntimeError where Triton interprets instead of compiling.
     """
@@ -308,7 +337,9 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
         target,
         types,
         configuration.constants(k_is_whole=True) | unit_strides,
-        aligned=sorted({"m", "n", "k", "partial_sums", "summed", *addresses, *strides}),
+        aligned=sorted(
+            {"m", "n", "k", "partial_sums", "summed", *addresses, *strides} - {*UNHINTED[configuration.hints]}
+        ),
         options=configuration.options,
     )
 

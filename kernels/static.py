@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from types import ModuleType
@@ -113,6 +113,15 @@ def triton_kernels(target: str) -> dict[str, TritonKernel]:
             compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
             kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
     return kernels
+
+
+@functools.cache
+def hinted_kernels(target: str) -> dict[str, TritonKernel]:
+    """By hints, the first of the products that reads by addresses, told less and less of what divides by 16."""
+    usual = next(each for each in matmul.default_set(target) if not each.descriptors)
+    each = {hints: replace(usual, hints=hints) for hints in matmul.UNHINTED}
+    compiling = {hints: functools.partial(matmul.compile_for, configuration=product) for hints, product in each.items()}
+    return {each[hints].name: TritonKernel(compile_for, MATMUL_SOURCES) for hints, compile_for in compiling.items()}
 
 
 class Specialised(Protocol):

@@ -7,12 +7,13 @@
 
 namespace pyperf::nccl {
 
-Buffer::Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, bool registered)
+Buffer::Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, bool registered,
+               std::optional<double> window_within_s)
     : communicator_(std::move(communicator)), bytes_(bytes) {
     CHECK_INPUT(bytes >= 1, "A buffer of ", bytes, " bytes was asked for: ask for at least 1.");
     communicator_->handle();  // throws where it has ended
     const NcclApi& api = communicator_->api();
-    of_library_ = registered && api.ncclMemAlloc && api.ncclMemFree;
+    of_library_ = (registered || window_within_s) && api.ncclMemAlloc && api.ncclMemFree;
     if (!of_library_) {
         address_ = communicator_->device().allocate(bytes);
         return;
@@ -22,7 +23,9 @@ Buffer::Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, b
     communicator_->check(api.ncclMemAlloc(&memory, static_cast<std::size_t>(bytes)), "ncclMemAlloc");
     address_ = reinterpret_cast<Address>(memory);
     try {
-        registration_ = communicator_->register_memory(address_, bytes);
+        registration_ = window_within_s
+                            ? communicator_->register_window(address_, bytes, Deadline(*window_within_s))
+                            : communicator_->register_memory(address_, bytes);
     } catch (...) {
         free();
         throw;

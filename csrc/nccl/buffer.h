@@ -8,8 +8,10 @@ namespace pyperf::nccl {
 class Buffer {
   public:
     // With `registered` it is the library's own allocation, registered with the communicator, where the library can do
-    // that. Throws InputError for less than one byte, and what the device throws where it has not so much.
-    Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, bool registered);
+    // that; with `window_within_s` as a symmetric window, which all ranks make together within that time. Throws
+    // InputError for less than one byte, and what the device throws where it has not so much.
+    Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, bool registered,
+           std::optional<double> window_within_s);
     ~Buffer();
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;

@@ -1,4 +1,4 @@
-// Communicators never block (ncclConfig_t::blocking = 0): only those can be aborted safely while they wait.
+// Communicators do not block unless asked for (ncclConfig_t::blocking): only those can be aborted while they wait.
 //
 // ncclCommGetAsyncError does not see a peer that was killed on the same host, hence the deadline beside it.
 #include "nccl/communicator.h"
@@ -51,25 +51,34 @@ bool idle_within_grace(Device& device, Stream stream) {
     return true;
 }
 
-ncclConfig_t without_blocking() {
-    ncclConfig_t config;
-    config.blocking = 0;
-    return config;
-}
-
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<const Library> library, std::shared_ptr<Device> device,
-                           const ncclUniqueId& unique_id, int rank, int ranks, double deadline_s)
-    : library_(std::move(library)), device_(std::move(device)), rank_(rank), ranks_(ranks) {
+                           std::vector<ncclUniqueId> unique_ids, int rank, int ranks, double deadline_s,
+                           const Settings& settings)
+    : library_(std::move(library)),
+      device_(std::move(device)),
+      rank_(rank),
+      ranks_(ranks),
+      config_(library_->configuration(settings)) {
     CHECK_INPUT(ranks >= 1 && rank >= 0 && rank < ranks, "Rank ", rank, " of ", ranks,
                 " was asked for: there must be at least one rank, and they count from 0.");
+    const int ids = static_cast<int>(unique_ids.size());
+    CHECK_INPUT(ids >= 1 && ids <= ranks, ids, " unique ids were given for ", ranks,
+                " ranks: give at least one and at most one for each.");
+    if (ids > 1 && !api().ncclCommInitRankScalable)
+        throw NotAvailable(text("NCCL ", library_->version_text(), " takes one unique id, 2.23 or later several: ",
+                                "update it, or give one."));
     const Deadline deadline(deadline_s);
     const auto current = device_->current();
     stream_ = device_->create_stream();
     try {
-        ncclConfig_t config = without_blocking();
-        check(api().ncclCommInitRankConfig(&handle_, ranks, unique_id, rank, &config), "ncclCommInitRankConfig");
+        if (ids == 1)
+            check(api().ncclCommInitRankConfig(&handle_, ranks, unique_ids[0], rank, &config_),
+                  "ncclCommInitRankConfig");
+        else
+            check(api().ncclCommInitRankScalable(&handle_, ranks, rank, ids, unique_ids.data(), &config_),
+                  "ncclCommInitRankScalable");
         settle("the meeting of all ranks (ncclCommInitRankConfig)", deadline);
     } catch (...) {
         abort();
@@ -79,7 +88,7 @@ Communicator::Communicator(std::shared_ptr<const Library> library, std::shared_p
 }
 
 Communicator::Communicator(const Communicator& parent, ncclComm_t handle)
-    : library_(parent.library_), device_(parent.device_), handle_(handle) {
+    : library_(parent.library_), device_(parent.device_), handle_(handle), config_(parent.config_) {
     library_->check(api().ncclCommCount(handle_, &ranks_), "ncclCommCount");
     library_->check(api().ncclCommUserRank(handle_, &rank_), "ncclCommUserRank");
     stream_ = device_->create_stream();
@@ -96,9 +105,8 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, double dea
                                 "update it, or make one from a new unique id."));
     const Deadline deadline(deadline_s);
     const auto current = device_->current();
-    ncclConfig_t config = without_blocking();
     child_ = nullptr;
-    const ncclResult_t result = api().ncclCommSplit(handle(), color < 0 ? -1 : color, key, &child_, &config);
+    const ncclResult_t result = api().ncclCommSplit(handle(), color < 0 ? -1 : color, key, &child_, &config_);
     if (result != success && result != in_progress) give_up(result, "ncclCommSplit");
     settle("the split (ncclCommSplit)", deadline);
     if (!child_) return nullptr;
@@ -115,7 +123,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, double dea
 void Communicator::finalize(double deadline_s) {
     const Deadline deadline(deadline_s);
     const auto current = device_->current();
-    while (!registrations_.empty()) deregister(*registrations_.begin());
+    while (!registrations_.empty()) deregister(registrations_.begin()->first);
     const ncclResult_t result = api().ncclCommFinalize(handle());
     if (result != success && result != in_progress) give_up(result, "ncclCommFinalize");
     settle("the end of the communicator on all ranks (ncclCommFinalize)", deadline);
@@ -207,15 +215,34 @@ void* Communicator::register_memory(Address address, std::int64_t bytes) {
     check(api().ncclCommRegister(handle(), reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes),
                                  &registration),
           "ncclCommRegister");
-    if (registration) registrations_.insert(registration);
+    if (registration) registrations_.emplace(registration, false);
     return registration;
 }
 
+void* Communicator::register_window(Address address, std::int64_t bytes, const Deadline& deadline) {
+    if (!api().ncclCommWindowRegister || !api().ncclCommWindowDeregister)
+        throw NotAvailable(text("NCCL ", library_->version_text(), " has no symmetric windows, 2.27 or later has: ",
+                                "update it, or leave them out."));
+    const auto current = device_->current();
+    window_ = nullptr;
+    const ncclResult_t result =
+        api().ncclCommWindowRegister(handle(), reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes),
+                                     &window_, window_symmetric);
+    if (result != success && result != in_progress) give_up(result, "ncclCommWindowRegister");
+    settle("the window of all ranks (ncclCommWindowRegister)", deadline);
+    if (window_) registrations_.emplace(window_, true);
+    return window_;
+}
+
 void Communicator::deregister(void* registration) noexcept {
-    if (registrations_.erase(registration) == 0) return;
+    const auto known = registrations_.find(registration);
+    if (known == registrations_.end()) return;
+    const bool is_window = known->second;
+    registrations_.erase(known);
     try {
         const auto current = device_->current();
-        api().ncclCommDeregister(handle_, registration);
+        if (is_window) api().ncclCommWindowDeregister(handle_, static_cast<ncclWindow_t>(registration));
+        else api().ncclCommDeregister(handle_, registration);
     } catch (const std::runtime_error&) {  // the device is lost, and what was registered with it
     }
 }

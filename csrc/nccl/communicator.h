@@ -1,5 +1,6 @@
 // A communicator whose every wait ends: with what was waited for, at a deadline, with an error of the library's, or
-// because another thread asked for it. Whatever else than the first ends a wait aborts the communicator.
+// because another thread asked for it. Whatever else than the first ends a wait aborts the communicator. Where
+// the setting `blocking` has the library wait inside its calls, only the end of the process ends those.
 //
 // One thread works with a communicator; others may call request_abort alone.
 #pragma once
@@ -9,21 +10,23 @@
 #include "nccl/library.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace pyperf::nccl {
 
 class Communicator {
   public:
-    // Joins the `ranks` ranks that were given the same unique id. Throws DeadlineExceeded where they do not all come,
-    // NcclError where the library fails.
-    Communicator(std::shared_ptr<const Library> library, std::shared_ptr<Device> device, const ncclUniqueId& unique_id,
-                 int rank, int ranks, double deadline_s);
+    // Joins the `ranks` ranks that were given the same unique ids: several share the work of meeting, of which each rank
+    // then asks one. Throws DeadlineExceeded where they do not all come, NcclError where the library fails, and what
+    // Library::configuration throws; NotAvailable for several ids before NCCL 2.23.
+    Communicator(std::shared_ptr<const Library> library, std::shared_ptr<Device> device,
+                 std::vector<ncclUniqueId> unique_ids, int rank, int ranks, double deadline_s, const Settings& settings);
     // Aborts unless finalized: it waits for no other rank.
     ~Communicator();
     Communicator(const Communicator&) = delete;
@@ -81,6 +84,9 @@ class Communicator {
 
     // Null where the library cannot register (before 2.19).
     void* register_memory(Address address, std::int64_t bytes);
+    // As a symmetric window, which all ranks make together with the same number of bytes. Null where these devices have
+    // none. Throws NotAvailable before NCCL 2.27.
+    void* register_window(Address address, std::int64_t bytes, const Deadline& deadline);
     void deregister(void* registration) noexcept;
 
   private:
@@ -101,11 +107,14 @@ class Communicator {
     int rank_ = 0;
     int ranks_ = 0;
     ncclComm_t handle_ = nullptr;
-    ncclComm_t child_ = nullptr;  // where split has the library put it, some time later
-    std::string ended_;           // what ended it; empty while it lives
+    ncclConfig_t config_;
+    // Where the library puts what it is asked for, some time later.
+    ncclComm_t child_ = nullptr;
+    ncclWindow_t window_ = nullptr;
+    std::string ended_;  // what ended it; empty while it lives
     bool lost_ = false;
     Stream stream_ = nullptr;
-    std::set<void*> registrations_;
+    std::map<void*, bool> registrations_;  // true for a window
     Clock::time_point asked_;  // for background errors, last
 
     std::atomic<bool> abort_requested_{false};

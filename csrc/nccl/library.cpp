@@ -9,6 +9,25 @@ namespace {
 
 constexpr int oldest_version = 21400;
 
+constexpr struct Setting {
+    const char* name;
+    int ncclConfig_t::*member;
+    int oldest_version;
+} all_settings[] = {
+#define PYPERF_SETTING(name, oldest_version) {#name, &ncclConfig_t::name, oldest_version},
+    PYPERF_NCCL_SETTINGS(PYPERF_SETTING)
+#undef PYPERF_SETTING
+};
+
+const Setting& setting_named(const std::string& asked) {
+    std::string choices;
+    for (const Setting& setting : all_settings) {
+        if (asked == setting.name) return setting;
+        choices += (choices.empty() ? "" : ", ") + std::string(setting.name);
+    }
+    throw InputError(text("NCCL's setting '", asked, "' is unknown: choose ", choices, "."));
+}
+
 LibrarySearch libnccl(const std::vector<std::string>& candidates) {
     return {"PYPERF_LIBNCCL", "libnccl", candidates, {"libnccl.so.2"},
             "install it (pip install nvidia-nccl-cu13) or let PYPERF_LIBNCCL name a copy, or ask for gloo"};
@@ -27,6 +46,12 @@ template <typename Function> void assign(Function& function, void* symbol) {
 }
 
 }  // namespace
+
+std::map<std::string, int> known_settings() {
+    std::map<std::string, int> out;
+    for (const Setting& setting : all_settings) out[setting.name] = setting.oldest_version;
+    return out;
+}
 
 Library::Library(const std::vector<std::string>& candidates) : library_(libnccl(candidates)) {
     ncclResult_t (*get_version)(int*) = nullptr;
@@ -57,6 +82,19 @@ ncclUniqueId Library::unique_id() const {
     ncclUniqueId id{};
     check(api_.ncclGetUniqueId(&id), "ncclGetUniqueId");
     return id;
+}
+
+ncclConfig_t Library::configuration(const Settings& settings) const {
+    ncclConfig_t config;
+    config.blocking = 0;
+    for (const auto& [name, value] : settings) {
+        const Setting& setting = setting_named(name);
+        if (version_ < setting.oldest_version)
+            throw NotAvailable(text("NCCL ", version_text(), " has no setting ", name, ", ",
+                                    text_of(setting.oldest_version), " or later has: update it, or leave it out."));
+        config.*setting.member = value;
+    }
+    return config;
 }
 
 void Library::fail(ncclResult_t result, const char* call, ncclComm_t communicator) const {

@@ -10,6 +10,12 @@
 
 namespace pyperf::nccl {
 
+// Whole numbers of a communicator's configuration, by NCCL's names.
+using Settings = std::map<std::string, int>;
+
+// NCCL's name of each, with the version it came with.
+std::map<std::string, int> known_settings();
+
 class Library {
   public:
     // PYPERF_LIBNCCL names the library; else the copy in the process, then `candidates` (where a Python package may
@@ -23,6 +29,9 @@ class Library {
     // Whether each symbol that came after 2.14 is there.
     std::map<std::string, bool> optional_symbols() const;
     ncclUniqueId unique_id() const;
+    // The configuration of a communicator with these settings, one that does not block unless asked for. Throws
+    // InputError for a name that NCCL has not, NotAvailable for one that came with a later version.
+    ncclConfig_t configuration(const Settings& settings) const;
 
     // Throws what a result other than success means; `call` is the function that returned it.
     void check(ncclResult_t result, const char* call) const {

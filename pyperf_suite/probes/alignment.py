@@ -14,10 +14,12 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.axes import Shape, all_cores, by, multiprocessors, one_and_all_cores, parsed
-from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings, remark
+from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, rows_of, series, table
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels.matmul import UNHINTED
+from pyperf_suite.kernels.static import hinted_kernels, triton_targets
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
 from pyperf_suite.probes.baseline import (
     CHOSEN,
@@ -30,10 +32,13 @@ from pyperf_suite.probes.baseline import (
     own_kernel,
     sweeps_along,
 )
+from pyperf_suite.probes.static_kernels import count, instructions
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
+from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import is_settled, mean_speedup, wins
 from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.exact import CompiledKernelParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import element_type
 
@@ -136,8 +141,8 @@ class DimensionSweep:
         ]
 
 
-# The layout of the base's own part in a network.
-OWN_LAYOUT = "own"
+# The layout of the base's own part in a network, and the hints that Triton finds itself.
+OWN_LAYOUT, OWN_HINTS = "own", "own"
 
 EVERY_OFFSET = tuple(range(-16, 17))
 # Of larger ones the nearest to a base's size is far from it.
@@ -167,7 +172,8 @@ class AlignmentAxes(ProductAxes):
     `ladder` are the largest powers of two to divide a size, `span` how many times the base's size others are that the
     search begins at. `padded` are the implementations that pad at each call, to multiples of `pad_to`. Real-life cases
     have their own sizes and multiples; their other dimensions are `tokens` and `hidden`. Layouts are those of the
-    bases' parts, and -a layout=TT is there for the fourth.
+    bases' parts, and -a layout=TT is there for the fourth. `hints` are those our Triton kernel is compiled
+    with: timed where it is among the implementations, else read as machine code of each generation of GPUs.
     """
 
     workers: Workers = by(all_cores, full=one_and_all_cores, cuda=multiprocessors)
@@ -194,6 +200,7 @@ class AlignmentAxes(ProductAxes):
     layout: tuple[str, ...] = (OWN_LAYOUT,)
     tile: tuple[str, ...] = (CHOSEN,)
     schedule: tuple[str, ...] = ("data_parallel",)
+    hints: Annotated[tuple[str, ...], OneOf((OWN_HINTS, *UNHINTED))] = (OWN_HINTS,)
 
 
 def sweep(axes: AlignmentAxes) -> Iterator[Case]:
@@ -214,6 +221,11 @@ def sweep(axes: AlignmentAxes) -> Iterator[Case]:
                 refusals[kind] = refusal
         if refusals[kind] is None:
             yield case
+    if "triton" not in axes.implementation:
+        for target, hints in itertools.product(triton_targets(), axes.hints):
+            if hints != OWN_HINTS:
+                kernel = list(hinted_kernels(target))[list(UNHINTED).index(hints)]
+                yield Case("compiled_kernel", CompiledKernelParameters(kernel, target), "triton")
     reasons = list(refusals.values())
     if reasons and reasons[0] is not None and None not in reasons:
         raise reasons[0]
@@ -226,9 +238,12 @@ def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
     for workers, dtype, mode, (varied, kernels) in itertools.product(axes.workers, axes.dtype, axes.mode, sizes):
         library = MatmulParameters(1, 1, 1, Schedule("library", workers), dtype=dtype, layout=varied.layout)
         requested: list[tuple[str, MatmulParameters]] = []
-        for implementation, tile, schedule in itertools.product(kernels, axes.tile, axes.schedule):
+        for implementation, tile, schedule, hints in itertools.product(kernels, axes.tile, axes.schedule, axes.hints):
+            if implementation != "triton" and hints != OWN_HINTS:
+                continue
             ours = Schedule.parse(f"{schedule}@{workers}")
             kernel = replace(library, schedule=ours, tile=_tile(tile, implementation, dtype))
+            kernel = replace(kernel, hints="" if hints == OWN_HINTS else hints)
             requested += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
         requested += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
         requested += [
@@ -338,7 +353,7 @@ class AlignmentClass:
 
 def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
     """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
-    unpadded = rows.where(pad_to=1)
+    unpadded = rows.where(operator="matmul", pad_to=1)
     unpadded.sort(key=lambda row: (row.p.m, row.p.n, row.p.k, str(row.p.schedule), str(row.p.tile)))
     unpadded.sort(key=lambda row: (row.p.dtype, row.p.layout, row.p.schedule.policy != "library", row.implementation))
     return [*itertools.chain(*by_setting(sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)))]
@@ -446,8 +461,28 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
         table("Throughput by divisor, relative to the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
         table("Cliffs between sizes of the same divisor", EDGE_COLUMNS, edges),
+        _by_hints(rows.where(operator="compiled_kernel")),
         _figures(sweeps),
     )
+
+
+def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
+    """What is left of a kernel whose compiler is not told that pointers and strides divide by 16."""
+    copies = count("instructions_LDGSTS")
+    ordered = sorted(rows, key=lambda row: (row.p.target, row.p.kernel))
+    for target, similar in grouped(ordered, lambda row: row.p.target).items():
+        told, untold = max(similar, key=copies), min(similar, key=copies)
+        if copies(untold) < copies(told):
+            yield remark(
+                "{kernel} for {target}: {left} of {all} copies run ahead still, in {shared} of {before} shared",
+                kernel=untold.p.kernel,
+                target=target,
+                left=copies(untold),
+                all=copies(told),
+                shared=Quantity(untold.seen["dynamic_shared_memory"], "B"),
+                before=Quantity(told.seen["dynamic_shared_memory"], "B"),
+            )
+    yield table("Our Triton product by what its compiler is told to divide by 16", HINT_COLUMNS, ordered)
 
 
 ALONE = (
@@ -527,6 +562,16 @@ PAD_COLUMNS = (
     Column("gain at each call", "at_each_call", "x"),
     Column("verdict", priority=2),
 )
+HINT_COLUMNS = (
+    Column("kernel", priority=2),
+    Column("target", priority=2),
+    Column("registers", count("registers")),
+    Column("local memory", instructions("LDL", "STL")),
+    Column("shared memory", "dynamic_shared_memory", "B", 2),
+    Column("loads", instructions("LDGSTS", "LDG"), priority=2),
+    Column("stores", instructions("STG"), priority=0),
+    Column("instructions", count("instructions_all")),
+)
 EDGE_COLUMNS = (
     *SWEPT,
     Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
@@ -579,5 +624,7 @@ PROBE = Probe(
     analyse=analyse,
     # The middles of the widest jumps in rate between sizes of the same divisor: a bisection of each.
     follow_up=lambda records: next_of_searches(rows_of(records)),
-    group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
+    group=lambda case: (
+        f"alignment {getattr(case.parameters, 'dtype', case.operator)} {getattr(case.parameters, 'layout', '')}"
+    ),
 )

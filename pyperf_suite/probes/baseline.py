@@ -102,7 +102,8 @@ class Sweep:
         """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.case.mode == "burst" else row.case.mode
-        how = (mode, row.implementation, row.p.tile, "" if row.p.schedule.policy == "library" else row.p.schedule)
+        schedule = "" if row.p.schedule.policy == "library" else row.p.schedule
+        how = (mode, row.implementation, row.p.tile, schedule, row.p.hints and f"hints={row.p.hints}")
         return f"{' '.join(str(word) for word in how if word)}, {row.p.dtype}, {row.p.layout}"
 
     @property

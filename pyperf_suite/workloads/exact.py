@@ -54,7 +54,7 @@ class CompiledKernelParameters:
 
     def validate(self) -> None:
         known = {**static.cuda_kernels(self.target), **static.triton_kernels(self.target)}
-        if self.kernel not in known:
+        if self.kernel not in known and self.kernel not in static.hinted_kernels(self.target):
             raise UserError(
                 f"Unknown kernel {self.kernel!r} for {self.target}: choose from {', '.join(sorted(known))}."
             )
@@ -83,7 +83,8 @@ def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
 
 def read_triton(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our Triton kernels through Triton's own compiler."""
-    kernel = static.triton_kernels(parameters.target)[parameters.kernel]
+    known = {**static.hinted_kernels(parameters.target), **static.triton_kernels(parameters.target)}
+    kernel = known[parameters.kernel]
     return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), kernel.source())
 
 

@@ -90,6 +90,8 @@ ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
 LARGEST_BYTES = 8 * 2**30
+
+DEFAULT = "default"  # NCCL's own settings
 # One at a time so many pairs are measured in a minute; of more ranks as many pairs at once as there can be.
 RANKS_PAIRED_ONE_BY_ONE = 8
 
@@ -103,12 +105,13 @@ def up_to_memory(device: Device, most_bytes: int, factor: int) -> tuple[Sizes]:
 class CollectivesAxes(AxisTable):
     """On GPUs up to what their memory holds, by our path, torch's and graph replay; on a CPU both ends of the curve.
 
-    Every `op` is measured at every `size`, both out of place and, where `in_place` has true and the operation can,
-    in place. The variants of `peer_to_peer` and `registered` are of NCCL's implementations alone. `pairs` is none, all
-    (every two ranks), bisection, or one pair as in 0-3; each is measured at every `pair_size` of the first dtype by
-    the first implementation. A size too small for one element a rank is left out. The full profile has float32, as
-    nccl-tests has it, and then what is trained in. On a CPU a copy of more than 16 MiB through memory tells nothing
-    new.
+    Every `op` is measured at every `size`, both out of place and, where `in_place` has true and the operation can, in
+    place. The variants of `peer_to_peer`, `registered`, `symmetric` and `settings` are of NCCL's implementations alone,
+    and a buffer is not both registered and a symmetric window. `settings` is default or what NCCL's configuration calls
+    it, as in blocking=1 or CTAPolicy=2+maxCTAs=8. `pairs` is none, all (every two ranks), bisection, or one pair as in
+    0-3; each is measured at every `pair_size` of the first dtype by the first implementation. A size too small for one
+    element a rank is left out. The full profile has float32, as nccl-tests has it, and then what is trained in. On a
+    CPU a copy of more than 16 MiB through memory tells nothing new.
     """
 
     ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
@@ -129,6 +132,8 @@ class CollectivesAxes(AxisTable):
     root: tuple[int, ...] = (0,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
     registered: tuple[Flag, ...] = (NO,)
+    symmetric: tuple[Flag, ...] = (NO,)
+    settings: tuple[str, ...] = (DEFAULT,)
     pairs: tuple[str, ...] = by(("none",), full=("all",), cuda=by(("none",), standard=("all",)))
     pair_size: tuple[Sizes, ...] = by(sizes("4MiB"), cuda=by(sizes("4MiB"), standard=sizes("64MiB")))
 
@@ -141,10 +146,14 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
     """
     require_launched(axes.ranks)
     over_nccl = any("nccl" in implementation for implementation in axes.implementation)
-    if not over_nccl and (NO in axes.peer_to_peer or YES in axes.registered):
+    is_usual = (
+        axes.peer_to_peer == (YES,) and axes.registered == axes.symmetric == (NO,) and axes.settings == (DEFAULT,)
+    )
+    if not over_nccl and not is_usual:
         raise UserError(
-            f"Peer-to-peer copies and registered buffers are NCCL's, but only {', '.join(axes.implementation)} was "
-            "requested: leave peer_to_peer and registered out, or measure GPUs."
+            "Peer-to-peer copies, registered buffers, symmetric windows and settings are NCCL's, but only "
+            f"{', '.join(axes.implementation)} was requested: leave peer_to_peer, registered, symmetric and settings "
+            "out, or measure GPUs."
         )
     cases = list(_collectives(axes))
     fitting = [case for case in cases if case.parameters.count]
@@ -156,18 +165,33 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
 def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
     """The sweep over sizes; what an operation does not take is not crossed with it."""
     for op, ranks, dtype, implementation in itertools.product(axes.op, axes.ranks, axes.dtype, axes.implementation):
-        operation = OPERATIONS[op]
+        operation, ours = OPERATIONS[op], implementation in ("nccl", "nccl_graph")
         variants = itertools.product(
             axes.in_place if operation.in_place else (NO,),
             axes.reduction if operation.reduces else ("sum",),
             axes.root if operation.has_root else (0,),
             axes.peer_to_peer if "nccl" in implementation else (YES,),
-            axes.registered if implementation in ("nccl", "nccl_graph") else (NO,),
+            axes.registered if ours else (NO,),
+            axes.symmetric if ours else (NO,),
+            axes.settings if ours else (DEFAULT,),
             every_size(axes.size),
         )
-        for in_place, reduction, root, direct, registered, size in variants:
-            usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, reduction, root)
-            parameters = replace(usual, peer_to_peer=direct.value, registered=registered.value)
+        for in_place, reduction, root, direct, registered, symmetric, settings, size in variants:
+            if registered.value and symmetric.value:
+                continue
+            parameters = CollectiveParameters(
+                op,
+                size,
+                ranks,
+                dtype,
+                in_place.value,
+                reduction,
+                root,
+                peer_to_peer=direct.value,
+                registered=registered.value,
+                symmetric=symmetric.value,
+                settings="" if settings == DEFAULT else settings,
+            )
             yield Case("collective", parameters, implementation)
 
 

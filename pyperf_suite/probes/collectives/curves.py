@@ -28,7 +28,7 @@ from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
-VARIANTS = ("in place", "registered", "no peer-to-peer")
+VARIANTS = ("in place", "registered", "symmetric", "no peer-to-peer")
 # With fewer sizes a law would only repeat them.
 FEWEST_SIZES = 3
 # From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
@@ -158,8 +158,10 @@ class Curve:
 
     @property
     def variant(self) -> list[str]:
-        """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
-        return list(itertools.compress(VARIANTS, (self.p.in_place, self.p.registered, not self.p.peer_to_peer)))
+        """In what it is not plain, which is out of place, unregistered, over all links and as NCCL sets itself."""
+        p = self.p
+        varied = itertools.compress(VARIANTS, (p.in_place, p.registered, p.symmetric, not p.peer_to_peer))
+        return [*varied, p.settings] if p.settings else list(varied)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -167,7 +169,7 @@ class Curve:
         op, who = list(OPERATIONS).index(self.p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
         how = (self.p.reduction, self.p.root, self.p.pattern)
-        return (op, self.p.ranks, self.p.dtype, *how, who, self.implementation, variant)
+        return (op, self.p.ranks, self.p.dtype, *how, who, self.implementation, variant, self.p.settings)
 
     @property
     def counted_as(self) -> str:

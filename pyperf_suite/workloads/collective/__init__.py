@@ -84,7 +84,9 @@ class CollectiveParameters:
     send_receive is a ring: each rank sends to the next and receives from the one before. In bisection rank i and rank
     i + ranks // 2 exchange. `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back, or
     of pairs which sends to which; all other ranks are there and idle. `peer_to_peer` False has NCCL go without direct
-    copies between GPUs (NVLink or PCIe), and `registered` registers buffers with it.
+    copies between GPUs (NVLink or PCIe), and `registered` registers buffers with it. `symmetric` has all ranks make
+    windows of their buffers together, as nccl-tests' `-R 2` does. `settings` are whole numbers of the configuration of
+    NCCL's communicator by NCCL's names, as in CTAPolicy=2+maxCTAs=8; blocking=1 has NCCL wait inside its calls.
     """
 
     op: Annotated[str, OneOf(OPERATIONS)]
@@ -97,6 +99,8 @@ class CollectiveParameters:
     pattern: str = ""
     peer_to_peer: bool = True
     registered: bool = False
+    symmetric: bool = False
+    settings: str = ""
 
     @property
     def operation(self) -> Operation:
@@ -135,6 +139,17 @@ class CollectiveParameters:
         return tuple((int(first), int(second)) for first, second in first_and_second)
 
     @property
+    def configuration(self) -> dict[str, int]:
+        """The settings by name. Raises UserError where they cannot be read."""
+        if not re.fullmatch(r"(\w+=-?\d+(\+(?!$)|$))*", self.settings):
+            raise UserError(
+                f"The settings {self.settings!r} were requested: write names of NCCL's and whole numbers, as in "
+                "CTAPolicy=2+maxCTAs=8."
+            )
+        each = (setting.split("=") for setting in self.settings.split("+") if setting)
+        return {name: int(value) for name, value in each}
+
+    @property
     def repeatable(self) -> bool:
         """Whether doing it again leaves the same: not where sums stand in the place of what was added."""
         return not (self.in_place and self.operation.reduces)
@@ -162,11 +177,23 @@ class CollectiveParameters:
             return self.count * sum(destination == rank for _, destination in self.pairs)
         return self.count * (self.ranks if self.op in ("all_gather", "all_to_all", "gather") else 1)
 
+    def buffer_counts(self, rank: int) -> tuple[int, int]:
+        """Elements of the buffers to send from and to receive into; in place there is the first alone."""
+        counts = self.send_count(rank), self.receive_count(rank)
+        return (max(counts), 0) if self.in_place else counts
+
+    @property
+    def largest_counts(self) -> tuple[int, int]:
+        """The larger of all ranks' buffers, which is that of every rank where they are windows."""
+        ranks = {0, self.root, *(rank for pair in self.pairs for rank in pair)}
+        send, receive = zip(*map(self.buffer_counts, ranks), strict=True)
+        return max(send), max(receive)
+
     @property
     def footprint_bytes(self) -> int:
         ranks = {0, self.root, *(rank for pair in self.pairs for rank in pair)}
-        both = max if self.in_place else lambda send, receive: send + receive
-        return max(both(self.send_count(rank), self.receive_count(rank)) for rank in ranks) * self.element_bytes
+        each = [self.largest_counts] if self.symmetric else map(self.buffer_counts, ranks)
+        return max(map(sum, each)) * self.element_bytes
 
     def validate(self) -> None:
         operation = self.operation
@@ -186,6 +213,11 @@ class CollectiveParameters:
                 f"{self.op} of {self.bytes} bytes was requested, which is less than one {self.dtype} for each of "
                 f"{self.ranks} ranks: ask for at least {least} bytes."
             )
+        if self.registered and self.symmetric:
+            raise UserError(
+                "Registered buffers and symmetric windows were requested: a window is registered, ask for one."
+            )
+        self.configuration  # noqa: B018 - raises
         self._validate_pairs()
 
     def _validate_pairs(self) -> None:
@@ -234,8 +266,9 @@ class RankData:
         self.parameters, self.rank = parameters, rank
         self.inputs, self.outputs = parameters.send_count(rank), parameters.receive_count(rank)
         in_place = parameters.in_place
-        self.send_count = max(self.inputs, self.outputs) if in_place else self.inputs
-        self.receive_count = 0 if in_place else self.outputs
+        self.send_count, self.receive_count = (
+            parameters.largest_counts if parameters.symmetric else parameters.buffer_counts(rank)
+        )
         self.input_at = rank * self.inputs if in_place and self.inputs < self.outputs else 0
         self.output_at = rank * self.outputs if in_place and self.outputs < self.inputs else 0
 

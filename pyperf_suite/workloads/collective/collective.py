@@ -53,15 +53,20 @@ def over_gloo(parameters: CollectiveParameters, place: ExecutionContext, joined:
         raise Unsupported(f"gloo has no average of {parameters.dtype}: ask for its sum, or for another dtype.")
     if parameters.op == "send_receive" and parameters.ranks == 1:
         raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
-    if parameters.registered or not parameters.peer_to_peer:
-        raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
+    if parameters.registered or parameters.symmetric or parameters.settings or not parameters.peer_to_peer:
+        raise Unsupported(
+            "gloo moves data between CPUs over TCP: peer_to_peer, registered, symmetric and settings are NCCL's alone."
+        )
     return TorchTransfers(parameters, place, joined, "gloo")
 
 
 def over_nccl(parameters: CollectiveParameters, place: ExecutionContext, joined: Any) -> Transfers:
     """torch.distributed over NCCL; compared with our own calls it shows what Python costs."""
-    if parameters.registered:
-        raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
+    if parameters.registered or parameters.symmetric or parameters.settings:
+        raise Unsupported(
+            "torch.distributed registers no buffers that are handed to it and makes its own communicator: leave "
+            "registered, symmetric and settings out."
+        )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces:
         raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
     torch: Any = importlib.import_module("torch")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import OneOf, Unsupported
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
@@ -47,6 +47,9 @@ NCCL_PATIENCE_S = 10.0
 
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
 
+# Meeting takes time in proportion to the ranks that share an id, and so many are torch's own share of one.
+RANKS_PER_ID = 128
+
 # Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
 GRAPH_CALLS = 16
 SHORT_BYTES = 1 << 20
@@ -58,8 +61,12 @@ class Nccl(Implementation[CollectiveParameters]):
     name = "nccl"
     graph: ClassVar[bool] = False
 
+    def validate(self, parameters: CollectiveParameters) -> None:
+        for name in parameters.configuration:
+            OneOf(native_extension().nccl.SETTINGS).check("settings", name)
+
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
-        connection = _connection(place.ranks, place.device, place.deadline_s)
+        connection = _connection(parameters.configuration, place.ranks, place.device, place.deadline_s)
         _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):
             return NcclTransfers(parameters, connection, self.graph, place.deadline_s)
@@ -82,25 +89,26 @@ class Connection:
     barrier: Any
 
 
-# Of this process, which belongs to one group of ranks for as long as it lives.
-_CONNECTIONS: dict[str, Connection] = {}
+# Of this process, which belongs to one group of ranks for as long as it lives, by device and settings.
+_CONNECTIONS: dict[tuple[Any, ...], Connection] = {}
 
 
-def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
-    if device.kind in _CONNECTIONS:
-        return _CONNECTIONS[device.kind]
-    nccl, library, memory, unique_id = agree(group, "look for NCCL", lambda: _open(group, device), deadline_s)
+def _connection(settings: dict[str, int], group: Group, device: Device, deadline_s: float) -> Connection:
+    key = (device.kind, *sorted(settings.items()))
+    if key in _CONNECTIONS:
+        return _CONNECTIONS[key]
+    nccl, library, memory, unique_id = agree(group, "look for NCCL", lambda: _open(settings, group, device), deadline_s)
     versions = group.gather("compare NCCL's versions", library.version_text, deadline_s)
     other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
     if other is not None:
         raise Unsupported(
             f"Rank 0 has NCCL {versions[0]} and rank {other} has NCCL {versions[other]}: install the same on all nodes."
         )
-    first_id = bytes.fromhex(group.from_first("share NCCL's unique id", unique_id.hex(), deadline_s))
+    unique_ids = bytes.fromhex("".join(group.gather("share NCCL's unique ids", unique_id.hex(), deadline_s)))
 
     def connect() -> Connection:
         patience_s = deadline_s + NCCL_PATIENCE_S
-        communicator = nccl.Communicator(library, memory, first_id, group.rank, group.count, patience_s)
+        communicator = nccl.Communicator(library, memory, unique_ids, group.rank, group.count, patience_s, settings)
         element = nccl.Buffer(communicator, 4)
         barrier = nccl.Collective(communicator, "all_reduce", 1, "int32", element, in_place=True)
         return Connection(nccl, library, communicator, barrier)
@@ -108,23 +116,26 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
     connection = do_together(group, "connect by NCCL", connect, deadline_s)
     # What hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
     group.watchdog.before_end(connection.communicator.request_abort)
-    _CONNECTIONS[device.kind] = connection
+    _CONNECTIONS[key] = connection
     return connection
 
 
-def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
+def _open(settings: dict[str, int], group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
         raise Unsupported("NCCL needs GPUs, and the requested device is the CPU: ask for gloo.")
     nccl = native_extension().nccl
     with _translated(nccl):
         library = nccl.Library(list(wheels(WHEEL_PATTERNS)))
+        library.check_settings(settings)
         if device.kind == "cuda":
             gpu = cuda_device(device.index)
             source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
             memory = nccl.CudaDevice(gpu.context, gpu.compile("periodic.cu", source, {}, ("--std=c++17",)))
         else:
             memory = nccl.HostDevice()
-        return nccl, library, memory, library.unique_id() if group.rank == 0 else b""
+        several = library.optional["ncclCommInitRankScalable"]
+        asks = group.rank % RANKS_PER_ID == 0 if several else group.rank == 0
+        return nccl, library, memory, library.unique_id() if asks else b""
 
 
 @contextmanager
@@ -138,10 +149,14 @@ def _translated(nccl: ModuleType) -> Iterator[None]:
 def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
     """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
     require_started_so(parameters.peer_to_peer)
-    if parameters.registered and not connection.library.optional["ncclCommRegister"]:
+    optional, version = connection.library.optional, connection.library.version_text
+    if parameters.registered and not optional["ncclCommRegister"]:
         raise Unsupported(
-            f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "
-            "registered out."
+            f"NCCL {version} cannot register buffers, 2.19 and later can: update it, or leave registered out."
+        )
+    if parameters.symmetric and not optional["ncclCommWindowRegister"]:
+        raise Unsupported(
+            f"NCCL {version} has no symmetric windows, 2.27 and later has: update it, or leave symmetric out."
         )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)
@@ -156,9 +171,9 @@ class NcclTransfers(Exchange):
     """One rank's buffers and the collective that is timed.
 
     NCCL starts a thread of the host for each call on a communicator that does not block, which is in the time of a call
-    by itself; a captured call has been through it when the graph is replayed. The loop is C++ without the interpreter's
-    lock: seconds are between two events on the stream, around the call, and stamps are taken before the call and when
-    the host sees that it is done.
+    by itself (settings="blocking=1" has none); a captured call has been through it when the graph is replayed. The loop
+    is C++ without the interpreter's lock: seconds are between two events on the stream, around the call, and stamps are
+    taken before the call and when the host sees that it is done.
     """
 
     def __init__(
@@ -167,7 +182,14 @@ class NcclTransfers(Exchange):
         nccl, communicator = connection.nccl, connection.communicator
 
         def allocated(count: int) -> BufferMemory:
-            buffer = nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered)
+            size_bytes, patience_s = count * parameters.element_bytes, deadline_s + NCCL_PATIENCE_S
+            window = {"window_within_s": patience_s} if parameters.symmetric else {}
+            buffer = nccl.Buffer(communicator, size_bytes, parameters.registered, **window)
+            if parameters.symmetric and not buffer.registered:
+                raise Unsupported(
+                    "NCCL made no symmetric window of these buffers, whose GPUs do not reach each other's memory or "
+                    "whose memory is none of the driver's (NCCL_CUMEM_ENABLE=0): leave symmetric out."
+                )
             return BufferMemory(buffer, parameters.dtype)
 
         super().__init__(parameters, communicator.rank, allocated)
@@ -219,8 +241,12 @@ class NcclTransfers(Exchange):
         """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
-        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": True}
-        details |= {"registered": self.send.buffer.registered} if self.send and self.data.parameters.registered else {}
+        p = self.data.parameters
+        blocking = bool(p.configuration.get("blocking"))
+        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": not blocking}
+        details |= {"registered": self.send.buffer.registered} if self.send and p.registered else {}
+        details |= {"symmetric": True} if p.symmetric else {}
+        details |= {"configuration": p.configuration} if p.configuration else {}
         return details | ({"settings": settings} if settings else {})
 
 

@@ -60,7 +60,8 @@ class MatmulParameters:
     """One product. `tile` None lets the implementation choose.
 
     `pad_to` above 1 asks for each dimension to be filled up with zeros to a multiple of it, at each call; the work
-    stays that of the requested product.
+    stays that of the requested product. `hints` has our Triton kernel read by addresses, of which these are hinted to
+    divide by 16; "" is what Triton itself finds.
     """
 
     m: Dimension
@@ -71,6 +72,7 @@ class MatmulParameters:
     dtype: Annotated[str, OneOf(ELEMENT_TYPES)] = "float32"
     layout: Annotated[str, OneOf(LAYOUTS)] = "NN"
     pad_to: Dimension = 1
+    hints: Annotated[str, OneOf(("", *triton_matmul.UNHINTED))] = ""
 
     @property
     def output_dtype(self) -> str:
@@ -119,6 +121,11 @@ class MatmulParameters:
             )
 
     def require_padding(self, implementation: str, pads: bool) -> None:
+        """Raise UserError for padding or hints that an implementation does not have."""
+        if self.hints and implementation != "triton":
+            raise UserError(
+                f"hints={self.hints} was requested of {implementation}, but hints are Triton's: leave them out."
+            )
         if pads and self.pad_to == 1:
             raise UserError(
                 f"{implementation} pads dimensions, but pad_to = 1 leaves them as they are: name a multiple."

@@ -75,7 +75,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         require_installed("triton")
         memory = TorchTensors(operands, place)
         has_tma = "tma" in architecture(memory.torch.cuda.get_device_capability(place.device.index)).features
-        paths = ("descriptors", "addresses") if has_tma else ("addresses",)
+        paths = ("descriptors", "addresses") if has_tma and not parameters.hints else ("addresses",)
         for stages, path in itertools.product(stages_of(parameters), paths):
             try:
                 configuration = configuration_of(parameters, path, stages)
@@ -127,6 +127,7 @@ def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -
         workers=schedule.workers,
         group=visiting_group(parameters.m, parameters.n, tile, schedule.workers, schedule.splits),
         operands=operands,
+        hints=parameters.hints or "all",
     )
 
 

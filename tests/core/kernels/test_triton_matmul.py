@@ -6,11 +6,13 @@ import pytest
 
 from pyperf_suite.kernels.disassembly import disassemble
 from pyperf_suite.kernels.matmul import (
+    UNHINTED,
     Configuration,
     GroupedProduct,
     Product,
     compile_for,
     default_set,
+    kernel_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -149,6 +151,29 @@ def test_tensors_that_descriptors_cannot_take_are_refused_in_one_sentence(change
     with pytest.raises(ValueError, match=re.escape(words)) as refusal:
         product.bind(tensors["a"], tensors["b"], tensors["c"])
     assert ". " not in str(refusal.value)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_a_compiler_that_is_not_told_what_divides_drops_the_pipeline(target, triton_cache, tools):
+    pytest.importorskip("triton")
+    usual = next(each for each in default_set(target) if not each.descriptors)
+    binaries = [compile_for(target, replace(usual, hints=hints)) for hints in ("all", "odd_a", "none")]
+    told, odd, untold = (disassemble(each.cubin, each.name).instructions.get("LDGSTS", 0) for each in binaries)
+    assert told > odd > untold == 0
+    # With one odd stride the operand of that stride has no copies that run ahead.
+    shared = [each.shared_bytes for each in binaries]
+    assert shared == sorted(shared, reverse=True)
+    assert shared[0] > shared[1]
+
+
+@pytest.mark.parametrize("hints", UNHINTED)
+def test_a_launch_is_specialised_by_the_hints_that_machine_code_was_compiled_with(hints):
+    pytest.importorskip("triton")
+    usual, asked = kernel_of("all"), kernel_of(hints)
+    unhinted = {each.name for each in asked.params if each.do_not_specialize_on_alignment}
+    assert unhinted == set(UNHINTED[hints]) <= set(asked.arg_names)
+    assert [each.do_not_specialize for each in asked.params] == [each.do_not_specialize for each in usual.params]
+    assert asked.fn is usual.fn
 
 
 GROUPED = Configuration((16, 32, 16))

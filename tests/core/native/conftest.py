@@ -171,23 +171,25 @@ class Ranks:
     def __init__(self, nccl: ModuleType) -> None:
         self._nccl = nccl
 
-    def outcomes(self, count: int, program: Callable[[Any], Any], deadline_s: float = 20) -> list[Any]:
+    def outcomes(
+        self, count: int, program: Callable[[Any], Any], deadline_s: float = 20, ids: int = 1, **options: Any
+    ) -> list[Any]:
         """What `program(communicator)` returned or raised on each rank."""
         library, device = self._nccl.Library(), self._nccl.HostDevice()
-        unique_id = library.unique_id()
+        unique_ids = b"".join(library.unique_id() for _ in range(ids))
 
         def one(rank: int) -> Any:
             try:
-                return program(self._nccl.Communicator(library, device, unique_id, rank, count, deadline_s))
+                return program(self._nccl.Communicator(library, device, unique_ids, rank, count, deadline_s, **options))
             except Exception as failure:
                 return failure
 
         with ThreadPoolExecutor(count) as threads:
             return list(threads.map(one, range(count)))
 
-    def results(self, count: int, program: Callable[[Any], Any]) -> list[Any]:
+    def results(self, count: int, program: Callable[[Any], Any], **options: Any) -> list[Any]:
         """What it returned on each rank. Raises what it raised on the lowest that failed."""
-        outcomes = self.outcomes(count, program)
+        outcomes = self.outcomes(count, program, **options)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome

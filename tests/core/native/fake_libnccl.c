@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@
 #define FAKE_VERSION 23203
 #endif
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7,
+       TIMEOUT = 8 };
 enum { MOST_RANKS = 8, SLOT_BYTES = 4096, MOST_SPLITS = 16, MOST_FACTORS = 64 };
 enum Fault {
     NO_FAULT,
@@ -31,13 +33,14 @@ enum Fault {
     FAULT_DIE,         // the process is killed
     FAULT_WRONG,       // one bit of what is received is wrong
     FAULT_ERROR,       // an error in the background; the operation never ends
+    FAULT_TIMEOUT,     // the same, and the error is the library's own of a time that is over
     FAULT_LATE,        // an error in the background, half a second after the operation
     FAULT_HANG,        // the operation never ends
     FAULT_REFUSE,      // the call is refused
     FAULT_STUCK,       // the operation never ends and not even an abort ends it
 };
-static const char* const fault_names[] = {"", "init", "init_later", "die", "wrong", "error", "late", "hang",
-                                          "refuse", "stuck"};
+static const char* const fault_names[] = {"", "init", "init_later", "die", "wrong", "error", "timeout", "late",
+                                          "hang", "refuse", "stuck"};
 
 typedef struct { char internal[128]; } UniqueId;
 typedef struct {
@@ -45,30 +48,45 @@ typedef struct {
     unsigned magic, version;
     int blocking, cga_cluster_size, min_ctas, max_ctas;
     const char* net_name;
-    int split_share;
+    int split_share, traffic_class;
+    const char* comm_name;
+    int later[15];  // collnetEnable to nvlsHostMode
 } Config;
+// The bytes of it that this version has: what follows is not read.
+enum { CONFIG_BYTES = FAKE_VERSION >= 23100   ? offsetof(Config, later[15])
+                      : FAKE_VERSION >= 23005 ? offsetof(Config, later[10])
+                      : FAKE_VERSION >= 23000 ? offsetof(Config, later[9])
+                      : FAKE_VERSION >= 22900 ? offsetof(Config, later[8])
+                      : FAKE_VERSION >= 22800 ? offsetof(Config, later[6])
+                      : FAKE_VERSION >= 22700 ? offsetof(Config, later[4])
+                      : FAKE_VERSION >= 22500 ? offsetof(Config, comm_name)
+                      : FAKE_VERSION >= 21800 ? offsetof(Config, traffic_class)
+                      : FAKE_VERSION >= 21700 ? offsetof(Config, split_share)
+                                              : offsetof(Config, cga_cluster_size) };
 typedef struct { size_t size; unsigned magic, version; float estimated_us; } SimInfo;
 
 // What ranks share: zeros when made. A phase is a rank's own count of the barriers it has come to.
 typedef struct { atomic_size_t filled; char bytes[SLOT_BYTES]; } Mailbox;
 typedef struct {
-    atomic_int joined[MOST_RANKS], finalized[MOST_RANKS], left[MOST_RANKS];
+    atomic_int joined[MOST_RANKS], finalized[MOST_RANKS], left[MOST_RANKS], windows[MOST_RANKS];
+    size_t window_bytes[MOST_RANKS];
     atomic_ulong phase[MOST_RANKS];
     struct { atomic_int there; int color, key; } split[MOST_SPLITS][MOST_RANKS];
     char slot[MOST_RANKS][SLOT_BYTES];
     Mailbox mailbox[MOST_RANKS][MOST_RANKS];
 } Shared;
 
-enum State { JOINING, READY, SPLITTING, FINALIZING, FINALIZED };
+enum State { JOINING, READY, SPLITTING, REGISTERING, FINALIZING, FINALIZED };
 typedef struct Comm {
     int rank, ranks;
     char name[96];
     Shared* shared;
     atomic_int references, aborted, error, running;
     atomic_llong fails_at_ns;  // 0 for never
-    int state, operations, splits, factors;
+    int state, operations, splits, factors, blocking;
     double factor[MOST_FACTORS];
     struct Comm** child;
+    void** window;
 } Comm;
 
 static _Thread_local char last_error[128];
@@ -202,9 +220,10 @@ static void run(void* argument) {
     atomic_store(&comm->running, 1);
     if (work->fault == FAULT_DIE) kill(getpid(), SIGKILL);
     if (work->fault == FAULT_ERROR) atomic_store(&comm->error, REMOTE_ERROR);
+    if (work->fault == FAULT_TIMEOUT) atomic_store(&comm->error, TIMEOUT);
     if (work->fault == FAULT_LATE) atomic_store(&comm->fails_at_ns, now_ns() + 500000000);
     if (work->fault == FAULT_STUCK) while (1) pause();
-    if (work->fault == FAULT_ERROR || work->fault == FAULT_HANG) while (patient(comm)) {}
+    if (work->fault == FAULT_ERROR || work->fault == FAULT_TIMEOUT || work->fault == FAULT_HANG) while (patient(comm)) {}
     else if (work->kind == POINT_TO_POINT) transfer(work);
     else exchange(work);
     if (work->fault == FAULT_WRONG && work->receive) work->receive[0] ^= 1;
@@ -268,7 +287,9 @@ static int close_group(void) {
 // ---- The API
 int ncclGetVersion(int* version) { *version = FAKE_VERSION; return SUCCESS; }
 const char* ncclGetErrorString(int result) {
-    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "told to fail";
+    return result == REMOTE_ERROR ? "remote process exited or there was a network error"
+           : result == TIMEOUT    ? "operation timed out"
+                                  : "told to fail";
 }
 const char* ncclGetLastError(Comm* comm) { (void)comm; return last_error; }
 int ncclGetUniqueId(UniqueId* id) {
@@ -279,11 +300,26 @@ int ncclGetUniqueId(UniqueId* id) {
     return SUCCESS;
 }
 
-static int join(Comm** out, int ranks, const char* name, int rank) {
+int ncclCommGetAsyncError(Comm* comm, int* result);
+// What a call that began something returns: at once, or when it is done where the communicator blocks.
+static int begun(Comm* comm) {
+    int result = IN_PROGRESS;
+    while (comm->blocking && result == IN_PROGRESS) {
+        ncclCommGetAsyncError(comm, &result);
+        usleep(100);
+    }
+    return result;
+}
+
+static Config last;  // the configuration that the last communicator was made with, as this version reads it
+int fake_config(int at) { return ((const int*)&last.blocking)[at]; }
+
+static int join(Comm** out, int ranks, const char* name, int rank, int blocking) {
     Comm* comm = calloc(1, sizeof *comm);
     comm->rank = rank;
     comm->ranks = ranks;
     comm->references = 1;
+    comm->blocking = blocking;
     snprintf(comm->name, sizeof comm->name, "%s", name);
     const int file = shm_open(name, O_CREAT | O_RDWR, 0600);
     if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) {
@@ -295,16 +331,31 @@ static int join(Comm** out, int ranks, const char* name, int rank) {
     atomic_store(&comm->shared->joined[rank], 1);
     if (fault(comm, 0) == FAULT_INIT_LATER) atomic_store(&comm->error, SYSTEM_ERROR);
     *out = comm;
-    return IN_PROGRESS;
+    return begun(comm);
 }
-int ncclCommInitRankConfig(Comm** out, int ranks, UniqueId id, int rank, Config* config) {
-    if (config->magic != 0xcafebeef || config->size < 48 || config->version < 21400 || config->blocking != 0)
+static int init(Comm** out, int ranks, const char* name, int rank, const Config* config) {
+    if (config->magic != 0xcafebeef || config->size < 48 || config->version < 21400)
         return failed(INVALID_ARGUMENT, "the configuration is none");
+    if (config->blocking != 0 && config->blocking != 1) return failed(INVALID_ARGUMENT, "it blocks or it does not");
+    memset(&last, 0, sizeof last);
+    memcpy(&last, config, CONFIG_BYTES);
     if (ranks > MOST_RANKS) return failed(INVALID_ARGUMENT, "the double has no room for so many ranks");
     const Comm self = {.rank = rank};
     if (fault(&self, 0) == FAULT_INIT) return failed(SYSTEM_ERROR, "told to fail at init");
-    return join(out, ranks, id.internal, rank);
+    return join(out, ranks, name, rank, config->blocking);
 }
+int ncclCommInitRankConfig(Comm** out, int ranks, UniqueId id, int rank, Config* config) {
+    return init(out, ranks, id.internal, rank, config);
+}
+#if FAKE_VERSION >= 22300
+// All meet by the first id; the others are to be unlike it and each other.
+int ncclCommInitRankScalable(Comm** out, int ranks, int rank, int count, UniqueId* ids, Config* config) {
+    for (int each = 0; each < count; ++each)
+        for (int other = 0; other < each; ++other)
+            if (!strcmp(ids[each].internal, ids[other].internal)) return failed(INVALID_ARGUMENT, "an id given twice");
+    return count > ranks ? failed(INVALID_ARGUMENT, "too many ids") : init(out, ranks, ids[0].internal, rank, config);
+}
+#endif
 
 static int all(const atomic_int* flags, int ranks) {
     for (int rank = 0; rank < ranks; ++rank)
@@ -324,7 +375,24 @@ static void finish_split(Comm* comm) {
     }
     char name[96];
     snprintf(name, sizeof name, "%.70s-%d-%d", comm->name, comm->splits, color);
-    if (color >= 0) join(comm->child, ranks, name, rank);
+    if (color >= 0) join(comm->child, ranks, name, rank, comm->blocking);
+    comm->state = READY;
+}
+static atomic_int live_memory, live_registrations;
+int fake_live(void) { return atomic_load(&live_memory) + atomic_load(&live_registrations); }
+// As NCCL does it: all ranks are there, and each gave as many bytes; without support there is none, and no error.
+static void finish_window(Comm* comm) {
+    const Shared* shared = comm->shared;
+    for (int rank = 0; rank < comm->ranks; ++rank) {
+        if (atomic_load(&shared->windows[rank]) < atomic_load(&shared->windows[comm->rank])) return;
+        if (shared->window_bytes[rank] != shared->window_bytes[comm->rank]) atomic_store(&comm->error, INVALID_USAGE);
+    }
+#ifdef FAKE_WITHOUT_WINDOWS
+    *comm->window = NULL;
+#else
+    ++live_registrations;
+    *comm->window = malloc(1);
+#endif
     comm->state = READY;
 }
 int ncclCommGetAsyncError(Comm* comm, int* result) {
@@ -339,6 +407,7 @@ int ncclCommGetAsyncError(Comm* comm, int* result) {
             there &= atomic_load(&shared->split[comm->splits % MOST_SPLITS][rank].there);
         if (there) finish_split(comm);
     }
+    if (comm->state == REGISTERING) finish_window(comm);
     if (comm->state == FINALIZING && all(shared->finalized, comm->ranks)) comm->state = FINALIZED;
     const long long fails_at_ns = atomic_load(&comm->fails_at_ns);
     if (fails_at_ns && now_ns() >= fails_at_ns) atomic_store(&comm->error, REMOTE_ERROR);
@@ -350,7 +419,7 @@ int ncclCommGetAsyncError(Comm* comm, int* result) {
 int ncclCommFinalize(Comm* comm) {
     comm->state = FINALIZING;
     atomic_store(&comm->shared->finalized[comm->rank], 1);
-    return IN_PROGRESS;
+    return begun(comm);
 }
 int ncclCommDestroy(Comm* comm) {
     if (comm->state != FINALIZED) return failed(INVALID_USAGE, "destroyed before it was finalized");
@@ -406,19 +475,17 @@ int ncclSend(const void* send, size_t count, int type, int peer, PLACE) {
 
 #if FAKE_VERSION >= 21800
 int ncclCommSplit(Comm* comm, int color, int key, Comm** child, Config* config) {
-    if (config->blocking != 0) return failed(INVALID_ARGUMENT, "the configuration is none");
+    if (config->blocking != comm->blocking) return failed(INVALID_ARGUMENT, "blocking is its parent's");
     const int number = comm->splits % MOST_SPLITS;
     comm->shared->split[number][comm->rank].color = color;
     comm->shared->split[number][comm->rank].key = key;
     atomic_store(&comm->shared->split[number][comm->rank].there, 1);
     comm->child = child;
     comm->state = SPLITTING;
-    return IN_PROGRESS;
+    return begun(comm);
 }
 #endif
 #if FAKE_VERSION >= 21900
-static atomic_int live_memory, live_registrations;
-int fake_live(void) { return atomic_load(&live_memory) + atomic_load(&live_registrations); }
 int ncclMemAlloc(void** address, size_t bytes) { ++live_memory; *address = malloc(bytes); return SUCCESS; }
 int ncclMemFree(void* address) { --live_memory; free(address); return SUCCESS; }
 int ncclCommRegister(Comm* comm, void* address, size_t bytes, void** registration) {
@@ -431,6 +498,22 @@ int ncclCommDeregister(Comm* comm, void* registration) {
     if (comm->state != READY) return failed(INVALID_ARGUMENT, "the communicator is not ready");
     --live_registrations;
     free(registration);
+    return SUCCESS;
+}
+#endif
+#if FAKE_VERSION >= 22700
+int ncclCommWindowRegister(Comm* comm, void* address, size_t bytes, void** window, int flags) {
+    if (comm->state != READY || !address || !bytes || flags != 1) return failed(INVALID_ARGUMENT, "no window");
+    comm->shared->window_bytes[comm->rank] = bytes;
+    atomic_fetch_add(&comm->shared->windows[comm->rank], 1);
+    comm->window = window;
+    comm->state = REGISTERING;
+    return begun(comm);
+}
+int ncclCommWindowDeregister(Comm* comm, void* window) {
+    if (comm->state != READY) return failed(INVALID_ARGUMENT, "the communicator is not ready");
+    --live_registrations;
+    free(window);
     return SUCCESS;
 }
 #endif

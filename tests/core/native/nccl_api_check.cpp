@@ -16,13 +16,7 @@ PYPERF_OPTIONAL_NCCL_FUNCTIONS(CHECK_PROTOTYPE)
 CHECK_MEMBER(ncclConfig_t, size, size);
 CHECK_MEMBER(ncclConfig_t, magic, magic);
 CHECK_MEMBER(ncclConfig_t, version, version);
-CHECK_MEMBER(ncclConfig_t, blocking, blocking);
-CHECK_MEMBER(ncclConfig_t, cga_cluster_size, cgaClusterSize);
-CHECK_MEMBER(ncclConfig_t, min_ctas, minCTAs);
-CHECK_MEMBER(ncclConfig_t, max_ctas, maxCTAs);
-CHECK_MEMBER(ncclConfig_t, net_name, netName);
-CHECK_MEMBER(ncclConfig_t, split_share, splitShare);
-static_assert(sizeof(ours::ncclConfig_t) <= sizeof(::ncclConfig_t));
+CHECK_MEMBER(ncclConfig_t, netName, netName);
 static_assert(sizeof(ours::ncclUniqueId) == sizeof(::ncclUniqueId));
 
 CHECK_NUMBER(success, ncclSuccess);
@@ -38,8 +32,10 @@ CHECK_NUMBER(scalar_host_immediate, ncclScalarHostImmediate);
 #ifdef NCCL_API_MAGIC
 CHECK_NUMBER(undefined_integer, NCCL_CONFIG_UNDEF_INT);
 static_assert(ours::ncclConfig_t{}.magic == NCCL_API_MAGIC);
+CHECK_NUMBER(window_symmetric, NCCL_WIN_COLL_SYMMETRIC);
 #endif
 
-// What operations.cpp calls types and reductions by, which the test takes from there.
+// What operations.cpp calls types and reductions by, and the settings that this header has: the test takes them from
+// there.
 #define CHECK_NAMED(number, theirs) static_assert(number == static_cast<int>(theirs));
 #include "numbers.h"

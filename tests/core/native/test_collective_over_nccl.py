@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import DTYPES, OPERATIONS, CollectiveParameters
+from pyperf_suite.workloads.collective.nccl import _open
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +88,24 @@ def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_wha
     assert sampling["iterations"] == calls * taken
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "reduce", "ping_pong"])
+def test_windows_are_made_by_all_ranks_whoever_sends_and_receives(pool, double, op):
+    # Rank 2 has nothing to send and nothing to receive in ping_pong.
+    parameters = CollectiveParameters(op, 4096, 3, symmetric=True, root=1 if OPERATIONS[op].has_root else 0)
+    answer = pool.measure(0, Case("collective", parameters, "nccl"), QUICK.effort)
+    assert answer["outcome"] == "ok", answer
+    assert answer["kernel"]["details"]["symmetric"] is True
+
+
+def test_ranks_have_a_communicator_for_each_of_the_settings_side_by_side(pool, double):
+    for settings, blocks in (("", False), ("blocking=1", True), ("CTAPolicy=2+maxCTAs=8", False), ("", False)):
+        answer = pool.measure(0, Case("collective", replace(SMALL, settings=settings), "nccl"), QUICK.effort)
+        assert answer["outcome"] == "ok", answer
+        details = answer["kernel"]["details"]
+        assert details["thread_per_call"] is not blocks
+        assert details.get("configuration", {}) == replace(SMALL, settings=settings).configuration
+
+
 def test_what_a_version_lacks_is_made_of_sends_or_refused(double, fake_libnccl, monkeypatch):
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     with WorkerPool(resolve("cpu"), 15) as pool:
@@ -99,6 +119,31 @@ def test_what_a_version_lacks_is_made_of_sends_or_refused(double, fake_libnccl, 
         refused = pool.measure(0, Case("collective", registered, "nccl"), None)
         assert refused["outcome"] == "unsupported"
         assert "cannot register buffers, 2.19 and later can" in refused["reason"]
+        windows = pool.measure(0, Case("collective", replace(SMALL, symmetric=True), "nccl"), None)
+        assert windows["reason"] == (
+            "NCCL 2.14.0 has no symmetric windows, 2.27 and later has: update it, or leave symmetric out."
+        )
+        policy = pool.measure(0, Case("collective", replace(SMALL, settings="CTAPolicy=2"), "nccl"), None)
+        assert policy["reason"] == (
+            "NCCL 2.14.0 has no setting CTAPolicy, 2.27.0 or later has: update it, or leave it out."
+        )
+
+
+@pytest.mark.parametrize(("version", "asking"), [(22200, [0]), (23203, [0, 128, 256])])
+def test_one_rank_in_128_gives_an_id_where_the_library_takes_several(
+    double, fake_libnccl, monkeypatch, version, asking
+):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
+    ids = {rank: _open({}, SimpleNamespace(rank=rank), resolve("cpu"))[3] for rank in (0, 1, 127, 128, 129, 256, 299)}
+    assert [rank for rank, unique_id in ids.items() if len(unique_id) == 128] == asking
+
+
+def test_no_window_is_refused_in_words(double, fake_libnccl, monkeypatch):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_WINDOWS")))
+    with WorkerPool(resolve("cpu"), 15) as pool:
+        answer = pool.measure(0, Case("collective", replace(SMALL, symmetric=True), "nccl"), None)
+    assert answer["outcome"] == "unsupported"
+    assert "NCCL made no symmetric window of these buffers" in answer["reason"]
 
 
 def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch):
@@ -111,20 +156,23 @@ def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "settings", "words"),
     [
         # Operations of a rank: 0 makes connections, 1 is a barrier, and 2 is what is checked.
-        ("wrong@2:1", "1 of 2048 values are wrong: rank 1 has 1 of 1024 elements wrong: element"),
-        ("hang@2:1", "No rank came out of 'check collective"),
-        ("error@2:1", "Rank 1 failed in 'check collective"),
-        ("die@2:1", "Rank 1 stopped answering in 'check collective"),
-        ("init@0:1", "Rank 1 failed in 'connect by NCCL'"),
+        ("wrong@2:1", "", "1 of 2048 values are wrong: rank 1 has 1 of 1024 elements wrong: element"),
+        ("hang@2:1", "", "No rank came out of 'check collective"),
+        ("error@2:1", "", "Rank 1 failed in 'check collective"),
+        ("die@2:1", "", "Rank 1 stopped answering in 'check collective"),
+        ("timeout@2:1", "", "ncclTimeout (8, operation timed out"),
+        ("init@0:1", "", "Rank 1 failed in 'connect by NCCL'"),
+        ("init@0:1", "blocking=1", "Rank 1 failed in 'connect by NCCL'"),
+        ("hang@2:1", "blocking=1", "No rank came out of 'check collective"),
     ],
 )
-def test_a_fault_on_one_rank_ends_the_case_in_words(double, monkeypatch, fault, words):
+def test_a_fault_on_one_rank_ends_the_case_in_words(double, monkeypatch, fault, settings, words):
     monkeypatch.setenv("PYPERF_LIBNCCL", str(double))
     monkeypatch.setenv("FAKE_NCCL_FAULT", fault)
     with WorkerPool(resolve("cpu"), 2) as pool:
-        answer = pool.measure(0, Case("collective", SMALL, "nccl"), QUICK.effort)
+        answer = pool.measure(0, Case("collective", replace(SMALL, settings=settings), "nccl"), QUICK.effort)
     assert answer["outcome"] == "failed"
     assert words in answer["reason"], answer["reason"]

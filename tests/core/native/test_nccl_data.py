@@ -269,6 +269,54 @@ def test_what_was_allocated_and_registered_is_given_back(nccl, ranks, fake_libnc
     assert live() == before
 
 
+@pytest.mark.parametrize("settings", [{}, {"blocking": 1}])
+def test_ranks_make_a_symmetric_window_together_and_it_is_given_back(nccl, ranks, fake_libnccl, settings):
+    live = ctypes.CDLL(str(fake_libnccl())).fake_live
+    before = live()
+
+    def program(communicator):
+        windows = [nccl.Buffer(communicator, 8, window_within_s=DEADLINE_S) for _ in range(2)]
+        windows[0].write(np.ones(1))
+        nccl.Collective(communicator, "all_reduce", 1, "float64", *windows).run(DEADLINE_S)
+        found = all(each.registered for each in windows), float(np.frombuffer(windows[1].read())[0])
+        del windows
+        communicator.finalize(DEADLINE_S)
+        return found
+
+    assert ranks.results(2, program, settings=settings) == [(True, 2.0)] * 2
+    assert live() == before
+
+
+def test_windows_of_other_sizes_are_refused_and_no_window_is_no_error(nccl, ranks, fake_libnccl, monkeypatch):
+    def program(communicator, rest=0):
+        return nccl.Buffer(communicator, 8 + rest, window_within_s=DEADLINE_S).registered
+
+    unequal = ranks.outcomes(2, lambda communicator: program(communicator, communicator.rank))
+    assert any(
+        "the window of all ranks (ncclCommWindowRegister) failed with ncclInvalidUsage" in str(e) for e in unequal
+    )
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_WINDOWS")))
+    assert ranks.results(2, program) == [False, False]
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(22200)))
+    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.22\.0 has no symmetric windows, 2\.27 or later has"):
+        ranks.results(1, program)
+
+
+def test_ranks_that_share_several_ids_meet(nccl, ranks, fake_libnccl, monkeypatch):
+    def program(communicator):
+        buffer = nccl.Buffer(communicator, 8)
+        buffer.write(np.ones(1))
+        nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True).run(DEADLINE_S)
+        return float(np.frombuffer(buffer.read())[0])
+
+    assert ranks.results(4, program, ids=3) == [4.0] * 4
+    with pytest.raises(ValueError, match="3 unique ids were given for 2 ranks: give at least one and at most one for"):
+        ranks.results(2, program, ids=3)
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(22200)))
+    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.22\.0 takes one unique id, 2\.23 or later several"):
+        ranks.results(2, program, ids=2)
+
+
 def test_a_split_orders_ranks_by_key_within_a_colour(nccl, ranks):
     def program(communicator):
         color = -1 if communicator.rank == 3 else communicator.rank % 2

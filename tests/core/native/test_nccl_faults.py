@@ -73,8 +73,18 @@ def test_a_rank_that_hangs_in_the_middle_ends_all_at_the_deadline(nccl, ranks, f
     assert time.monotonic() - begin < PATIENCE_S
 
 
-def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(nccl, ranks, fault):
-    fault("error", operation=3)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("error", "ncclRemoteError (6, remote process exited"),
+        (
+            "timeout",
+            "ncclTimeout (8, operation timed out; told to fail in the background): another rank did not answer",
+        ),
+    ],
+)
+def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(nccl, ranks, fault, kind, words):
+    fault(kind, operation=3)
 
     def program(communicator):
         collective = all_reduce(nccl, communicator)
@@ -85,9 +95,7 @@ def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(
     begin = time.monotonic()
     _, failed = ranks.outcomes(2, program)
     assert type(failed) is nccl.NcclError
-    assert "On rank 1 of 2, all_reduce of 100 float32 failed with ncclRemoteError (6, remote process exited" in str(
-        failed
-    )
+    assert f"On rank 1 of 2, all_reduce of 100 float32 failed with {words}" in str(failed)
     assert time.monotonic() - begin < PATIENCE_S
 
 
@@ -258,7 +266,7 @@ def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl
             nccl.Communicator(library, device, library.unique_id(), rank, count, 1)
     with pytest.raises(ValueError, match=r"A deadline of 0 s was asked for"):
         nccl.Communicator(library, device, library.unique_id(), 0, 1, 0)
-    with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128"):
+    with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128, several a multiple of that"):
         nccl.Communicator(library, device, b"abc", 0, 1, 1)
     one, other = alone(nccl), alone(nccl)
     buffer = nccl.Buffer(one, 16)

@@ -10,11 +10,12 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes, Base
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from tests import records as made_up
-from tests.records import remarks
+from tests.records import a_record, lines, remarks
 
 CPU = resolve("cpu")
 Seconds = Callable[[Case], float]
@@ -230,3 +231,40 @@ def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left()
     assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
     with pytest.raises(UserError, match="workers were requested"):
         PROBE.cases("quick", CPU, {"workers": "4096"})
+
+
+def test_hints_are_timed_where_our_triton_kernel_is_and_else_read_in_machine_code_of_each_generation() -> None:
+    chosen = axes(hints=("own", "all", "odd_a"), along=("n",))
+    compiled = [case for case in sweep(chosen) if case.operator == "compiled_kernel"]
+    assert [(case.parameters.target, case.parameters.kernel.rpartition("addresses")[2]) for case in compiled] == [
+        (target, hints) for target in ("sm_80", "sm_90", "sm_100") for hints in ("", "_hints_odd_a")
+    ]
+    timed = sweep(replace(chosen, implementation=("cuda_sm80", "triton"), dtype=("bfloat16",), library=(), padded=()))
+    assert {(case.implementation, case.parameters.hints) for case in timed} == {
+        ("cuda_sm80", ""),
+        *(("triton", hints) for hints in ("", "all", "odd_a")),
+    }
+    for case in (*compiled, *timed):
+        case.validate()
+    found = PROBE.findings(records([case for case in timed if case.implementation == "triton"], by_work))
+    settings = {str(row["implementation, dtype, layout"]) for row in rows(found, "Pad or not")}
+    assert {hints for hints in ("all", "odd_a") if any(f" hints={hints}," in each for each in settings)} == {
+        "all",
+        "odd_a",
+    }
+    assert len(settings) == 3
+
+
+def test_a_pipeline_that_is_lost_without_hints_is_named_for_each_target() -> None:
+    def kernel(case: Case) -> Record:
+        untold = "hints" in case.parameters.kernel
+        figures = dict.fromkeys(("registers", "dynamic_shared_memory"), 65536.0 if untold else 131072.0)
+        figures |= {f"instructions_{name}": 0.0 for name in (*INSTRUCTION_CLASSES, "all")}
+        figures |= {"instructions_LDGSTS": 12.0 if untold else 36.0}
+        return a_record(case, None, kind="static", metrics=figures, probe="alignment")
+
+    cases = [case for case in sweep(axes(hints=("all", "odd_a"))) if case.operator == "compiled_kernel"]
+    found = PROBE.findings([kernel(case) for case in cases])
+    named = [(each.values["target"], each.values["left"], each.values["all"]) for each in found.remarks]
+    assert named == [(target, 12, 36) for target in ("sm_100", "sm_80", "sm_90")]
+    assert [row["loads"] for row in lines(found, "Our Triton product by")] == ["36 LDGSTS", "12 LDGSTS"] * 3

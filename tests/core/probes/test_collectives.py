@@ -152,6 +152,13 @@ def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
     assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
 
 
+def test_windows_and_settings_are_compared_with_what_is_plain(network: Any) -> None:
+    settings = "CTAPolicy=2+maxCTAs=8"
+    requested = cases(implementation=("nccl",), symmetric=(NO, YES), settings=("default", settings))
+    found = remarks(PROBE.findings(network().records(requested)), "takes {slower}")
+    assert {each.values["other"] for each in found} == {"nccl symmetric", f"nccl {settings}"}
+
+
 def test_one_flag_compares_with_links_left_out(network: Any) -> None:
     requested = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
 

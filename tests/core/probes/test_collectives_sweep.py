@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
 from pyperf_suite.runner.profiles import find_profile
+from pyperf_suite.workloads.collective import CollectiveParameters
 
 CPU = resolve("cpu")
 
@@ -59,8 +61,41 @@ def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
     taken = {(c.implementation, c.parameters.peer_to_peer, c.parameters.registered) for c in cases}
     assert len(taken) == len(cases) == 6
     assert ("c10d_nccl", True, True) not in taken
+
+
+def test_windows_and_settings_are_asked_only_of_our_own_calls_of_nccl() -> None:
+    chosen = axes(
+        implementation=("nccl", "c10d_nccl"),
+        registered=(NO, YES),
+        symmetric=(NO, YES),
+        settings=("default", "blocking=1"),
+    )
+    parameters = [case.parameters for case in PROBE.sweep(chosen) if case.implementation == "nccl"]
+    assert {(p.registered, p.symmetric, p.settings) for p in parameters} == {
+        (registered, symmetric, settings)
+        for registered, symmetric in ((False, False), (True, False), (False, True))
+        for settings in ("", "blocking=1")
+    }
+    assert [c.parameters for c in PROBE.sweep(chosen) if c.implementation == "c10d_nccl"] == [
+        CollectiveParameters("all_reduce", 64, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"peer_to_peer": (YES, NO)}, {"symmetric": (YES,)}, {"settings": ("default", "CTAPolicy=2")}]
+)
+def test_what_is_of_nccl_is_refused_where_none_runs_over_it(changed: dict[str, object]) -> None:
     with pytest.raises(UserError, match="are NCCL's, but only gloo was requested"):
-        PROBE.sweep(axes(peer_to_peer=(YES, NO)))
+        PROBE.sweep(axes(**changed))
+
+
+def test_settings_are_read_from_a_command() -> None:
+    cases = PROBE.cases(
+        "quick",
+        CPU,
+        {"implementation": "nccl", "settings": "default,CTAPolicy=2+maxCTAs=8", "size": "64", "ranks": "2"},
+    )
+    assert {json.dumps(case.parameters.configuration) for case in cases} == {"{}", '{"CTAPolicy": 2, "maxCTAs": 8}'}
 
 
 def test_every_two_ranks_are_a_pair_and_one_is_as_named() -> None:
