@@ -17,7 +17,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
 from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, verdict_of
-from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
+from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan, need_of
 from pyperf_suite.planner.laws.transfers import card_of
 
 # Columns without which a run cannot be predicted.
@@ -47,25 +47,39 @@ RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
 LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_head_dim": 128, "head_dim": 192}
 # DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
 DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
-NOT_FUSED = "no flash"
-# Megatron-Bridge's recipes do not cut experts over TP (expert_tensor_parallel_size of its WorkloadBaseConfig).
-# From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
+# What words of a run's note say of it, as fields of its plan.
+# Megatron-Bridge's recipes send gradients in 16 bits and do not cut experts over TP (expert_tensor_parallel_size of its
+# WorkloadBaseConfig). InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3
+# times as slow as the second (Dao 2023, FlashAttention-2, abstract), the middle.
+BRIDGE, PURE_STATES, FIRST_FLASH_OVER_SECOND = "NeMo container", "pure bf16 states", 2.35
+SAID: Mapping[str, Mapping[str, Any]] = {
+    "no flash": {"fused_attention": False},
+    "as table 1": {"fused_attention": False},
+    "InternEvo": {"slower_attention": FIRST_FLASH_OVER_SECOND, "gradient_bytes": HALF},
+    "FlashAttention 1": {"slower_attention": FIRST_FLASH_OVER_SECOND},
+    "tuned overlap": {"overlap_tensor": True},
+    "PURE": {"gradient_bytes": HALF},
+    PURE_STATES: {"gradient_bytes": HALF},
+    BRIDGE: {"gradient_bytes": HALF, "whole_experts": True},
+    # DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
+    "DeepSpeed ZeRO-3": {"gathers": 12},
+}
+# The framework of an engine where a note has these words: torchtitan compiles only where that is said, and Automodel
+# has the fused kernels of Transformer Engine instead.
+ENGINES_AS_SAID: Mapping[tuple[str, str], Framework] = {
+    ("fsdp", "FSDP1"): "fsdp1",
+    ("torchtitan", "compile not stated"): "fsdp2",
+    ("fsdp", "Transformer Engine"): "torchtitan",
+}
 # NeMo of March 2024 has FlashAttention-2 on Hopper too.
 OLD_NEMO = "NeMo 24.03"
-# InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3 times as slow as the
-# second (Dao 2023, FlashAttention-2, abstract), the middle.
-FIRST_FLASH, FIRST_FLASH_OVER_SECOND = ("InternEvo", "FlashAttention 1"), 2.35
-INTERN_EVO = FIRST_FLASH[0]
-# DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
-PER_TENSOR, TENSORS = "DeepSpeed ZeRO-3", 12
 # BigScience's runs on that many GPUs hung unless launches blocked (train/tr11-176B-ml/chronicles-prequel.md).
 JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
-# torchtitan compiles only where that is said; Automodel has the fused kernels of Transformer Engine instead.
-NOT_COMPILED, FUSED_MODULES = "compile not stated", "Transformer Engine"
-BRIDGE, FUSED = "NeMo container", 26.06
+# From that release on Bridge fuses experts and overlaps their exchange in mxfp8 (cutedsl_fused_grouped_mlp).
+FUSED = 26.06
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 # Where torch keeps the states, a script chooses their dtype.
-ASSUMED_STATES, OF_SCRIPTS, PURE_STATES = "the dtype of states is not stated", ("fsdp", "ddp"), "pure bf16 states"
+ASSUMED_STATES, OF_SCRIPTS = "the dtype of states is not stated", ("fsdp", "ddp")
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,6 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
     zero_stage = number("zero_stage", 0, "no ZeRO")
     framework = _framework(given, note, zero_stage)
     recompute, share = _recompute(given, assumed)
-    chunks = number("vp", 1)
     overlaps = given.get("overlap", "")
     modern = framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= 9
     if modern and not overlaps:
@@ -171,22 +184,31 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
     state_dtype = given.get("state_dtype") or ("bf16" if PURE_STATES in note else "fp32")
     if not given.get("state_dtype") and PURE_STATES not in note and given.get("engine") in OF_SCRIPTS:
         assumed.append(ASSUMED_STATES)
-    old, shares = NOT_FUSED in note or "as table 1" in note, re.search(r"zero1=(\d+)", note)
+    shares, release = re.search(r"zero1=(\d+)", note), re.search(BRIDGE + r" (\d+\.\d+)", note)
+    # NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True. TP of torchtitan always cuts the
+    # sequence (its parallelize_llama), Megatron's since it recomputes attention alone.
+    narrow = framework == "deepspeed" or given.get("engine") == "nemo" or dtype == "fp16"
+    cuts = framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
+    fields: dict[str, Any] = {
+        "gradient_bytes": HALF if narrow else 2 * HALF,
+        "overlap_tensor": "tp" in overlaps or modern,
+        "slower_attention": ON_HOPPER if OLD_NEMO in note and modern else 1.0,
+    }
+    for words, said in SAID.items():
+        fields |= said if words in note else {}
     plan = ParallelPlan(
         global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
-        pipeline=pipeline, recompute=recompute, fused_attention=not old,
+        pipeline=pipeline, recompute=recompute, recompute_share=share, chunks=number("vp", 1), context=context,
+        expert=number("ep", 1), zero_stage=zero_stage, shard_over=int(shares[1]) if shares else 0,
         overlap_gradients=(zero_stage > 0 and framework != "deepspeed") or "dp" in overlaps,
-        gradient_bytes=_gradient_bytes(framework, given.get("engine", ""), dtype, note),
-        ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
-        zero_stage=zero_stage, shard_over=int(shares[1]) if shares else 0, gathers=TENSORS if PER_TENSOR in note else 1,
-        sequence_parallel=tensor > 1 and _cuts_sequence(framework, recompute),
-        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
-        recompute_share=share, whole_experts=BRIDGE in note, fuses_experts=_fuses_experts(note, dtype),
-        slower_attention=_slower_attention(note, modern),
-        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM, state_dtype=state_dtype,
+        ranks_per_node=number("gpus_per_node", 8), sequence_parallel=tensor > 1 and cuts, dtype=dtype,
+        framework=framework, fuses_experts=release is not None and float(release[1]) >= FUSED and dtype == "mxfp8",
+        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM, state_dtype=state_dtype, **fields,
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
-    seconds = _seconds(given, plan, gpus)
+    seconds = float(given["seconds_per_step"]) if given.get("seconds_per_step") else None
+    if seconds is None and given.get("tokens_per_s_per_gpu"):
+        seconds = plan.global_batch * plan.seq / (float(given["tokens_per_s_per_gpu"]) * gpus)
     memory = float(given["memory_gib"]) if given.get("memory_gib") else None
     return TrainingRun(
         given.get("model", ""), given.get("source", ""), gpu, _model(given, number), plan, network, seconds, memory,
@@ -196,40 +218,13 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
 
 def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framework:
     engine = given.get("framework") or given.get("engine", "")
-    if engine == "fsdp" and "FSDP1" in note:
-        return "fsdp1"
-    if engine == "torchtitan" and NOT_COMPILED in note:
-        return "fsdp2"
-    if engine == "fsdp" and FUSED_MODULES in note:
-        return "torchtitan"
+    if said := [framework for (of, words), framework in ENGINES_AS_SAID.items() if of == engine and words in note]:
+        return said[0]
     if not engine:
         return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE else "megatron"
     if engine in ENGINES:
         return ENGINES[engine]
     raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
-
-
-def _gradient_bytes(framework: Framework, engine: str, dtype: str, note: str) -> int:
-    """Of an element as it is sent: NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True."""
-    narrow = framework == "deepspeed" or engine == "nemo" or dtype == "fp16"
-    return 2 if narrow or any(each in note for each in ("PURE", PURE_STATES, BRIDGE, INTERN_EVO)) else 4
-
-
-def _slower_attention(note: str, modern: bool) -> float:
-    """The time of the run's attention over its framework's usual one."""
-    if OLD_NEMO in note and modern:
-        return ON_HOPPER
-    return FIRST_FLASH_OVER_SECOND if any(each in note for each in FIRST_FLASH) else 1.0
-
-
-def _cuts_sequence(framework: Framework, recompute: Recompute) -> bool:
-    """TP of torchtitan always does (its parallelize_llama), Megatron's since it recomputes attention alone."""
-    return framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
-
-
-def _fuses_experts(note: str, dtype: str) -> bool:
-    release = re.search(BRIDGE + r" (\d+\.\d+)", note)
-    return release is not None and float(release[1]) >= FUSED and dtype == "mxfp8"
 
 
 def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
@@ -241,15 +236,6 @@ def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute,
     if stated not in RECOMPUTED:
         raise UserError(f"Backward cannot recompute {stated!r}: choose from {', '.join(RECOMPUTED)}.")
     return RECOMPUTED[stated]
-
-
-def _seconds(given: Mapping[str, str], plan: ParallelPlan, gpus: int) -> float | None:
-    """Of an iteration, by its time or by its tokens a second and GPU."""
-    if given.get("seconds_per_step"):
-        return float(given["seconds_per_step"])
-    if given.get("tokens_per_s_per_gpu"):
-        return plan.global_batch * plan.seq / (float(given["tokens_per_s_per_gpu"]) * gpus)
-    return None
 
 
 def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore[no-untyped-def]
