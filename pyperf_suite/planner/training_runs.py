@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
+from pyperf_suite.planner.laws.calibration import COVERED, POOLED, Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
@@ -203,8 +203,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     arrays["seen"] = np.array([f"{framework} {spec.name}"])
     arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
     if len(runs) >= ENOUGH_RUNS:
-        for side, share in (("low", 0.05), ("high", 0.95)):
-            arrays[side] = np.full(like.arrays[side].shape, float(np.quantile(errors, share)))
+        arrays["ends"] = np.full(like.arrays["ends"].shape, float(np.quantile(np.abs(errors), COVERED)))
     held_out: Mapping[str, float | int | str] = {
         "mape": round(after, 2),
         "median": round(_percent(errors, np.median), 2),

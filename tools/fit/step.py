@@ -39,12 +39,13 @@ from pyperf_suite.planner.laws.training.framework import (
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
-from pyperf_suite.planner.laws.training.step import MEASURED_GPU, PricedStep, kind_of, price_step, prices_of, step_parts
+from pyperf_suite.planner.laws.training.step import PricedStep, kind_of, price_step, prices_of, step_parts
 from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
 from tools.fit.published import read_columns, rows_of
 
 # All tables of runs but those of cards with other power or memory than their kind, which judge the law.
 RUNS, CARDS = "training_*.csv", "training_cards.csv"
+MEASURED_GPU = "A100 SXM"
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -288,8 +289,8 @@ NINE_OF_TEN = 0.9
 
 def ends_of(
     runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
-) -> tuple[float, float, float]:
-    """The ends of nine of ten errors of sources left out, and the mean error in %, by how near each run is.
+) -> tuple[float, float]:
+    """The logarithm that nine of ten errors of sources left out stay within, and their mean in %, by how near each is.
 
     Each source counts the same, runs of another framework or kind less. `without` leaves out those that have it in
     common.
@@ -308,14 +309,14 @@ def ends_of(
     order = np.argsort(off)
     reached = np.cumsum(weights[order]) / weights.sum()
     end = max(LEAST_END, float(off[order][np.searchsorted(reached, NINE_OF_TEN)]))
-    return -end, end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
+    return end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
 
 
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
     """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
     group = LEFT_OUT.get(how, LEFT_OUT["source"])
     alike = {(run.framework, run.kind, group(run)): run for run in runs}
-    ends = {key: ends_of(runs, errors, run, group)[1] for key, run in alike.items()}
+    ends = {key: ends_of(runs, errors, run, group)[0] for key, run in alike.items()}
     return np.abs(errors) <= [ends[run.framework, run.kind, group(run)] for run in runs]
 
 
@@ -423,9 +424,8 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
     alike = [[SimpleNamespace(framework=framework, kind=kind) for kind in KINDS] for framework in FRAMEWORKS]
     ends = np.array([[ends_of(runs, errors["source"], like) for like in row] for row in alike])
     # Of an engine or a generation of GPUs that no run was seen of.
-    unseen = np.array([[max(ends_of(runs, errors[how], like)[1] for how in LEFT_OUT) for like in row] for row in alike])
-    more |= dict(zip(("low", "high", "errors_percent"), np.moveaxis(ends, -1, 0), strict=True))
-    more |= {"unseen_low": -unseen, "unseen_high": unseen}
+    unseen = np.array([[max(ends_of(runs, errors[how], like)[0] for how in LEFT_OUT) for like in row] for row in alike])
+    more |= {"ends": ends[..., 0], "errors_percent": ends[..., 1], "unseen_ends": unseen}
     off = np.abs(np.expm1(-errors["source"]))
     held_out: dict[str, float | int | str] = {
         "mape": _percent(errors["source"]),

@@ -17,9 +17,16 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, USUAL, check_framework
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload, check_states
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
-from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
+from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
+from pyperf_suite.planner.laws.training.offload import (
+    OFFLOADED_BY,
+    OFFLOADS,
+    Host,
+    Offload,
+    check_offload,
+    usual_host,
+)
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published, check_states
 from pyperf_suite.planner.laws.training.step import UNITS_OF
 
 Column = NDArray[np.int64]

@@ -113,20 +113,27 @@ NAMES = tuple(CONSTANTS)
 
 @dataclass(frozen=True)
 class FoundConstants:
-    """Constants, whether they are of another GPU, and their stated error in %.
+    """Constants, and whether they are of another GPU.
 
-    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known,
-    `errors_percent` the mean errors by KINDS, all of runs whose source the constants had not seen. Of another GPU the
-    ends are those where the engine or the generation of GPUs was not seen.
+    `ends` are by KINDS the logarithm of measured over predicted that nine of ten runs stay within, of either sign, and
+    `errors_percent` the mean errors, both of runs whose source the constants had not seen; empty if none are known. Of
+    another GPU the ends are those where the engine or the generation of GPUs was not seen.
     """
 
     constants: StepConstants
     is_transferred: bool
-    error_percent: float | None
     origin: str = ""
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()
     errors_percent: tuple[float, ...] = ()
+
+    def width(self, kind: int) -> float | None:
+        """The factor, of either side, within which nine of ten runs lie; None where nothing is known."""
+        return float(np.exp(self.ends[kind])) if self.ends else None
+
+    def error_percent(self, kind: int) -> float | None:
+        """The law's error in % on runs of that kind whose source the constants had not seen."""
+        error = self.errors_percent[kind] if self.errors_percent else np.nan
+        return None if np.isnan(error) else error
 
 
 def check_framework(framework: str) -> None:
@@ -173,10 +180,8 @@ def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConst
     peaks, kernel = spec.peak_flop_per_s, ATTENTION[framework][GENERATIONS.index(generation_of(spec))]
     ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
     grouped = GROUPED_MM if framework in CALLS_GROUPED_MM and generation_of(spec) == GENERATIONS[-1] else 1.0
-    return replace(
-        constants, nvfp4=constants.nvfp4 * ratio, attention=constants.attention * kernel,
-        experts=constants.experts * grouped,
-    )  # fmt: skip
+    attention, experts = constants.attention * kernel, constants.experts * grouped
+    return replace(constants, nvfp4=constants.nvfp4 * ratio, attention=attention, experts=experts)
 
 
 def pack_constants(
@@ -187,9 +192,9 @@ def pack_constants(
 ) -> CalibrationBlock:
     """Constants as the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs.
 
-    `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `low`, `high` and
-    `errors_percent` by FRAMEWORKS and KINDS, the ends as `unseen_low` and `unseen_high` for others, and for each
-    constant its `NAME_deviation`, the standard deviation of its logarithm.
+    `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and
+    `errors_percent` by FRAMEWORKS and KINDS, the ends as `unseen_ends` for others, and for each constant its
+    `NAME_deviation`, the standard deviation of its logarithm.
     """
     arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
     return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
@@ -198,17 +203,13 @@ def pack_constants(
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
     """The constants in a block, for a GPU."""
     arrays = block.arrays
-    is_older = any(np.ndim(arrays[name]) < 2 for name in ("low", "high", "errors_percent") if name in arrays)
-    if is_older or any(name not in arrays or np.ndim(arrays[name]) for name in NAMES):
+    if any(name not in arrays or np.ndim(arrays[name]) for name in NAMES) or ("low" in arrays and "ends" not in arrays):
         raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
     numbers = {name: float(arrays[name]) for name in NAMES}
     constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
     another = "seen" in arrays and f"{framework} {spec.name}" not in arrays["seen"].tolist()
-    error = float(block.held_out["mape"]) if "mape" in block.held_out else None
-    unseen = "unseen_" if another else ""
-    row = FRAMEWORKS.index(framework)
-    low, high, errors = (
-        tuple(arrays[name][row].astype(float).tolist()) if name in arrays else ()
-        for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
+    ends, errors = (
+        tuple(arrays[name][FRAMEWORKS.index(framework)].astype(float).tolist()) if name in arrays else ()
+        for name in ("unseen_ends" if another else "ends", "errors_percent")
     )
-    return FoundConstants(constants, another, error, block.origin, low, high, errors)
+    return FoundConstants(constants, another, block.origin, ends, errors)

@@ -100,9 +100,7 @@ def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepCon
     # Between nodes a gradient's product hides no more than it lasts.
     between = np.asarray(plan.tensor) > plan.ranks_per_node
     sums_s = between * (times["summed"][0] * prices["summed"] - tensor_s)
-    # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
-    again_s = np.where(plan.hides_tensor, 0.0, ALL_REDUCES_PER_PASS * prices["gathered"])
-    tensor_s = tensor_s + exposed_comm_s(sums_s, once_s) + exposed_comm_s(again_s, once_s)
+    tensor_s = tensor_s + exposed_comm_s(sums_s, once_s)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
     context_s = exposed_comm_s(attended * prices["ring"], forward_s)
     context_s = context_s + exposed_comm_s(2 * prices["ring"], backward_s)
@@ -158,7 +156,6 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "permuted": (forward + 1, (not plan.fuses_experts) * c.slowdown),
         "all_to_all": (4 + 2 * plan.recompute_fraction, 1.0),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
-        "gathered": (0.0, 1.0),
         "ends": (1.0, c.slowdown),
         "loss": (1.0, c.slowdown),
     }
@@ -209,8 +206,6 @@ def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | 
         flags = (plan.ranks_per_node, network)
         for op in ("reduce_scatter", "all_gather") if plan.sequence_parallel else ("all_reduce",):
             yield KernelCall(op, "collective", "summed", sizes, calls, (op,), flags)
-        if plan.sequence_parallel:
-            yield KernelCall("all_gather again", "collective", "gathered", sizes, calls, ("all_gather",), flags)
 
 
 def _product_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
@@ -334,9 +329,9 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
 
     Of one layer, of a model with several kinds of layers their mean: `forward` and `backward` of products,
     `experts_...` of those of experts, `scores` of passes over scores that lie in memory, `cast` of operands converted,
-    `permuted` of tokens sorted by experts and back; `summed` is one exchange of TP, `gathered` its half, `ring` one
-    round of CP, `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is
-    the logits, forward and backward together, `loss` the passes over them.
+    `permuted` of tokens sorted by experts and back; `summed` is one exchange of TP, `ring` one round of CP,
+    `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is the logits,
+    forward and backward together, `loss` the passes over them.
     """
     found: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
     for call in kernel_calls(model, plan, network):

@@ -11,23 +11,22 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, check_recompute
+from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
-from pyperf_suite.planner.laws.training.memory import (
-    RESERVE,
-    MemoryNeed,
-    Offload,
-    Reserve,
-    check_states,
-    storage_of,
-    training_memory,
-)
-from pyperf_suite.planner.laws.training.offload import Host, check_offload
+from pyperf_suite.planner.laws.training.offload import Host, Offload, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.
 HALF = 2
+# Dtypes that the optimizer's states are kept in.
+STATE_DTYPES = ("fp32", "bf16")
 # The compute capability from which on Megatron hides TP's exchange.
 HOPPER = 9
+
+
+def check_states(dtype: str) -> None:
+    """Raise UserError for a dtype that no optimizer keeps its states in."""
+    if dtype not in STATE_DTYPES:
+        raise UserError(f"No states of {dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,17 +231,3 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
-
-
-def need_of(model: ModelDimensions, plan: ParallelPlan, reserve: Reserve = RESERVE) -> MemoryNeed:
-    """What the fullest GPU of a plan holds."""
-    # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if plan.fused_attention and plan.recompute == "nothing" else plan.recompute
-    groups: Any = sum(np.asarray(ranks) > 1 for ranks in (plan.shards, plan.tensor, plan.pipeline))
-    return training_memory(
-        model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
-        zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
-        micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
-        storage=storage_of(plan.framework, plan.state_dtype), recompute_share=plan.recompute_share, groups=groups,
-        reserve=reserve,
-    )  # fmt: skip

@@ -16,8 +16,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER, SHARDED_FROM_STAGE, Framework
-from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, verdict_of
-from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan, need_of
+from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, need_of, verdict_of
+from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 from pyperf_suite.planner.laws.transfers import card_of
 
 # Columns without which a run cannot be predicted.

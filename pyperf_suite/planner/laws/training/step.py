@@ -31,13 +31,8 @@ from pyperf_suite.planner.laws.training.framework import (
     found_constants,
     usual_framework,
 )
-from pyperf_suite.planner.laws.training.layer_work import (
-    as_plain,
-    ends_work,
-    layer_work,
-    price_work,
-)
-from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
+from pyperf_suite.planner.laws.training.layer_work import as_plain, ends_work, layer_work, price_work
+from pyperf_suite.planner.laws.training.offload import ADDED_BYTES, DRIVE_BYTES, SENT_BYTES, UNSURE, Host, usual_host
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 
 
@@ -91,14 +86,14 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
     By what is sent and whether that is in each micro-batch or once. For what is sent in each the pipeline waits too.
     FSDP in a pipeline keeps what it gathered, and the gradients, until the last micro-batch is through.
     """
-    hides = 1 if plan.overlap_gradients else 0
     # What is computed again is so in backward.
-    forward_s = hides * stage_s / plan.passes
+    stage_s = plan.overlap_gradients * stage_s
+    forward_s = stage_s / plan.passes
     piped = np.asarray(plan.pipeline) > 1
     stage = np.where(piped, np.minimum(plan.zero_stage, 1), plan.zero_stage)
     found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
     for number in np.unique(stage):
-        left: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
+        left: dict[Phase, Any] = {"forward": forward_s, "backward": stage_s - forward_s}
         for each in SENT_BY_STAGE[number]:
             seconds, key = prices[each.operation], (each.what, each.each)
             waited = exposed_comm_s(seconds, left[each.behind])
@@ -109,23 +104,19 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
 
 
 def send_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
-    """Activations to the next stage and their gradients back.
+    """Activations to the next stage and their gradients back, of which each rank of TP sends a share.
 
-    Each rank of TP sends a share, gathered where SP keeps none (Narayanan et al. 2021, section 4.1; as DeepSpeed does).
+    Narayanan et al. 2021, section 4.1; as DeepSpeed does.
     """
     if not np.any(np.asarray(plan.pipeline) > 1):
         return 0.0
-    size, together = plan.element_bytes * plan.tokens * model.hidden, _stages_together(plan)
-    seconds = prices.collective("send_receive", size / plan.tensor, 2, together, network).seconds
-    if np.any(np.asarray(plan.tensor) > plan.sequence_ranks):
-        seconds = seconds + prices.collective("all_gather", size, plan.tensor, plan.ranks_per_node, network).seconds
-    return 2 * seconds
+    size = plan.element_bytes * plan.tokens * model.hidden / plan.tensor
+    return 2 * prices.collective("send_receive", size, 2, _stages_together(plan), network).seconds
 
 
 def _stages_together(plan: ParallelPlan) -> Any:
     """How many of two stages' ranks share a node: both where a whole stage leaves room for another."""
-    together = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    return together if together.ndim else int(together)
+    return np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)[()]
 
 
 # The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
@@ -175,8 +166,6 @@ def _over_data(
     return seconds
 
 
-# The GPU whose iterations were published first, and the one of most tests.
-MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
@@ -288,7 +277,7 @@ def step_time(
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
-    found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
+    found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, plan.framework)
     constants = found.constants
     network = constants.network if network is None else network
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
@@ -296,13 +285,12 @@ def step_time(
     if plan.offload != "none":
         moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
         parts, on_host = parts | moved, sum(moved.values())
-    seconds = sum(parts.values())
-    low, high = interval(found, model, plan.dtype)
+    seconds, width = sum(parts.values()), found.width(kind_of(model, plan.dtype))
     around = {}
-    if low is not None and high is not None:
-        ends = {"low": (low, min(low, 1 / UNSURE)), "high": (high, max(high, UNSURE))}
+    if width is not None:
+        ends = {"low": (1 / width, min(1 / width, 1 / UNSURE)), "high": (width, max(width, UNSURE))}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
-    error = None if found.is_transferred else error_percent_of(found, model, plan.dtype)
+    error = None if found.is_transferred else found.error_percent(kind_of(model, plan.dtype))
     return Explained(seconds, parts, found.is_transferred, error, found.origin, **around)
 
 
@@ -310,13 +298,42 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
     """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
     model, plan = priced.model, priced.plan
     layer_s = sum(layer_work(priced.prices, plan, constants).values())
-    stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
+    stage_s = plan.overlap_gradients * model.layers / plan.pipeline * layer_s
     updated = _updated_bytes(model, plan) / OPTIMIZER_BYTES_PER_PARAMETER
-    waited, adam = offloaded(
-        plan.offload, str(plan.framework), host, updated, plan.zero_stage, plan.gradient_bytes,
-        plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
-    )  # fmt: skip
-    return {"optimizer": adam + _gradient_passes_s(priced, constants), "offload": waited}
+    waited = waited_for_host(plan, host, updated, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s)
+    adam = adam_on_host_s(host, updated) + _gradient_passes_s(priced, constants)
+    return {"optimizer": adam, "offload": waited}
+
+
+def adam_on_host_s(host: Host, parameters: Any) -> Any:
+    """Seconds of Adam on the CPU."""
+    return parameters * OPTIMIZER_BYTES_PER_PARAMETER / host.host
+
+
+def waited_for_host(plan: ParallelPlan, host: Host, parameters: Any, forward_s: Any, backward_s: Any) -> Any:
+    """Seconds of an iteration that a rank, which updates so many `parameters`, waits for the bus and drives.
+
+    Gradients leave during backward: under DeepSpeed from ZeRO 2 on, and FSDP, those of each micro-batch, to which the
+    ones before are added (by DeepSpeed on the GPU, so they come back meanwhile; by FSDP on the CPU); else those of an
+    iteration. Megatron sends them when backward is over. Parameters that lie in the host's memory are fetched during
+    forward and again during backward; those that do not are sent back when Adam is through.
+    """
+    out, back = parameters * plan.gradient_bytes / host.bus, parameters * HALF / host.bus
+    if plan.framework == "megatron":
+        return out + back
+    stays, drives, m = plan.offload == "optimizer", min(host.bus, host.nvme_bytes_per_s), plan.micro_batches
+    each = (np.asarray(plan.zero_stage) >= 2) | (not stays)
+    added = np.where(each & (np.asarray(m) > 1), out if plan.framework == "deepspeed" else 0.0, 0.0)
+    sent = 0 if stays else SENT_BYTES.get(str(plan.framework), HALF)
+    fetched = parameters * sent / (drives if plan.offload == "nvme" else host.bus)
+    # Both directions of the bus at once; each has what is computed meanwhile.
+    waited = np.where(each, m, 1) * np.maximum(0.0, np.maximum(out, fetched + added) - backward_s)
+    waited = waited + m * np.maximum(0.0, fetched - forward_s) + (back if stays else 0.0)
+    if plan.framework != "deepspeed":
+        waited = waited + (m - 1) * parameters * ADDED_BYTES / host.host
+    if plan.offload == "nvme":
+        waited = waited + np.maximum(0.0, parameters * DRIVE_BYTES / drives - adam_on_host_s(host, parameters))
+    return waited
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
@@ -329,25 +346,6 @@ def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
     if dtype in UNITS_OF and "fp4" not in spec_of(gpu).peak_flop_per_s:
         raise UserError(f"{spec_of(gpu)} has no units for {dtype}, which came with Blackwell: choose fp8 or bf16.")
     return Prices(gpu, "fp8" if dtype in LOW_PRECISION else dtype)
-
-
-def constants_of(gpu: str | GpuSpec | Calibration, plan: ParallelPlan) -> FoundConstants:
-    """The constants of the plan's framework, by default its usual one; a grid of plans names theirs."""
-    return found_constants(gpu, plan.framework or usual_framework(int(plan.zero_stage)))
-
-
-def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple[float, float] | tuple[None, None]:
-    """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
-    if not found.low:
-        return None, None
-    place = kind_of(model, dtype)
-    return float(np.exp(found.low[place])), float(np.exp(found.high[place]))
-
-
-def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
-    """The law's error in % on runs of that kind whose source the constants had not seen."""
-    error = found.errors_percent[kind_of(model, dtype)] if found.errors_percent else found.error_percent
-    return None if error is None or np.isnan(error) else error
 
 
 def kind_of(model: ModelDimensions, dtype: str) -> int:
