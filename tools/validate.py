@@ -27,8 +27,7 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
-from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
+from pyperf_suite.planner.training_runs import NEEDED, JudgedRun, judged, read_runs, right_orders
 from pyperf_suite.record.quantity import Quantity
 
 Columns = Mapping[str, NDArray[Any]]

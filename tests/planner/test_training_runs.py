@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.training.framework import found_constants
-from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs
-from pyperf_suite.planner.training_runs import judged, refitted, right_orders
+from pyperf_suite.planner.training_runs import ASSUMED_RECOMPUTE, judged, read_runs, refitted, right_orders
 from tests.commands import invoke
 from tests.records import printed_lines
 from tools.fit.published import SAMPLE

@@ -27,7 +27,6 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
-    CARRIED_BYTES_PER_S,
     CONSTANTS,
     FRAMEWORKS,
     KINDS,
@@ -38,14 +37,15 @@ from pyperf_suite.planner.laws.training.framework import (
     pack_constants,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import PricedStep, kind_of, price_step, prices_of, step_parts
-from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
+from pyperf_suite.planner.training_runs import JudgedRun, TrainingRun, nearest_constants, read_runs, right_orders
 from tools.fit.published import read_columns, rows_of
 
 # All tables of runs but those of cards with other power or memory than their kind, which judge the law.
 RUNS, CARDS = "training_*.csv", "training_cards.csv"
 MEASURED_GPU = "A100 SXM"
+# What a GPU of vTrain's cluster could send between nodes: HDR for two.
+CARRIED_BYTES_PER_S = 12.5e9
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -163,7 +163,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[TrainingRun]:
             data=row["data_parallelism"], pipeline=row["pipeline_parallelism"], recompute="layers",
             fused_attention=False, dtype="fp16", framework="megatron",
         )  # fmt: skip
-        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S[MEASURED_GPU]
+        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S
         runs.append(TrainingRun(f"GPT-{hidden}", "vTrain", gpu, model, plan, network, seconds, None, True))
     return runs
 

@@ -149,7 +149,7 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner.laws.internode import network_of
+    from pyperf_suite.planner.laws.collectives import network_of
     from pyperf_suite.planner.laws.training.offload import usual_host
     from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training

@@ -18,10 +18,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.attention import LAW, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
-from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.collectives import Network, collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 
 # Dtypes of products that nothing is computed wider than.

@@ -15,7 +15,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
-from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, USUAL, check_framework
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.offload import (

@@ -33,7 +33,7 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 SEQ = 1024
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
-IDLE_HOST = StepConstants(slowdown=1.0, network=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +243,6 @@ def test_context_parallelism_cuts_tokens_and_attention_and_passes_keys_round() -
     alone, cut = parts(plan, linked=False), parts(replace(plan, context=4), linked=False)
     assert cut["products"] == pytest.approx(alone["products"] / 4)
     assert cut["attention"] == pytest.approx(alone["attention"] / 4, rel=0.05)
-    assert cut["attention"] > alone["attention"] / 4  # pieces are merged
     assert cut["context"] == 0 < parts(replace(plan, context=4))["context"]
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, spec_of
-from pyperf_suite.planner.laws.internode import Network
 
 Framework = Literal["megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp"]
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp")
@@ -41,8 +40,6 @@ DTYPES = ("bf16", "fp16", *LOW_PRECISION)
 # Products over the law of the library that was measured in fp8; of nvfp4 at the ratio of the peaks. Set by hand,
 # where fits were held within 0.7 to 1.2, of nvfp4 within 0.9 to 2.
 LOW_PRECISION_FACTORS = {"fp8": 0.82, "mxfp8": 0.85, "nvfp4": 1.3}
-# What a GPU of vTrain's cluster could send between nodes: HDR for two.
-CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
 # Runs whose errors have one width.
 KINDS = ("16 bits", "below 16 bits", "experts, 16 bits", "experts, below 16 bits")
@@ -70,13 +67,10 @@ GROUPED_MM, CALLS_GROUPED_MM = 1.7, ("fsdp2", "torchtitan")
 class StepConstants:
     """What no kernel's law knows, as found on published iterations; each may be an array over the plans of a grid.
 
-    CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand. `network` is what a GPU
-    really sends between nodes in bytes/s, one direction, or measured points of the cluster; None: what its maker's
-    servers have.
+    CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand.
     """
 
     slowdown: Any
-    network: Network | None = None
     attention: Any = 1.0
     experts: Any = 1.0
     tensor_overlapped: Any = 0.3
@@ -206,7 +200,7 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     if any(name not in arrays or np.ndim(arrays[name]) for name in NAMES) or ("low" in arrays and "ends" not in arrays):
         raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
     numbers = {name: float(arrays[name]) for name in NAMES}
-    constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
+    constants = on_gpu(StepConstants(**numbers), spec, framework)
     another = "seen" in arrays and f"{framework} {spec.name}" not in arrays["seen"].tolist()
     ends, errors = (
         tuple(arrays[name][FRAMEWORKS.index(framework)].astype(float).tolist()) if name in arrays else ()

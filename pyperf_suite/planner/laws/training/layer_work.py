@@ -21,7 +21,7 @@ from pyperf_suite.laws.transformer import (
     attention_calls,
     products,
 )
-from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
@@ -30,8 +30,6 @@ from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
 WHOLE_BYTES_PER_ELEMENT = 22
-# Rotary embedding of queries and keys: read and written.
-ROTARY_BYTES_PER_ELEMENT = 4
 # Over the b·s·ffn/t elements of an MLP: the activation function reads and writes.
 MLP_BYTES_PER_ELEMENT = 4
 # Over the b·(a/t)·s² scores where attention is not fused: a causal softmax reads half and writes all, dropout reads and
@@ -43,9 +41,6 @@ BACKWARD_BYTES_RATIO = 1.5
 LOSS_BYTES_PER_ELEMENT = 16
 # all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
 ALL_REDUCES_PER_PASS = 2
-# Ring attention adds each plan's result to what is there, in single precision, and scales it: reads both, writes one;
-# backward adds gradients of queries, keys and values likewise.
-MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
 CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
@@ -186,9 +181,6 @@ class KernelCall:
         return as_plain(self.calls) * found.seconds
 
 
-PASS_NAMES = (("forward", False), ("backward", True))
-
-
 def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> Iterator[KernelCall]:
     """What a rank computes, and sends over TP, for a micro-batch: the one list that `size` itemises and `layout` sums.
 
@@ -279,14 +271,9 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
         # A window as long as the sequence is none.
         window = np.where(np.asarray(seq) > call.window, call.window, 0)
         sizes = (batch, seq, heads, kv_heads, head_dim, window)
-        for name, backward in PASS_NAMES:
-            fixed, kind = (call.causal, backward), f"attention_{name}"
-            yield KernelCall(f"{call.name}, {name}", "attention", kind, sizes, times * np.asarray(call.calls), fixed)
-            if np.any(times > 1):
-                merges = (times - 1) * np.asarray(call.calls)
-                merged: Any = MERGED_BYTES_PER_ELEMENT * np.asarray(batch * seq) * head_dim
-                for count, once in ((heads, 1), (kv_heads, 2)) if backward else ((heads, 1),):
-                    yield KernelCall("pieces merged", "memory_bound", kind, (merged * count,), once * merges)
+        for name, backward in (("forward", False), ("backward", True)):
+            fixed, calls = (call.causal, backward), times * np.asarray(call.calls)
+            yield KernelCall(f"{call.name}, {name}", "attention", f"attention_{name}", sizes, calls, fixed)
 
 
 def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
@@ -312,11 +299,6 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
     stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
-    if model.gated:
-        rotated = (
-            wider * ROTARY_BYTES_PER_ELEMENT * tokens * (model.heads + model.kv_heads) * model.head_dim / plan.tensor
-        )
-        yield KernelCall("rotary embedding", "memory_bound", "memory", (rotated,), layers)
     for name, width, those in activation_widths(model):
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
         yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(those))

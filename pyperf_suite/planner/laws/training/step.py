@@ -21,8 +21,8 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.training.messages import SENT_BY_STAGE, Kind, Phase, exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     LOW_PRECISION,
@@ -270,7 +270,7 @@ def step_time(
         plan: batch, parallelism and options; one plan, or a grid of them.
         constants: by default those of the plan's framework, of the GPU's calibration or of published runs.
         prices: what kernels cost, by default `Prices` of that GPU under a sustained load.
-        network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
+        network: what a GPU sends between nodes, by default as the maker's servers have.
 
     Raises:
         UserError: more stages than layers, dimensions that do not divide over TP, or an unknown GPU.
@@ -279,7 +279,6 @@ def step_time(
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
     found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, plan.framework)
     constants = found.constants
-    network = constants.network if network is None else network
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
     parts, on_host = step_parts(priced, constants), 0.0
     if plan.offload != "none":
