@@ -184,7 +184,7 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu = spec_of(laws)
     plan = setting.plan_on(gpu)
-    times = passes_and_slowdown(plan, found_constants(laws, plan.framework).constants)
+    times = passes_and_slowdown(plan, found_constants(laws, str(plan.framework)).constants)
     slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
     prices = replace(prices or Prices(laws, setting.dtype), slower=slower)
     return Sizing(

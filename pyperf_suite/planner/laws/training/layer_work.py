@@ -16,7 +16,6 @@ from pyperf_suite.laws.transformer import (
     PHASES,
     ModelDimensions,
     Sharding,
-    Sizes,
     attention_call,
     attention_calls,
     products,
@@ -62,19 +61,6 @@ BIASED_BYTES_PER_ELEMENT = 34
 # Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's 150 to 224.
 UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
-
-
-def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
-    """The MLPs whose activation function is a kernel of its own: its name, their width, and in how many layers.
-
-    That of routed experts is counted with the sorting of their tokens.
-    """
-    sparse = model.ffn if model.experts == 1 else model.shared_ffn
-    kinds = (
-        ("activation function", sparse, model.sparse_layers),
-        ("dense activation function", model.ffn, model.dense_layers),
-    )
-    return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
 
 
 def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepConstants) -> dict[str, Any]:
@@ -299,7 +285,12 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
     stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
-    for name, width, those in activation_widths(model):
+    # That of routed experts is counted with the sorting of their tokens.
+    sparse = model.ffn if model.experts == 1 else model.shared_ffn
+    dense = "dense activation function", model.ffn, model.dense_layers
+    for name, width, those in ("activation function", sparse, model.sparse_layers), dense:
+        if not np.any(np.asarray(width) * those):
+            continue
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
         yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(those))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / plan.tensor

@@ -152,7 +152,11 @@ def need_of(model: ModelDimensions, plan: ParallelPlan, reserve: Reserve = RESER
     # A fused kernel keeps no scores, whatever else is kept.
     recompute: Recompute = "attention" if plan.fused_attention and plan.recompute == "nothing" else plan.recompute
     groups: Any = sum(np.asarray(ranks) > 1 for ranks in (plan.shards, plan.tensor, stages))
-    like, largest = np.maximum(1, np.asarray(sharers) // plan.expert), _largest_gathered(model, plan)
+    like = np.maximum(1, np.asarray(sharers) // plan.expert)
+    # The largest unit that is gathered at once: a layer, or embedding or output matrix.
+    layer = _matrix_parameters(part for part in linears(model, 1, plan) if not part.outside_layers)
+    embedding = 1.0 * ceil_div(model.vocab, plan.tensor) * model.hidden
+    largest = np.maximum(layer / np.asarray(model.layers), embedding)
     gathers = (zero >= SHARED_FROM_STAGE["weights"]) & (np.asarray(sharers) > 1) | (plan.offload in ("cpu", "nvme"))
     share = _fullest_share(model, stages)
     experts = _matrix_parameters(part for part in linears(model, 1, plan) if part.part.startswith("expert ")) * share
@@ -201,13 +205,6 @@ def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 
     loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
     ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
     return (inside + in_no_product) * _fullest_share(model, stages) + ends
-
-
-def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
-    """Parameters of the largest unit that is gathered at once: a layer, or embedding or output matrix."""
-    layers = (part for part in linears(model, 1, sharding) if not part.outside_layers)
-    layer = _matrix_parameters(layers) / np.asarray(model.layers)
-    return np.maximum(layer, 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden)
 
 
 def _matrix_parameters(parts: Iterable[Linear]) -> Any:

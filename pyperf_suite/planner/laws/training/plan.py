@@ -23,12 +23,6 @@ STATE_DTYPES = ("fp32", "bf16")
 HOPPER = 9
 
 
-def check_states(dtype: str) -> None:
-    """Raise UserError for a dtype that no optimizer keeps its states in."""
-    if dtype not in STATE_DTYPES:
-        raise UserError(f"No states of {dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan(Sharding):
     """How an iteration is run over tensor · context · data · pipeline GPUs: how its layers are cut, and all else.
@@ -106,7 +100,8 @@ class ParallelPlan(Sharding):
             check_framework(self.framework)
         if self.dtype not in DTYPES:
             raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
-        check_states(self.state_dtype)
+        if self.state_dtype not in STATE_DTYPES:
+            raise UserError(f"No states of {self.state_dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
         sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
                  self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
         if min(int(np.min(size)) for size in sizes) < 1:

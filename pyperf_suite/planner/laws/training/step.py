@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -48,6 +47,12 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> tuple[Any, A
     )
 
 
+# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
+# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
+MOST_NODES = 8
+HOP_S = 4.7e-6
+
+
 def price_exchange(
     model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None
 ) -> dict[str, Any]:
@@ -58,18 +63,40 @@ def price_exchange(
     way between stages.
     """
     (shared, experts), layers = stage_parameters(model, plan), model.layers / plan.pipeline
-    ends = model.hidden * model.vocab / plan.tensor
-    shards = np.asarray(plan.zero_stage) > 0
+    ends, shards = model.hidden * model.vocab / plan.tensor, np.asarray(plan.zero_stage) > 0
     tied_s: Any = model.tied * (np.asarray(plan.pipeline) > 1)
     if np.any(tied_s):
         size = as_plain(plan.gradient_bytes * ends)
         tied_s = tied_s * prices.collective("all_reduce", size, 2, _stages_together(plan), network).seconds
 
+    def over_s(operation: str, size: Any, ranks: Any, cut: Any) -> Any:
+        """Over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+        per_node = np.maximum(1, plan.ranks_per_node // cut)
+        counted = np.minimum(ranks, MOST_NODES * per_node)
+        if np.ndim(counted) == np.ndim(per_node) == 0:
+            counted, per_node = int(counted), int(per_node)
+        hops = (ranks - counted) * (operation != "all_reduce")
+        return prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops
+
+    def shared_s(operation: str, size: Any, ranks: Any, cut: Any) -> Any:
+        """The same where ZeRO shares over some ranks alone, and copies add up their shares of gradients."""
+        sharing = np.where(np.asarray(plan.shard_over) > 0, np.minimum(plan.shard_over, ranks), ranks)
+        if np.all(sharing == ranks):
+            return over_s(operation, size, ranks, cut)
+        within_s = over_s(operation, size, sharing, cut)
+        if operation != "reduce_scatter":
+            return within_s
+        return within_s + over_s("all_reduce", size / sharing, ranks // sharing, cut * sharing)
+
     def seconds(operation: str, element_bytes: Sizes, is_sent: Any, pieces: Any = 1) -> Any:
         if not np.any(is_sent):
             return 0.0
-        over_s = partial(_over_data, operation, element_bytes, model, plan, prices, network)
-        return layers * over_s((shared - ends) / layers, experts / layers, pieces) + over_s(ends, None, 1)
+        piece = element_bytes / (layers * pieces)
+        layer_s = shared_s(operation, piece * (shared - ends), plan.shards, plan.tensor)
+        if model.experts > 1:
+            cut = plan.tensor * plan.expert // plan.expert_groups
+            layer_s = layer_s + shared_s(operation, piece * experts, plan.tensor * plan.shards // cut, cut)
+        return layers * pieces * layer_s + shared_s(operation, element_bytes * ends, plan.shards, plan.tensor)
 
     return {
         "all_reduce": seconds("all_reduce", plan.gradient_bytes, ~shards),
@@ -117,53 +144,6 @@ def send_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: 
 def _stages_together(plan: ParallelPlan) -> Any:
     """How many of two stages' ranks share a node: both where a whole stage leaves room for another."""
     return np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)[()]
-
-
-# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
-# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
-MOST_NODES = 8
-HOP_S = 4.7e-6
-
-
-def _over_data(
-    operation: str,
-    element_bytes: Sizes,
-    model: ModelDimensions,
-    plan: ParallelPlan,
-    prices: Prices,
-    network: Network | None,
-    shared: Any,
-    experts: Any,
-    pieces: Any,
-) -> Any:
-    """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node.
-
-    They are sent in `pieces`. Where ZeRO shares over some ranks alone, copies add up their shares of gradients.
-    """
-
-    def over_s(operation: str, parameters: Any, ranks: Any, cut: Any) -> Any:
-        per_node = np.maximum(1, plan.ranks_per_node // cut)
-        counted = np.minimum(ranks, MOST_NODES * per_node)
-        if np.ndim(counted) == np.ndim(per_node) == 0:
-            counted, per_node = int(counted), int(per_node)
-        size = element_bytes * parameters / pieces
-        hops = (ranks - counted) * (operation != "all_reduce")
-        return pieces * (prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops)
-
-    def shared_s(parameters: Any, ranks: Any, cut: Any) -> Any:
-        sharing = np.where(np.asarray(plan.shard_over) > 0, np.minimum(plan.shard_over, ranks), ranks)
-        if np.all(sharing == ranks):
-            return over_s(operation, parameters, ranks, cut)
-        within_s, copies = over_s(operation, parameters, sharing, cut), ranks // sharing
-        if operation != "reduce_scatter":
-            return within_s
-        return within_s + over_s("all_reduce", parameters / sharing, copies, cut * sharing)
-
-    seconds = shared_s(shared, plan.shards, plan.tensor)
-    if model.experts > 1 and experts is not None:
-        cut = plan.tensor * plan.expert // plan.expert_groups
-        seconds = seconds + shared_s(experts, plan.tensor * plan.shards // cut, cut)
-    return seconds
 
 
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
@@ -277,7 +257,7 @@ def step_time(
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
-    found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, plan.framework)
+    found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, str(plan.framework))
     constants = found.constants
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
     parts, on_host = step_parts(priced, constants), 0.0
