@@ -1,4 +1,4 @@
-"""Training runs as rows of a table, published or a team's own, the law of a step against them, and constants of them.
+"""Training runs as rows of a table, published or a team's own, and the constants of a step fitted to them anew.
 
 A blank of a row is unknown: the law takes what is usual and the run says what was assumed.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.calibration import COVERED, POOLED, Calibration, CalibrationBlock, shipped_calibration
-from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CONSTANTS,
@@ -34,9 +32,8 @@ from pyperf_suite.planner.laws.training.framework import (
 )
 from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, need_of, verdict_of
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
-from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
+from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts
 from pyperf_suite.planner.laws.transfers import card_of
-from pyperf_suite.planner.layout.plan import VERDICTS
 
 # Columns without which a run cannot be predicted.
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
@@ -289,65 +286,6 @@ def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore
 
 
 Floats = NDArray[np.float64]
-
-# Layouts whose times differ by less are in no order.
-APART = 0.05
-
-
-@dataclass(frozen=True)
-class JudgedRun:
-    """A run and what the law says of it.
-
-    `predicted` is its time, None where `refused` says why; `verdict` is one of VERDICTS.
-    """
-
-    run: TrainingRun
-    predicted: Explained | None
-    verdict: str
-    refused: str = ""
-
-    @property
-    def is_timed(self) -> bool:
-        return self.run.ran and bool(self.run.seconds)
-
-    @property
-    def is_called_too_large(self) -> bool:
-        return self.run.ran and self.verdict == VERDICTS[-1]
-
-
-def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> Iterator[JudgedRun]:
-    """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
-    for run in runs:
-        laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
-        try:
-            verdict = run.verdict
-            prices = prices_of(laws, run.plan.dtype)
-            yield JudgedRun(run, step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s), verdict)
-        except UserError as reason:
-            yield JudgedRun(run, None, "", str(reason))
-
-
-def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
-
-    Runs of one layout count as one, by the mean of their logarithms.
-    """
-    groups: dict[tuple[object, ...], dict[str, list[Floats]]] = defaultdict(lambda: defaultdict(list))
-    for each in runs:
-        run, plan = each.run, each.run.plan
-        if each.predicted is not None and each.is_timed:
-            similar = (run.source.split("@")[0], run.name, run.model, run.gpu.name, plan.dtype, plan.ranks, plan.seq)
-            times = np.array([float(run.seconds or 0.0), float(each.predicted.seconds)])
-            groups[similar][str(plan)].append(np.log(times / run.tokens))
-    right = pairs = 0
-    for layouts in groups.values():
-        means = [np.mean(times, axis=0) for times in layouts.values()]
-        for (measured, predicted), (other, other_predicted) in combinations(means, 2):
-            if abs(measured - other) > np.log1p(APART):
-                pairs += 1
-                right += int((measured - other) * (predicted - other_predicted) > 0)
-    return right, pairs
-
 
 # How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
 WIDTH = 0.1

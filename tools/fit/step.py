@@ -34,12 +34,12 @@ from pyperf_suite.planner.laws.training.framework import (
     StepConstants,
     generation_of,
     on_gpu,
-    pack_constants,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import PricedStep, kind_of, price_step, prices_of, step_parts
-from pyperf_suite.planner.training_runs import JudgedRun, TrainingRun, nearest_constants, read_runs, right_orders
+from pyperf_suite.planner.training_runs import TrainingRun, nearest_constants, read_runs
 from tools.fit.published import read_columns, rows_of
+from tools.validate import JudgedRun, right_orders
 
 # All tables of runs but those of cards with other power or memory than their kind, which judge the law.
 RUNS, CARDS = "training_*.csv", "training_cards.csv"
@@ -437,4 +437,5 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
         "sites": len({run.run.name for run in runs}),
         "how": "all runs of one source left out together; by_: of one model, engine or generation of GPUs",
     }
-    return pack_constants(constants, held_out, ORIGIN, more)
+    found = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
+    return CalibrationBlock({**found, **more}, held_out, {}, ORIGIN)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
@@ -178,24 +177,12 @@ def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConst
     return replace(constants, nvfp4=constants.nvfp4 * ratio, attention=attention, experts=experts)
 
 
-def pack_constants(
-    constants: StepConstants,
-    held_out: Mapping[str, float | int | str],
-    origin: str,
-    more: Mapping[str, NDArray[np.generic]],
-) -> CalibrationBlock:
-    """Constants as the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs.
-
-    `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and
-    `errors_percent` by FRAMEWORKS and KINDS, the ends as `unseen_ends` for others, and for each constant its
-    `NAME_deviation`, the standard deviation of its logarithm.
-    """
-    arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
-    return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
-
-
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
-    """The constants in a block, for a GPU."""
+    """The constants in the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs, for a GPU.
+
+    It may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and `errors_percent`
+    by FRAMEWORKS and KINDS, and the ends as `unseen_ends` for others.
+    """
     arrays = block.arrays
     if any(name not in arrays or np.ndim(arrays[name]) for name in NAMES) or ("low" in arrays and "ends" not in arrays):
         raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
