@@ -6,9 +6,10 @@ A table is known by its columns. Every row is accounted for: compared, without a
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.collectives import collective_time
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
-from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
+from pyperf_suite.planner.laws.training.step import prices_of, step_time
+from pyperf_suite.planner.layout.plan import VERDICTS
+from pyperf_suite.planner.training_runs import NEEDED, TrainingRun, read_runs
 from pyperf_suite.record.quantity import Quantity
 
 Columns = Mapping[str, NDArray[Any]]
@@ -214,6 +216,65 @@ def format_of(columns: Columns, path: Path) -> TableFormat:
     known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
     needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
     raise UserError(f"{path} has none of the known sets of columns. {needed}.")
+
+
+# Layouts whose times differ by less are in no order.
+APART = 0.05
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run and what the law says of it.
+
+    `predicted` is its time, None where `refused` says why; `verdict` is one of VERDICTS.
+    """
+
+    run: TrainingRun
+    predicted: Explained | None
+    verdict: str
+    refused: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        return self.run.ran and bool(self.run.seconds)
+
+    @property
+    def is_called_too_large(self) -> bool:
+        return self.run.ran and self.verdict == VERDICTS[-1]
+
+
+def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> Iterator[JudgedRun]:
+    """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
+    for run in runs:
+        laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
+        try:
+            verdict = run.verdict
+            prices = prices_of(laws, run.plan.dtype)
+            yield JudgedRun(run, step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s), verdict)
+        except UserError as reason:
+            yield JudgedRun(run, None, "", str(reason))
+
+
+def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
+    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
+
+    Runs of one layout count as one, by the mean of their logarithms.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[NDArray[np.float64]]]] = defaultdict(lambda: defaultdict(list))
+    for each in runs:
+        run, plan = each.run, each.run.plan
+        if each.predicted is not None and each.is_timed:
+            similar = (run.source.split("@")[0], run.name, run.model, run.gpu.name, plan.dtype, plan.ranks, plan.seq)
+            times = np.array([float(run.seconds or 0.0), float(each.predicted.seconds)])
+            groups[similar][str(plan)].append(np.log(times / run.tokens))
+    right = pairs = 0
+    for layouts in groups.values():
+        means = [np.mean(times, axis=0) for times in layouts.values()]
+        for (measured, predicted), (other, other_predicted) in combinations(means, 2):
+            if abs(measured - other) > np.log1p(APART):
+                pairs += 1
+                right += int((measured - other) * (predicted - other_predicted) > 0)
+    return right, pairs
 
 
 TRAINING = "training step"

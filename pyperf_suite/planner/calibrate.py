@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -123,6 +124,10 @@ class Corrected:
     before: HeldOutError
     after: HeldOutError
     block: CalibrationBlock | None
+
+    def to_json(self) -> dict[str, Any]:
+        errors = {"before": self.before.to_json(), "after": self.after.to_json()}
+        return {"law": self.law, **errors, "changed": self.block is not None}
 
 
 def newest_run(results: Path, slug: str) -> RunFolder:

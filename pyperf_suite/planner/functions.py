@@ -21,8 +21,8 @@ def explain(
     layout: str = "TN",
     library: str | None = None,
     calibration: str | Path | None = None,
-    power_w: float | None = None,
-    memory_gb_s: float | None = None,
+    power: float | None = None,
+    memory_bandwidth: float | None = None,
 ) -> ProductExplained:
     """Explain the time of C[m, n] = A[m, k]·B[k, n], as `pyperf-suite explain` does.
 
@@ -31,12 +31,12 @@ def explain(
 
     By default on the GPU in this machine, by the kernels of the first library that was measured. `dtype` is bf16, fp16,
     fp8, tf32 or fp32, `layout` TN as in a forward pass, NN, NT or TT; `calibration` is a file of laws that
-    `pyperf-suite calibrate` fitted; `power_w` and `memory_gb_s` are the card's, where its kind has others. Raises
+    `pyperf-suite calibrate` fitted; `power` and `memory_bandwidth` are the card's, where its kind has others. Raises
     UserError for an unknown GPU, dtype, layout or library, or a size below 1.
     """
     from pyperf_suite.planner.product_explained import explain_product
 
-    _, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None, power_w, memory_gb_s)
+    _, laws = requested_gpu(gpu, calibration, power, memory_bandwidth)
     return explain_product(laws, (m, n, k), dtype, layout.upper(), library)
 
 
@@ -55,8 +55,8 @@ def size(
     calibration: str | Path | None = None,
     ep: int = 1,
     family: str | None = None,
-    power_w: float | None = None,
-    memory_gb_s: float | None = None,
+    power: float | None = None,
+    memory_bandwidth: float | None = None,
     **dimensions: Any,
 ) -> Sizing:
     """Find nearby dimensions of a model that train faster, as `pyperf-suite size` does.
@@ -78,9 +78,9 @@ def size(
     from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting
 
-    spec, laws = requested_gpu(gpu, Path(calibration) if calibration is not None else None, power_w, memory_gb_s)
+    spec, laws = requested_gpu(gpu, calibration, power, memory_bandwidth)
     spec.peak(dtype)
-    model, length, notes = requested_model(Path(config) if config is not None else None, seq, dimensions, family)
+    model, length, notes = requested_model(config, seq, dimensions, family)
     bounds = Bounds(AXES if vary is None else vary, parameter_change, reach, USABLE_SHARE * spec.memory_bytes)
     setting = Setting(model, length, micro_batch, tp, shards, dtype, ep)
     return sizing(laws, setting, bounds, Prices(laws, dtype, library=library), notes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,43 +124,27 @@ class ProductExplained:
 
 
 def explain_product(
-    laws: GpuSpec | Calibration, sizes: tuple[int, int, int], dtype: str, layout: str, library: str | None = None
-) -> ProductExplained:
-    """Price one product by the kernels of a library, and its neighbours. Raises UserError as `gemm_time` does."""
-    m, n, k = sizes
-    prices, law = Prices(laws, dtype, library=library), gemm_law(laws, dtype, library)
-    prices.gemm(layout, m, n, k)
-    # The choice with the least time on the menu of the law; libraries do not report theirs before they run.
-    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
-    spread = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
-    own_s = spread.pop(law.library)
-    return priced_product(
-        law.gpu,
-        prices,
-        sizes,
-        dtype,
-        layout,
-        (*TILES[int(tile)], int(splits)),
-        {name: seconds / own_s for name, seconds in spread.items()},
-        law.rates.steps,
-    )
-
-
-def priced_product(
-    gpu: GpuSpec,
-    prices: Prices,
+    laws: GpuSpec | Calibration,
     sizes: tuple[int, int, int],
     dtype: str,
     layout: str,
-    tile: tuple[int, int, int],
-    others: Mapping[str, float] = MappingProxyType({}),
-    has_steps: bool = True,
+    library: str | None = None,
+    prices: Prices | None = None,
 ) -> ProductExplained:
-    """Price one product and its neighbours under a sustained load."""
-    price = prices.gemm(layout, *(np.array([size]) for size in sizes))
-    named = dict(zip("MNK", sizes, strict=True))
-    better = tuple(_better_sizes(prices, gpu, named, dtype, layout))
-    return ProductExplained(gpu, named, dtype, layout, price, better, tile, others, has_steps)
+    """Price one product by the kernels of a library, and its neighbours, under a sustained load.
+
+    Raises UserError as `gemm_time` does.
+    """
+    (m, n, k), prices, law = sizes, prices or Prices(laws, dtype, library=library), gemm_law(laws, dtype, library)
+    price = prices.gemm(layout, np.array([m]), np.array([n]), np.array([k]))
+    # The choice with the least time on the menu of the law; libraries do not report theirs before they run.
+    _, tile, splits = menu_choice(law.coefficients, law.rates, m, n, k)
+    spread = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
+    own_s, named = spread.pop(law.library), dict(zip("MNK", sizes, strict=True))
+    better = tuple(_better_sizes(prices, law.gpu, named, dtype, layout))
+    others = {name: seconds / own_s for name, seconds in spread.items()}
+    tiling = (*TILES[int(tile)], int(splits))
+    return ProductExplained(law.gpu, named, dtype, layout, price, better, tiling, others, law.rates.steps)
 
 
 def _better_sizes(prices: Prices, gpu: GpuSpec, sizes: dict[str, int], dtype: str, layout: str) -> Iterator[BetterSize]:

@@ -1,91 +1,291 @@
-"""The law of a training step against runs, published ones or a team's own; and its constants fitted to these anew."""
+"""Training runs as rows of a table, published or a team's own, and the constants of a step fitted to them anew.
+
+A blank of a row is unknown: the law takes what is usual and the run says what was assumed.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
-from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute
+from pyperf_suite.planner.laws.calibration import COVERED, POOLED, Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CONSTANTS,
     NAMES,
+    ON_HOPPER,
+    SHARDED_FROM_STAGE,
+    Framework,
     StepConstants,
-    found_constants,
     on_gpu,
 )
-from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
-from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
-from pyperf_suite.planner.layout.plan import VERDICTS
+from pyperf_suite.planner.laws.training.memory import RESERVE, Reserve, Verdict, need_of, verdict_of
+from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
+from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts
+from pyperf_suite.planner.laws.transfers import card_of
 
-Floats = NDArray[np.float64]
-
-# Layouts whose times differ by less are in no order.
-APART = 0.05
+# Columns without which a run cannot be predicted.
+NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
+ENGINES: Mapping[str, Framework] = {
+    "nemo": "megatron",
+    "megatron": "megatron",
+    "fsdp": "fsdp2",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "ddp": "ddp",
+}
+# What a card has that its kind has not: watts it may draw, and its memory's rate.
+CARD = ("power_w", "memory_gb_s")
+# Names of GPUs in tables that the catalogue has under another.
+GPUS = {"A100 40GB": "A100 SXM 40GB"}
+# What a table calls recomputed, what the law does for it, and the share of each layer's forward pass.
+RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
+    "nothing": ("nothing", 1.0),
+    "attention": ("attention", 1.0),
+    "layers": ("layers", 1.0),
+    # torchtitan: every other layer, or every other product of a layer.
+    "selective layer": ("layers", 0.5),
+    "selective op": ("layers", 0.5),
+}
+# DeepSeek's latent attention: ranks and widths of its public configurations.
+LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_head_dim": 128, "head_dim": 192}
+# DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
+DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
+# What words of a run's note say of it, as fields of its plan.
+# Megatron-Bridge's recipes send gradients in 16 bits and do not cut experts over TP (expert_tensor_parallel_size of its
+# WorkloadBaseConfig). InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3
+# times as slow as the second (Dao 2023, FlashAttention-2, abstract), the middle.
+BRIDGE, PURE_STATES, FIRST_FLASH_OVER_SECOND = "NeMo container", "pure bf16 states", 2.35
+SAID: Mapping[str, Mapping[str, Any]] = {
+    "no flash": {"fused_attention": False},
+    "as table 1": {"fused_attention": False},
+    "InternEvo": {"slower_attention": FIRST_FLASH_OVER_SECOND, "gradient_bytes": HALF},
+    "FlashAttention 1": {"slower_attention": FIRST_FLASH_OVER_SECOND},
+    "tuned overlap": {"overlap_tensor": True},
+    "PURE": {"gradient_bytes": HALF},
+    PURE_STATES: {"gradient_bytes": HALF},
+    BRIDGE: {"gradient_bytes": HALF, "whole_experts": True},
+    # DeepSpeed of 2021 gathers each of a layer's 12 tensors on its own.
+    "DeepSpeed ZeRO-3": {"gathers": 12},
+}
+# The framework of an engine where a note has these words: torchtitan compiles only where that is said, and Automodel
+# has the fused kernels of Transformer Engine instead.
+ENGINES_AS_SAID: Mapping[tuple[str, str], Framework] = {
+    ("fsdp", "FSDP1"): "fsdp1",
+    ("torchtitan", "compile not stated"): "fsdp2",
+    ("fsdp", "Transformer Engine"): "torchtitan",
+}
+# NeMo of March 2024 has FlashAttention-2 on Hopper too.
+OLD_NEMO = "NeMo 24.03"
+# BigScience's runs on that many GPUs hung unless launches blocked (train/tr11-176B-ml/chronicles-prequel.md).
+JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
+# From that release on Bridge fuses experts and overlaps their exchange in mxfp8 (cutedsl_fused_grouped_mlp).
+FUSED = 26.06
+ASSUMED_RECOMPUTE = "what is recomputed is not stated"
+# Where torch keeps the states, a script chooses their dtype.
+ASSUMED_STATES, OF_SCRIPTS = "the dtype of states is not stated", ("fsdp", "ddp")
 
 
 @dataclass(frozen=True)
-class JudgedRun:
-    """A run and what the law says of it.
+class TrainingRun:
+    """One run: `seconds` an iteration and `memory_gib` of the fullest GPU, None where not measured.
 
-    `predicted` is its time, None where `refused` says why; `verdict` is one of VERDICTS.
+    `assumed` says in words what the row leaves open. `ran` is False where memory ran out; `note` is the row's own.
     """
 
-    run: TrainingRun
-    predicted: Explained | None
-    verdict: str
-    refused: str = ""
+    name: str
+    source: str
+    gpu: GpuSpec
+    model: ModelDimensions
+    plan: ParallelPlan
+    network_bytes_per_s: float | None
+    seconds: float | None
+    memory_gib: float | None
+    ran: bool
+    assumed: tuple[str, ...] = ()
+    note: str = ""
 
     @property
-    def is_timed(self) -> bool:
-        return self.run.ran and bool(self.run.seconds)
+    def tokens(self) -> int:
+        """Tokens of an iteration."""
+        return self.plan.global_batch * self.plan.seq
+
+    def reserved(self, reserve: Reserve = RESERVE) -> tuple[float, float, float]:
+        """Bytes on the fullest GPU as predicted, and the least and the most that nine of ten such runs reserve.
+
+        Where the row leaves open what is recomputed, or the states' dtype, the least is of the way that takes least.
+        """
+        predicted, way = float(need_of(self.model, self.plan, reserve).total), self.plan
+        if ASSUMED_RECOMPUTE in self.assumed:
+            way = replace(way, recompute="layers", recompute_share=1.0)
+        if ASSUMED_STATES in self.assumed:
+            way = replace(way, state_dtype="bf16")
+        least = float(need_of(self.model, way, reserve).total)
+        return predicted, reserve.low * min(least, predicted), reserve.high * predicted
 
     @property
-    def is_called_too_large(self) -> bool:
-        return self.run.ran and self.verdict == VERDICTS[-1]
+    def verdict(self) -> Verdict:
+        """Whether it fits its GPU."""
+        return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 
-def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> Iterator[JudgedRun]:
-    """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
-    for run in runs:
-        laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
+def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
+    """The runs of a table with the columns of `training_published.csv`, and why other rows cannot be predicted.
+
+    Raises UserError for a file that is no such table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no table of training runs ({error}).") from None
+    if not rows or (missing := [name for name in NEEDED if name not in rows[0]]):
+        what = f"it has no column {missing[0]}" if rows else "it has no rows"
+        raise UserError(f"{path} is no table of training runs: {what}.")
+    runs, refused = [], []
+    for number, row in enumerate(rows, start=2):
         try:
-            verdict = run.verdict
-            prices = prices_of(laws, run.plan.dtype)
-            yield JudgedRun(run, step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s), verdict)
+            runs.append(run_of(row))
         except UserError as reason:
-            yield JudgedRun(run, None, "", str(reason))
+            refused.append(f"line {number}: {reason}")
+    return runs, refused
 
 
-def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
+def run_of(row: Mapping[str, str]) -> TrainingRun:
+    """The run of one row. Raises UserError for what cannot be predicted, in a sentence that names it."""
+    given = {name: (value or "").strip() for name, value in row.items() if name}
+    if missing := [name for name in NEEDED if not given.get(name)]:
+        raise UserError(f"The row does not state {', '.join(missing)}.")
+    assumed: list[str] = []
 
-    Runs of one layout count as one, by the mean of their logarithms.
-    """
-    groups: dict[tuple[object, ...], dict[str, list[Floats]]] = defaultdict(lambda: defaultdict(list))
-    for each in runs:
-        run, plan = each.run, each.run.plan
-        if each.predicted is not None and each.is_timed:
-            similar = (run.source.split("@")[0], run.name, run.model, run.gpu.name, plan.dtype, plan.ranks, plan.seq)
-            times = np.array([float(run.seconds or 0.0), float(each.predicted.seconds)])
-            groups[similar][str(plan)].append(np.log(times / run.tokens))
-    right = pairs = 0
-    for layouts in groups.values():
-        means = [np.mean(times, axis=0) for times in layouts.values()]
-        for (measured, predicted), (other, other_predicted) in combinations(means, 2):
-            if abs(measured - other) > np.log1p(APART):
-                pairs += 1
-                right += int((measured - other) * (predicted - other_predicted) > 0)
-    return right, pairs
+    def number(name: str, otherwise: int, unless: str = "") -> int:
+        if not given.get(name):
+            if unless:
+                assumed.append(unless)
+            return otherwise
+        try:
+            return int(float(given[name]))
+        except ValueError:
+            raise UserError(f"{name} = {given[name]!r} is no number.") from None
 
+    power, memory = (float(given[name]) if given.get(name) else None for name in CARD)
+    gpu = card_of(find_gpu(GPUS.get(given["gpu"], given["gpu"])), power, memory)
+    note = given.get("engine_note", "")
+    tensor, pipeline, context = (number(name, 1) for name in ("tp", "pp", "cp"))
+    gpus = number("gpus", 1)
+    data = number("dp", max(1, gpus // (tensor * pipeline * context)))
+    if data * tensor * pipeline * context != gpus:
+        raise UserError(f"DP {data} x TP {tensor} x PP {pipeline} x CP {context} are not {gpus} GPUs.")
+    zero_stage = number("zero_stage", 0, "no ZeRO")
+    framework = _framework(given, note, zero_stage)
+    recompute, share = _recompute(given, assumed)
+    overlaps = given.get("overlap", "")
+    modern = framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= 9
+    if modern and not overlaps:
+        assumed.append("TP and DP overlapped")
+    micro_batch = number("micro_batch", 1, "a micro-batch of 1")
+    dtype = given.get("dtype") or "bf16"
+    state_dtype = given.get("state_dtype") or ("bf16" if PURE_STATES in note else "fp32")
+    if not given.get("state_dtype") and PURE_STATES not in note and given.get("engine") in OF_SCRIPTS:
+        assumed.append(ASSUMED_STATES)
+    shares, release = re.search(r"zero1=(\d+)", note), re.search(BRIDGE + r" (\d+\.\d+)", note)
+    # NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True. TP of torchtitan always cuts the
+    # sequence (its parallelize_llama), Megatron's since it recomputes attention alone.
+    narrow = framework == "deepspeed" or given.get("engine") == "nemo" or dtype == "fp16"
+    cuts = framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
+    fields: dict[str, Any] = {
+        "gradient_bytes": HALF if narrow else 2 * HALF,
+        "overlap_tensor": "tp" in overlaps or modern,
+        "slower_attention": ON_HOPPER if OLD_NEMO in note and modern else 1.0,
+    }
+    for words, said in SAID.items():
+        fields |= said if words in note else {}
+    plan = ParallelPlan(
+        global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
+        pipeline=pipeline, recompute=recompute, recompute_share=share, chunks=number("vp", 1), context=context,
+        expert=number("ep", 1), zero_stage=zero_stage, shard_over=int(shares[1]) if shares else 0,
+        overlap_gradients=(zero_stage > 0 and framework != "deepspeed") or "dp" in overlaps,
+        ranks_per_node=number("gpus_per_node", 8), sequence_parallel=tensor > 1 and cuts, dtype=dtype,
+        framework=framework, fuses_experts=release is not None and float(release[1]) >= FUSED and dtype == "mxfp8",
+        blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM, state_dtype=state_dtype, **fields,
+    )  # fmt: skip
+    network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
+    seconds = float(given["seconds_per_step"]) if given.get("seconds_per_step") else None
+    if seconds is None and given.get("tokens_per_s_per_gpu"):
+        seconds = plan.global_batch * plan.seq / (float(given["tokens_per_s_per_gpu"]) * gpus)
+    memory = float(given["memory_gib"]) if given.get("memory_gib") else None
+    return TrainingRun(
+        given.get("model", ""), given.get("source", ""), gpu, _model(given, number), plan, network, seconds, memory,
+        given.get("ran", "yes") != "no", tuple(assumed), note,
+    )  # fmt: skip
+
+
+def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framework:
+    engine = given.get("framework") or given.get("engine", "")
+    if said := [framework for (of, words), framework in ENGINES_AS_SAID.items() if of == engine and words in note]:
+        return said[0]
+    if not engine:
+        return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE else "megatron"
+    if engine in ENGINES:
+        return ENGINES[engine]
+    raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
+
+
+def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
+    stated = given.get("recompute", "")
+    if not stated or given.get("recompute_stated") == "no":
+        assumed.append(ASSUMED_RECOMPUTE)
+    if not stated:
+        return RECOMPUTED["nothing"]
+    if stated not in RECOMPUTED:
+        raise UserError(f"Backward cannot recompute {stated!r}: choose from {', '.join(RECOMPUTED)}.")
+    return RECOMPUTED[stated]
+
+
+def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore[no-untyped-def]
+    architecture, note = given.get("architecture", ""), given.get("engine_note", "")
+    experts = number("experts", 1) or 1
+    dimensions: dict[str, Any] = {
+        "layers": number("layers", 1),
+        "hidden": number("hidden", 1),
+        "ffn": number("ffn", 0) or number("expert_ffn", 0) or 4 * number("hidden", 1),
+        "heads": number("heads", 1),
+        "vocab": number("vocab", 1),
+        "kv_heads": number("kv_heads", 0),
+        "head_dim": number("head_dim", 0),
+    }
+    if "learned" in architecture:
+        dimensions["positions"] = number("seq", 1)
+    if windowed := re.search(r"every other layer windowed at (\d+)", architecture):
+        dimensions |= {"window": int(windowed[1]), "windowed_layers": dimensions["layers"] // 2}
+    if experts > 1:
+        dimensions |= {
+            "experts": experts,
+            "top_k": number("top_k", 1),
+            "expert_ffn": number("expert_ffn", 0),
+            "shared_ffn": number("shared_expert_ffn", 0),
+        }
+    if architecture.startswith("mla"):
+        dimensions |= LATENT | {"kv_heads": dimensions["heads"], "dense_layers": DENSE_LAYERS}
+        dimensions["layers"] += NEXT_TOKEN_LAYERS * ("w/o MTP" not in note)
+    biases = "biases" in architecture and "no biases" not in architecture
+    return ModelDimensions(
+        **dimensions, gated=given.get("gated") == "yes", tied=given.get("tied") == "yes", bias=biases
+    )
+
+
+Floats = NDArray[np.float64]
 
 # How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
 WIDTH = 0.1
@@ -169,8 +369,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     if shipped is None:
         raise UserError("There are no published constants to begin with.")
     like = shipped.block(BLOCK)
-    found = found_constants(spec, framework).constants
-    start = replace(StepConstants(**{name: float(like.arrays[name]) for name in NAMES}), network=found.network)
+    start = StepConstants(**{name: float(like.arrays[name]) for name in NAMES})
     # Held by what published runs say of each.
     widths = {
         name: max(WIDTH, float(like.arrays[f"{name}_deviation"])) for name in NAMES if float(getattr(start, name)) > 0
@@ -203,8 +402,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     arrays["seen"] = np.array([f"{framework} {spec.name}"])
     arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
     if len(runs) >= ENOUGH_RUNS:
-        for side, share in (("low", 0.05), ("high", 0.95)):
-            arrays[side] = np.full(like.arrays[side].shape, float(np.quantile(errors, share)))
+        arrays["ends"] = np.full(like.arrays["ends"].shape, float(np.quantile(np.abs(errors), COVERED)))
     held_out: Mapping[str, float | int | str] = {
         "mape": round(after, 2),
         "median": round(_percent(errors, np.median), 2),

@@ -28,8 +28,8 @@ from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.planner.commands.layout import _link
 from pyperf_suite.planner.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.planner.laws.collectives import network_of
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.internode import network_of
 from pyperf_suite.planner.laws.prices import check_form
 from pyperf_suite.planner.model_config import model_config, read_model_config
 from pyperf_suite.planner.probes.calibration import AttentionSizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
-from pyperf_suite.planner.product_explained import explain_product, findings_of_product, priced_product
+from pyperf_suite.planner.product_explained import explain_product, findings_of_product
 from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds, search
 from pyperf_suite.planner.sizing.step import Setting
@@ -259,8 +260,8 @@ def test_what_cannot_be_sized_is_one_sentence_and_exit_code_2(command, arguments
     assert words in result.output.strip().splitlines()[-1]
 
 
-def product(prices, m, n, k, layout="TN", tile=(128, 128, 1)):
-    return priced_product(H200, prices, (m, n, k), "bf16", layout, tile)
+def product(prices, m, n, k, layout="TN"):
+    return explain_product(H200, (m, n, k), "bf16", layout, prices=prices)
 
 
 def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
@@ -337,7 +338,7 @@ def test_the_answer_comes_first_with_its_table_and_says_that_a_vocabulary_is_onl
 
 
 def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
-    (tiled,) = printed(product(made_up, 2304, 4608 + 1, 512, tile=(256, 128, 1)), "tiles_m", "last")
+    (tiled,) = printed(replace(product(made_up, 2304, 4608 + 1, 512), tile=(256, 128, 1)), "tiles_m", "last")
     assert (tiled["tiles_m"], tiled["tiles_n"], tiled["waves"]) == (9, 37, "3 waves")
     assert tiled["last"].value == pytest.approx((333 - 2 * 132) / 132)
     assert tiled["used"].value == pytest.approx(333 / 396)

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from pyperf_suite.planner.laws.training.framework import found_constants
-from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs
-from pyperf_suite.planner.training_runs import judged, refitted, right_orders
+from pyperf_suite.planner.training_runs import ASSUMED_RECOMPUTE, read_runs, refitted
 from tests.commands import invoke
 from tests.records import printed_lines
 from tools.fit.published import SAMPLE
-from tools.validate import validate
+from tools.validate import judged, right_orders, validate
 
 LLAMA = {"source": "mine", "engine": "megatron", "model": "8B", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32,
          "kv_heads": 8, "vocab": 128256, "gated": "yes", "seq": 8192, "gpu": "H100", "gpus": 64, "gpus_per_node": 8,

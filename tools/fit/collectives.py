@@ -17,9 +17,18 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.planner.laws import collectives, internode
-from pyperf_suite.planner.laws.collectives import AMPERE, BLACKWELL, HOPPER, PCIE, LinkLaw, link_bytes_per_s
-from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
+from pyperf_suite.planner.laws import collectives
+from pyperf_suite.planner.laws.collectives import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    PCIE,
+    LinkLaw,
+    Network,
+    NetworkStage,
+    Point,
+    link_bytes_per_s,
+)
 from tools.fit.fitting import USUAL_ERROR, in_words
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
@@ -141,7 +150,7 @@ def fit_stage(rows: Rows) -> NetworkStage:
     """The constants, least absolute misses in logarithms, each source counting equally."""
     from scipy.optimize import least_squares
 
-    start = np.log(astuple(internode.STAGE))
+    start = np.log(astuple(collectives.STAGE))
     sites = [row["site"] for row in rows]
     weight = np.array([1 / sites.count(site) for site in sites])
     weight = np.sqrt(weight / weight.mean())
@@ -184,11 +193,11 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _with_stage(stage: NetworkStage, rows: Rows) -> Floats:
-    before, internode.STAGE = internode.STAGE, stage
+    before, collectives.STAGE = collectives.STAGE, stage
     try:
         return predicted_s(rows)
     finally:
-        internode.STAGE = before
+        collectives.STAGE = before
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.planner.calibrate import folds
-from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import COVERED, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ Floats = NDArray[np.float64]
 Blocks = dict[str, dict[str, CalibrationBlock]]
 
 SEED = 0
+# A percentile in the tail needs some rows; a band has no more knots than follow a course.
+ROWS_A_KNOT = 150
+MOST_KNOTS = 10
 # Errors in log seconds beyond this count linearly.
 USUAL_ERROR = 0.1
 # Held against a grid's level, so that nodes without rows are determined: they follow their neighbours.
@@ -45,13 +48,39 @@ def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float
     return {name: (float(size.min()), float(size.max())) for name, size in sizes.items()}
 
 
+def fit_band(log_residual: Floats, figure: Floats, knots: int = MOST_KNOTS) -> Band:
+    """The band of errors, log(measured / predicted), on rows that the law did not see.
+
+    `figure` is what the width may depend on, above 0, one value a row; there are at most so many `knots`. Raises
+    ValueError for no rows.
+    """
+    if log_residual.size == 0:
+        raise ValueError("a band needs errors on held-out rows")
+    groups = max(1, min(knots, log_residual.size // ROWS_A_KNOT))
+    at, sides = [], []
+    for rows in np.array_split(np.argsort(figure, kind="stable"), groups):
+        at.append(float(np.exp(np.mean(np.log(figure[rows])))))
+        sides.append(_percentiles(log_residual[rows]))
+    places, first = np.unique(at, return_index=True)
+    low, high = np.array(sides)[first].T
+    return Band(places, low, high)
+
+
+def _percentiles(errors: Floats) -> tuple[float, float]:
+    """The ends that 90 % of further rows lie between: with few rows a little wider than those seen."""
+    tail = (1 - COVERED) / 2
+    beyond = max(0.0, (tail * (errors.size + 1) - 1) / max(errors.size - 1, 1))
+    low, high = np.quantile(errors, [beyond, 1 - beyond])
+    return float(low), float(high)
+
+
 def in_band_of_others(
     missed: Floats, figure: Floats, sites: NDArray[np.intp], knots: int = MOST_KNOTS
 ) -> NDArray[np.bool_]:
     """Which errors, log(measured / predicted), lie in the band of other sites' errors."""
     inside = np.zeros(missed.size, dtype=bool)
     for out in folds(sites, seed=SEED + 1):
-        low, high = Band.fit(missed[~out], figure[~out], knots).around(1.0, figure[out])
+        low, high = fit_band(missed[~out], figure[~out], knots).around(1.0, figure[out])
         inside[out] = (np.log(low) <= missed[out]) & (missed[out] <= np.log(high))
     return inside
 

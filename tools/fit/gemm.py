@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate import error_percent, folds, site_numbers, summary
-from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, Band, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import SIMILAR_GPU, MenuCoefficients, Rates, menu_seconds
 from tools.fit import fitting
-from tools.fit.fitting import Blocks
+from tools.fit.fitting import Blocks, fit_band
 from tools.fit.published import read_columns, tables_like
 
 Floats = NDArray[np.float64]
@@ -146,7 +146,7 @@ def fit_block(table: GemmTable) -> CalibrationBlock:
     coefficients = fit_coefficients([table])
     noises, missed = left_out(table, coefficients)
     residual = library_residual(table, predict(table, coefficients), noises)
-    arrays = {**coefficients.as_arrays(), **residual.as_arrays(), **Band.fit(missed, table.m, KNOTS).as_arrays()}
+    arrays = {**coefficients.as_arrays(), **residual.as_arrays(), **fit_band(missed, table.m, KNOTS).as_arrays()}
     held_out = summary(
         np.exp(-missed), np.ones_like(missed), np.unique(table.sites).size, "5-fold, whole sites (n, k) held out"
     ).to_json()
@@ -179,9 +179,9 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
     (errors, m), (errors_similar, m_similar) = (
         np.concatenate(missed[similar] or [np.zeros((2, 1))], axis=1) for similar in (False, True)
     )
-    arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(errors, m, KNOTS).as_arrays()}
+    arrays = {**fit_coefficients(tables).as_arrays(), **fit_band(errors, m, KNOTS).as_arrays()}
     if missed[True]:
-        band = Band.fit(errors_similar, m_similar, KNOTS).as_arrays()
+        band = fit_band(errors_similar, m_similar, KNOTS).as_arrays()
         arrays |= {f"{SIMILAR_GPU}{name}": values for name, values in band.items()}
     percent = error_percent(np.exp(-errors), 1.0)
     held_out: dict[str, float | int | str] = {

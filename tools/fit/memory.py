@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.planner.laws.training.memory import RESERVE, Verdict, verdict_of
-from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
+from pyperf_suite.planner.training_runs import TrainingRun, read_runs
 from tools.fit.step import source_of, tables_in
 
 Floats = NDArray[np.float64]

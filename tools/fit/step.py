@@ -27,7 +27,6 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
-    CARRIED_BYTES_PER_S,
     CONSTANTS,
     FRAMEWORKS,
     KINDS,
@@ -35,16 +34,18 @@ from pyperf_suite.planner.laws.training.framework import (
     StepConstants,
     generation_of,
     on_gpu,
-    pack_constants,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
-from pyperf_suite.planner.laws.training.step import MEASURED_GPU, PricedStep, kind_of, price_step, prices_of, step_parts
-from pyperf_suite.planner.training_runs import JudgedRun, nearest_constants, right_orders
+from pyperf_suite.planner.laws.training.step import PricedStep, kind_of, price_step, prices_of, step_parts
+from pyperf_suite.planner.training_runs import TrainingRun, nearest_constants, read_runs
 from tools.fit.published import read_columns, rows_of
+from tools.validate import JudgedRun, right_orders
 
 # All tables of runs but those of cards with other power or memory than their kind, which judge the law.
 RUNS, CARDS = "training_*.csv", "training_cards.csv"
+MEASURED_GPU = "A100 SXM"
+# What a GPU of vTrain's cluster could send between nodes: HDR for two.
+CARRIED_BYTES_PER_S = 12.5e9
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
@@ -162,7 +163,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[TrainingRun]:
             data=row["data_parallelism"], pipeline=row["pipeline_parallelism"], recompute="layers",
             fused_attention=False, dtype="fp16", framework="megatron",
         )  # fmt: skip
-        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S[MEASURED_GPU]
+        seconds, network = row["iteration_time_(ms)"] * 1e-3, CARRIED_BYTES_PER_S
         runs.append(TrainingRun(f"GPT-{hidden}", "vTrain", gpu, model, plan, network, seconds, None, True))
     return runs
 
@@ -288,8 +289,8 @@ NINE_OF_TEN = 0.9
 
 def ends_of(
     runs: Sequence[PricedRun], errors: NDArray[np.float64], like: Any, without: Callable[[Any], str] | None = None
-) -> tuple[float, float, float]:
-    """The ends of nine of ten errors of sources left out, and the mean error in %, by how near each run is.
+) -> tuple[float, float]:
+    """The logarithm that nine of ten errors of sources left out stay within, and their mean in %, by how near each is.
 
     Each source counts the same, runs of another framework or kind less. `without` leaves out those that have it in
     common.
@@ -308,14 +309,14 @@ def ends_of(
     order = np.argsort(off)
     reached = np.cumsum(weights[order]) / weights.sum()
     end = max(LEAST_END, float(off[order][np.searchsorted(reached, NINE_OF_TEN)]))
-    return -end, end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
+    return end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
 
 
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
     """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
     group = LEFT_OUT.get(how, LEFT_OUT["source"])
     alike = {(run.framework, run.kind, group(run)): run for run in runs}
-    ends = {key: ends_of(runs, errors, run, group)[1] for key, run in alike.items()}
+    ends = {key: ends_of(runs, errors, run, group)[0] for key, run in alike.items()}
     return np.abs(errors) <= [ends[run.framework, run.kind, group(run)] for run in runs]
 
 
@@ -423,9 +424,8 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
     alike = [[SimpleNamespace(framework=framework, kind=kind) for kind in KINDS] for framework in FRAMEWORKS]
     ends = np.array([[ends_of(runs, errors["source"], like) for like in row] for row in alike])
     # Of an engine or a generation of GPUs that no run was seen of.
-    unseen = np.array([[max(ends_of(runs, errors[how], like)[1] for how in LEFT_OUT) for like in row] for row in alike])
-    more |= dict(zip(("low", "high", "errors_percent"), np.moveaxis(ends, -1, 0), strict=True))
-    more |= {"unseen_low": -unseen, "unseen_high": unseen}
+    unseen = np.array([[max(ends_of(runs, errors[how], like)[0] for how in LEFT_OUT) for like in row] for row in alike])
+    more |= {"ends": ends[..., 0], "errors_percent": ends[..., 1], "unseen_ends": unseen}
     off = np.abs(np.expm1(-errors["source"]))
     held_out: dict[str, float | int | str] = {
         "mape": _percent(errors["source"]),
@@ -437,4 +437,5 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
         "sites": len({run.run.name for run in runs}),
         "how": "all runs of one source left out together; by_: of one model, engine or generation of GPUs",
     }
-    return pack_constants(constants, held_out, ORIGIN, more)
+    found = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
+    return CalibrationBlock({**found, **more}, held_out, {}, ORIGIN)

@@ -67,18 +67,8 @@ def calibrate(
     found = corrections(spec, folder.records(), origin)
     path = _saved(calibrated(spec, found), output or folder.path.parent / FILE)
     if as_json:
-        laws = [
-            {
-                "law": each.law,
-                "before": each.before.to_json(),
-                "after": each.after.to_json(),
-                "changed": bool(each.block),
-            }
-            for each in found
-        ]
-        click.echo(
-            as_text({"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id, "laws": laws}), nl=False
-        )
+        made = {"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id}
+        click.echo(as_text({**made, "laws": [each.to_json() for each in found]}), nl=False)
         return
     for each in found:
         click.echo(_sentence(each))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,6 +73,9 @@ BUDGETS = {
     "tokens N": "Tokens of the whole training, for the days that it takes. Default: none. Example: --tokens 2e12.",
     "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Default: none. Example: --price 2.5.",
 }
+# Options that are fields of a `Training` of the same name, and of a `Host`.
+OF_TRAINING = ("sequence_parallel", "overlap", "library", "framework", "dtype", "shard_over", "state_dtype")
+HOST_RATES = {"host_bandwidth": "host_bytes_per_s", "nvme_bandwidth": "nvme_bytes_per_s"}
 POSITIVE = Finite(0, 1e6, min_open=True)
 
 
@@ -129,40 +131,14 @@ POSITIVE = Finite(0, 1e6, min_open=True)
     all_option,
 )
 def layout(
-    config: Path | None,
-    family: str | None,
-    seq: int | None,
-    gpu: str | None,
-    calibration: Path | None,
-    library: str | None,
-    power: float | None,
-    memory_bandwidth: float | None,
     gpus: int | None,
-    gpus_per_node: int | None,
     global_batch: int | None,
-    shard_over: int | None,
-    memory: float | None,
-    link: str | None,
-    network: str | None,
-    framework: str | None,
-    dtype: str | None,
-    state_dtype: str | None,
-    offload: str | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
-    recompute: str | None,
-    host_memory: float | None,
-    host_bandwidth: float | None,
-    nvme_bandwidth: float | None,
-    flash: bool,
-    sequence_parallel: bool,
-    overlap: bool,
-    tokens: float | None,
-    price: float | None,
     top: int,
     as_json: bool,
     everything: bool,
-    **named: Any,
+    **given: Any,
 ) -> None:
     """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
 
@@ -173,8 +149,7 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner.laws.internode import network_of
-    from pyperf_suite.planner.laws.training.memory import STATE_DTYPES
+    from pyperf_suite.planner.laws.collectives import network_of
     from pyperf_suite.planner.laws.training.offload import usual_host
     from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import NAMED, Cluster, Training
@@ -184,38 +159,37 @@ def layout(
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
-    spec, laws = requested_gpu(gpu, calibration, power, memory_bandwidth)
-    if link is not None:
+    take = given.pop
+    spec, laws = requested_gpu(take("gpu"), take("calibration"), take("power"), take("memory_bandwidth"))
+    if (link := take("link")) is not None:
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
-    fixed = {KEYS[key]: value for _, key, *_ in HELD if (value := named.pop(key)) is not None}
-    if recompute is not None:
+    fixed = {KEYS[key]: value for _, key, *_ in HELD if (value := take(key)) is not None}
+    if (recompute := take("recompute")) is not None:
         fixed["recompute"] = NAMED["recompute"].index(recompute)
-    model, length, notes = requested_model(config, seq, named, family)
+    how = {name: value for name in OF_TRAINING if (value := take(name)) is not None}
+    offload, framework, memory, network = take("offload"), how.get("framework"), take("memory"), take("network")
+    named_node = take("gpus_per_node")
+    budget, rates = (take("tokens"), take("price")), {name: take(name) for name in HOST_RATES}
+    host = replace(
+        usual_host(spec),
+        memory_bytes=(gib := take("host_memory")) and gib * 2**30,
+        **{HOST_RATES[name]: rate * 1e9 for name, rate in rates.items() if rate},
+    )
+    how |= {"fused_attention": take("flash"), "offloads": tuple(re.findall(r"[^,\s]+", offload or ""))}
+    model, length, notes = requested_model(take("config"), take("seq"), given, take("family"))
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
-    training = Training(
-        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-        tuple(re.findall(r"[^,\s]+", offload or "")), shard_over or 0,
-        state_dtype or STATE_DTYPES[0],
-    )  # fmt: skip
-    usual = usual_host(spec)
-    host = replace(
-        usual,
-        memory_bytes=host_memory and host_memory * 2**30,
-        host_bytes_per_s=host_bandwidth * 1e9 if host_bandwidth else usual.host_bytes_per_s,
-        nvme_bytes_per_s=nvme_bandwidth * 1e9 if nvme_bandwidth else usual.nvme_bytes_per_s,
-    )
+    training = Training(model, global_batch, length, **how)
 
     def cluster(count: int) -> Cluster:
         room = spec.memory_bytes if memory is None else memory * 2**30
-        per_node = max(1, min(gpus_per_node or _usual_node(spec, count), count))
+        per_node = max(1, min(named_node or _usual_node(spec, count), count))
         return Cluster(spec, count, per_node, room, None if network is None else network_of(network), host)
 
-    budget = (tokens, price)
     if exactly or compare:
         exact = [
             priced_exactly(replace(training, framework=name), cluster(ranks_of(each)), laws, each)

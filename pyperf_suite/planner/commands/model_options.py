@@ -96,7 +96,7 @@ model_options = options(
 
 
 def requested_gpu(
-    name: str | None, calibration: Path | None, power_w: float | None = None, memory_gb_s: float | None = None
+    name: str | None, calibration: str | Path | None, power_w: float | None = None, memory_gb_s: float | None = None
 ) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """The GPU, and what its laws are taken from. Raises UserError for an unknown GPU, or one too many."""
     from pyperf_suite.hardware.catalogue import find_gpu
@@ -110,8 +110,8 @@ def requested_gpu(
                 f"{calibration} was measured on a card with its own power and memory: leave --power and "
                 "--memory-bandwidth out, or the calibration."
             )
-        fitted = load_calibration(calibration)
-        check_form(fitted, calibration)
+        fitted = load_calibration(Path(calibration))
+        check_form(fitted, Path(calibration))
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
         return find_gpu(fitted.gpu), fitted
@@ -131,7 +131,7 @@ def _gpu_of_this_machine() -> GpuSpec:
 
 
 def requested_model(
-    config: Path | None, seq: int | None, given: dict[str, Any], family: str | None = None
+    config: str | Path | None, seq: int | None, given: dict[str, Any], family: str | None = None
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
     """The model of the file, read as of a `family`, of the options, or of both; the length of sequences; and notes.
 
@@ -143,7 +143,7 @@ def requested_model(
 
     dimensions = {name: value for name, value in given.items() if value is not None}
     if config is not None:
-        read = read_model_config(config, family)
+        read = read_model_config(Path(config), family)
         model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
         notes, longest = read.notes, read.longest_seq
         length = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
@@ -57,25 +56,7 @@ dtype_option = click.option(
     all_option,
 )
 def size(
-    config: Path | None,
-    gpu: str | None,
-    calibration: Path | None,
-    library: str | None,
-    power: float | None,
-    memory_bandwidth: float | None,
-    as_json: bool,
-    everything: bool,
-    family: str | None,
-    seq: int | None,
-    micro_batch: int,
-    tp: int,
-    ep: int,
-    shards: int,
-    dtype: str,
-    vary: str | None,
-    parameter_change: float,
-    reach: float,
-    **dimensions: Any,
+    as_json: bool, everything: bool, vary: str | None, parameter_change: float, reach: float, **given: Any
 ) -> None:
     """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
 
@@ -87,25 +68,8 @@ def size(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.functions import size as sized
 
-    found = sized(
-        config,
-        gpu,
-        seq,
-        micro_batch,
-        tp,
-        shards,
-        dtype,
-        vary=tuple(name.strip().replace("-", "_") for name in vary.split(",")) if vary is not None else None,
-        parameter_change=parameter_change / 100,
-        reach=reach / 100,
-        library=library,
-        calibration=calibration,
-        ep=ep,
-        family=family,
-        power_w=power,
-        memory_gb_s=memory_bandwidth,
-        **dimensions,
-    )
+    names = None if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(","))
+    found = sized(vary=names, parameter_change=parameter_change / 100, reach=reach / 100, **given)
     answer("size", found.findings, as_json, everything)
 
 
@@ -122,18 +86,7 @@ def size(
 @gpu_options
 @json_option()
 @all_option
-def explain(
-    sizes: tuple[str, ...],
-    dtype: str,
-    layout: str,
-    gpu: str | None,
-    calibration: Path | None,
-    library: str | None,
-    power: float | None,
-    memory_bandwidth: float | None,
-    as_json: bool,
-    everything: bool,
-) -> None:
+def explain(sizes: tuple[str, ...], as_json: bool, everything: bool, **given: Any) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
     \b
@@ -149,5 +102,4 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    found = explained(m, n, k, gpu, dtype, layout, library, calibration, power, memory_bandwidth)
-    answer("explain", found.findings, as_json, everything)
+    answer("explain", explained(m, n, k, **given).findings, as_json, everything)

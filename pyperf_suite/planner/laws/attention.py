@@ -85,7 +85,10 @@ class AttentionShape:
         """Pairs of query and key of all heads that count."""
         if not self.causal:
             return self.batch * self.heads * self.seq_q * self.seq_k
-        return self.batch * self.heads * _stairs(self.seq_q, self.seq_k - self.seq_q, self.window)
+        # The sum of min(before + i, window) over i = 1 … queries.
+        before, most = self.seq_k - self.seq_q, np.where(np.isfinite(self.window), self.window, 0.0)
+        rising = np.clip(self.window - before, 0, self.seq_q)
+        return self.batch * self.heads * (rising * (before + (rising + 1) / 2) + (self.seq_q - rising) * most)
 
     @property
     def computed_pairs(self) -> Array:
@@ -99,12 +102,6 @@ class AttentionShape:
         of_queries, of_keys = PASSES[backward]
         rows = of_queries * self.heads * self.seq_q + of_keys * self.kv_heads * self.seq_k
         return ELEMENT_BYTES * self.batch * rows * self.head_dim
-
-
-def _stairs(steps: Array, before: Array, most: Array) -> Array:
-    """The sum of min(before + i, most) over i = 1 … steps."""
-    rising = np.clip(most - before, 0, steps)
-    return rising * (before + (rising + 1) / 2) + (steps - rising) * np.where(np.isfinite(most), most, 0.0)
 
 
 def kind_of_kernels(spec: GpuSpec) -> str:
@@ -163,13 +160,36 @@ def attention_time(
     """
     if dtype not in ("bf16", "fp16"):
         raise UserError(f"Attention in {dtype} was not measured: ask for bf16, fp16.")
-    shape = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
+    batches, queries, keys, query_heads, key_heads, widths, windows = validated_sizes(
+        "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, window=window,
+    )  # fmt: skip
+    if np.any(widths > WIDTHS[-1]):
+        raise UserError(
+            f"Heads of {widths.max():g} are wider than any kernel that was measured: give a head_dim up to "
+            f"{WIDTHS[-1]}."
+        )
+    uneven = query_heads % key_heads != 0
+    if np.any(uneven):
+        raise UserError(
+            f"{query_heads[uneven].flat[0]:g} heads cannot share {key_heads[uneven].flat[0]:g} key and value "
+            "heads evenly: choose kv_heads that divide heads."
+        )
+    if causal and np.any(queries > keys):
+        raise UserError("Causal attention with more queries than keys leaves queries that see nothing: give more keys.")
+    if not causal and np.any(windows > 0):
+        raise UserError("A window of attention without a causal mask was not measured: ask for causal or no window.")
+    seen = np.where((windows > 0) & (windows < keys), windows, np.inf)
+    padded = np.array(WIDTHS, dtype=np.float64)[np.searchsorted(WIDTHS, widths)]
+    shape = AttentionShape(batches, queries, keys, query_heads, key_heads, widths, padded, seen, causal)
     few_rows = (shape.seq_q * shape.heads <= FEW_ROWS * shape.kv_heads) & (shape.seq_q < shape.seq_k)
     if not backward and np.any(few_rows):
         raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
     spec = spec_of(gpu)
     parts = _parts(spec, shape, spec.peak(dtype), share_of_peak(spec, shape.width, kernel), backward)
-    width, origin = _width(spec)
+    width, origin, kind = WIDTH, CHARTS, kind_of_kernels(spec)
+    if kind not in ("Ampere", "Hopper"):
+        width, origin = OTHER_KERNELS, f"a share of the peak of {kind} GPUs, in the form of {CHARTS}"
     error, origin = stated(gpu, LAW, 100 * MEAN_OF_HALF_WIDTH * width, origin)
     if isinstance(gpu, Calibration):
         sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": shape.head_dim}
@@ -203,50 +223,3 @@ def _parts(spec: GpuSpec, shape: AttentionShape, peak: float, share: Array, back
         "bandwidth": EXPOSED * shape.moved_bytes(backward) / spec.memory_bytes_per_s,
         "launch": np.full_like(ideal, LAUNCH_S),
     }
-
-
-def _width(spec: GpuSpec) -> tuple[float, str]:
-    """Half the width of the interval, and whose measurements the shares are."""
-    kind = kind_of_kernels(spec)
-    if kind not in ("Ampere", "Hopper"):
-        return OTHER_KERNELS, f"a share of the peak of {kind} GPUs, in the form of {CHARTS}"
-    return WIDTH, CHARTS
-
-
-def _checked(
-    batch: ArrayLike,
-    seq_q: ArrayLike,
-    seq_k: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    head_dim: ArrayLike,
-    causal: bool,
-    window: ArrayLike,
-) -> AttentionShape:
-    batches, queries, keys, query_heads, key_heads, widths, windows = validated_sizes(
-        "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim, window=window,
-    )  # fmt: skip
-    if np.any(widths > WIDTHS[-1]):
-        raise UserError(
-            f"Heads of {widths.max():g} are wider than any kernel that was measured: give a head_dim up to "
-            f"{WIDTHS[-1]}."
-        )
-    uneven = query_heads % key_heads != 0
-    if np.any(uneven):
-        raise UserError(
-            f"{query_heads[uneven].flat[0]:g} heads cannot share {key_heads[uneven].flat[0]:g} key and value "
-            "heads evenly: choose kv_heads that divide heads."
-        )
-    if causal and np.any(queries > keys):
-        raise UserError("Causal attention with more queries than keys leaves queries that see nothing: give more keys.")
-    if not causal and np.any(windows > 0):
-        raise UserError("A window of attention without a causal mask was not measured: ask for causal or no window.")
-    seen = np.where((windows > 0) & (windows < keys), windows, np.inf)
-    return AttentionShape(batches, queries, keys, query_heads, key_heads, widths, padded(widths), seen, causal)
-
-
-def padded(head_dim: Array) -> Array:
-    """The width of the kernel that computes heads of `head_dim`, at most the widest of `WIDTHS`."""
-    widths = np.array(WIDTHS, dtype=np.float64)
-    return widths[np.searchsorted(widths, head_dim)]

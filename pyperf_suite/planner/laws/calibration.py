@@ -315,9 +315,6 @@ class ResidualGrid:
 
 # Of measured times, in the interval that goes with every time.
 COVERED = 0.9
-# A percentile in the tail needs some rows; a band has no more knots than follow a course.
-ROWS_A_KNOT = 150
-MOST_KNOTS = 10
 # Of a normal distribution, 90 % lie within so many standard deviations of the mean.
 DEVIATIONS = 1.645
 # And the mean error is so much of what 90 % lie within.
@@ -357,35 +354,3 @@ class Band:
         if BAND_NAMES[0] not in arrays:
             return None
         return cls(*(np.asarray(arrays[name], dtype=np.float64) for name in BAND_NAMES))
-
-    @classmethod
-    def fit(cls, log_residual: ArrayLike, figure: ArrayLike, knots: int = MOST_KNOTS) -> Band:
-        """The band of errors on rows that the law did not see.
-
-        Args:
-            log_residual: log(measured / predicted) of each row.
-            figure: what the width may depend on, above 0, one value a row.
-            knots: at most so many.
-
-        Raises:
-            ValueError: for no rows.
-        """
-        errors, along = np.asarray(log_residual, dtype=np.float64), np.asarray(figure, dtype=np.float64)
-        if errors.size == 0:
-            raise ValueError("a band needs errors on held-out rows")
-        groups = max(1, min(knots, errors.size // ROWS_A_KNOT))
-        at, sides = [], []
-        for rows in np.array_split(np.argsort(along, kind="stable"), groups):
-            at.append(float(np.exp(np.mean(np.log(along[rows])))))
-            sides.append(_percentiles(errors[rows]))
-        places, first = np.unique(at, return_index=True)
-        low, high = np.array(sides)[first].T
-        return cls(places, low, high)
-
-
-def _percentiles(errors: NDArray[np.float64]) -> tuple[float, float]:
-    """The ends that 90 % of further rows lie between: with few rows a little wider than those seen."""
-    tail = (1 - COVERED) / 2
-    beyond = max(0.0, (tail * (errors.size + 1) - 1) / max(errors.size - 1, 1))
-    low, high = np.quantile(errors, [beyond, 1 - beyond])
-    return float(low), float(high)

@@ -1,10 +1,14 @@
 """The time of a collective on a named GPU: a law of its kind of link, and a network beyond one node.
 
-`python -m tools.fit.collectives` fits the constants to the published tables and leaves out one curve after the other.
+`python -m tools.fit.collectives` fits the constants to the published tables, and of the network to nccl-tests that
+others published of 2 to 8 nodes (tests/data/published/nccl_tests_between_nodes.csv); it leaves out one curve, and one
+source, after the other.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,13 +18,145 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
-from pyperf_suite.planner.laws import internode
 from pyperf_suite.planner.laws.calibration import Band, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Causes, Explained
-from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.transfers import have_same_kernels, log_ratio
 
 Floats = NDArray[np.float64]
+
+# InfiniBand Trade Association, roadmap of data rates: GB/s (1e9) of four lanes.
+INFINIBAND = {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}
+# Every rank's blocks go to every other, so no rank relays what another sends over the network.
+UNRELAYED = ("all_to_all", "all_to_all_v")
+
+
+@dataclass(frozen=True)
+class NetworkStage:
+    """How collectives take to the network.
+
+    Of its rate trees (all_reduce), rings (all_gather, reduce_scatter) and direct sends (all_to_all) reach a share each.
+    A step between nodes takes `step_s`; larger messages leave the protocol of low latency around `switch_bytes`, which
+    takes `switch_s` once.
+    """
+
+    tree: float
+    ring: float
+    direct: float
+    step_s: float
+    switch_s: float
+    switch_bytes: float
+
+
+STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
+# Where measured times lie around the law, by bytes, and its median error in %: by the rate of the network, as
+# `tools.fit.collectives` finds with sources left out, and through two measured points.
+BY_RATE = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])),
+    14.4,
+)
+BY_POINTS = (
+    Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])),
+    9.1,
+)
+# A pipeline between nodes fills with a third of what crosses, up to this much.
+FILL_SHARE, FILL_BYTES = 1 / 3, 5.3e6
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured bus bandwidth of a cluster's own: bytes, and bytes/s as nccl-tests reports it."""
+
+    nbytes: float
+    bus_bytes_per_s: float
+
+
+# What each GPU sends out of its node, bytes/s in one direction, or measured points of the cluster, ascending in bytes.
+Network = float | tuple[Point, ...]
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SIZES = {**_UNITS, **{f"{unit}i": 1024.0**power for power, unit in enumerate("kmgt", 1)}}
+# A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
+FASTEST_GBPS = 1e6
+_POINT = re.compile(r"(\d+(?:\.\d+)?)([kmgt]i?)?b?:(\d+(?:\.\d+)?)([kmgt]?)b/s", re.IGNORECASE)
+
+
+def network_of(text: str) -> Network:
+    """A network from what people write: HDR, 400Gbps, or measured points as in `1MB:20GB/s,1GB:180GB/s`.
+
+    Raises UserError for anything else.
+    """
+    if ":" not in text:
+        return _named_rate(text)
+    points = []
+    for part in text.split(","):
+        match = _POINT.fullmatch(re.sub(r"\s", "", part))
+        if match is None:
+            raise UserError(f"{part[:40]!r} is not a measured point: write bytes and bus bandwidth as in 1GB:180GB/s.")
+        size, unit, rate, rate_unit = (group or "" for group in match.groups())
+        points.append(Point(float(size) * _SIZES[unit.lower()], float(rate) * _UNITS[rate_unit.lower()]))
+    sizes = {point.nbytes for point in points}
+    if len(sizes) < len(points) or any(point.nbytes <= 0 or point.bus_bytes_per_s <= 0 for point in points):
+        raise UserError("Measured points of a network need sizes and rates above 0, each size once: correct them.")
+    return tuple(sorted(points, key=lambda point: point.nbytes))
+
+
+def _named_rate(text: str) -> float:
+    name, match = text.strip().upper(), re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text.strip(), re.IGNORECASE)
+    if name in INFINIBAND:
+        return INFINIBAND[name] * 1e9
+    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
+        names = ", ".join(INFINIBAND)
+        raise UserError(f"{text[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
+    return float(match[1]) / 8 * 1e9
+
+
+def between_nodes_s(
+    operation: str, size: Floats, ranks: Floats, per_node: Floats, in_node_s: Floats, rate: float
+) -> Floats:
+    """Seconds of the whole operation, of which `in_node_s` pass within nodes; those alone where there is one node."""
+    nodes = np.ceil(ranks / per_node)
+    if operation == "all_reduce":
+        # It crosses once between two nodes; among more, a node of NCCL's two trees sends as much up as down.
+        share, steps = STAGE.tree, np.log2(np.maximum(nodes, 1))
+        crossing = size * np.where(ranks > 2 * per_node, 2, 1) / per_node
+    elif operation in UNRELAYED:
+        share, steps = STAGE.direct, np.log2(np.maximum(nodes, 1))
+        crossing = size * (ranks - per_node) / ranks
+    else:
+        # Of rings, one for each GPU of a node, each crosses once.
+        share, steps = STAGE.ring, np.maximum(nodes - 1, 0)
+        crossing = size * (ranks - 1) / ranks / per_node
+    latency = steps * (STAGE.step_s + np.minimum(FILL_SHARE * crossing, FILL_BYTES) / rate)
+    latency = latency + STAGE.switch_s * size / (size + STAGE.switch_bytes)
+    seconds = np.maximum(in_node_s, crossing / (share * rate)) + latency
+    return np.where(nodes > 1, seconds, in_node_s)
+
+
+SLOWEST, FASTEST = 1e7, 1e14
+HALVINGS = 50
+
+
+def through_points(
+    seconds_at: Callable[[Floats, float], Floats], points: tuple[Point, ...], factor: float, size: Floats
+) -> Floats:
+    """Seconds of messages of `size` by a law that passes through measured points.
+
+    The largest point sets the rate of the network, as far as one explains it; what the law is off at the points is
+    drawn straight over the logarithm of the size, and stays as it is beyond them. `seconds_at` is the law by sizes and
+    rate, `factor` that of the bus.
+    """
+    sizes = np.array([point.nbytes for point in points])
+    measured = factor * sizes / np.array([point.bus_bytes_per_s for point in points])
+    low, high = np.log(SLOWEST), np.log(FASTEST)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        too_slow = seconds_at(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]
+        low, high = (middle, high) if too_slow else (low, middle)
+    rate = float(np.exp(high))
+    log_residual = np.log(measured / seconds_at(sizes, rate))
+    off = np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), log_residual)
+    return np.asarray(seconds_at(size, rate) * np.exp(off))
+
 
 NCCL = "nccl"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
@@ -32,9 +168,9 @@ RANKS_OF_A_NODE = 8
 GATHERING, PAIR = ("all_gather", "reduce_scatter"), 1.27
 # What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
 NETWORK_OF = {
-    "Hopper": internode.INFINIBAND["NDR"],
-    "Blackwell": internode.INFINIBAND["NDR"],
-    "Blackwell Ultra": internode.INFINIBAND["XDR"],
+    "Hopper": INFINIBAND["NDR"],
+    "Blackwell": INFINIBAND["NDR"],
+    "Blackwell Ultra": INFINIBAND["XDR"],
 }
 # From here up links are NVLink or its like; below a GPU sends over PCIe.
 FASTEST_PCIE_BYTES_PER_S = 130e9
@@ -151,7 +287,7 @@ def collective_time(
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node):g} ranks were requested: give 1 or more.")
     reached = (
-        internode.network_of(network)
+        network_of(network)
         if isinstance(network, str)
         else usual_network_bytes_per_s(spec)
         if network is None
@@ -175,7 +311,7 @@ def collective_time(
     is_known &= (size >= MEASURED_BYTES[0]) & (size <= MEASURED_BYTES[1])
     low, high, percent = _interval(spec, law, operation, np.maximum(size, 1.0), inside)
     if np.any(crosses):
-        stage, stage_percent = internode.BY_RATE if isinstance(reached, (int, float)) else internode.BY_POINTS
+        stage, stage_percent = BY_RATE if isinstance(reached, (int, float)) else BY_POINTS
         between, percent = stage.around(1.0, np.maximum(size, 1.0)), max(stage_percent, percent or 0.0)
         low = np.where(crosses, np.minimum(between[0], low), low)
         high = np.where(crosses, np.maximum(between[1], high), high)
@@ -185,7 +321,7 @@ def collective_time(
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
     """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
-    return NETWORK_OF.get(spec.architecture, internode.INFINIBAND["HDR"]) * 1e9
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec, ranks: ArrayLike = np.inf) -> Floats:
@@ -250,7 +386,7 @@ def _with_network(
 ) -> Floats:
     """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
     if isinstance(network, (int, float)):
-        return internode.between_nodes_s(operation, size, ranks, per_node, in_node, network)
+        return between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
     for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
         here, factor = (ranks == n) & (per_node == inside), float(bus_factor(operation, n))
@@ -258,10 +394,10 @@ def _with_network(
         def at_rate(size: Floats, rate: float, n: float = n, inside: float = inside, factor: float = factor) -> Floats:
             all_of = np.full(size.shape, n), np.full(size.shape, inside)
             within = _in_node(spec, law, operation, size * factor, all_of[1])
-            return internode.between_nodes_s(operation, size, *all_of, within, rate)
+            return between_nodes_s(operation, size, *all_of, within, rate)
 
         if n > inside:
-            seconds[here] = internode.through_points(at_rate, network, factor, size[here])
+            seconds[here] = through_points(at_rate, network, factor, size[here])
     return seconds
 
 

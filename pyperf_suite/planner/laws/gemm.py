@@ -35,7 +35,7 @@ from pyperf_suite.planner.laws.calibration import (
     stated,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
-from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
+from pyperf_suite.planner.laws.transfers import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -221,7 +221,6 @@ def joined(compute_s: Floats, memory_s: Floats, overlap: float) -> Floats:
     return longer * (1.0 + ratio**overlap) ** (1.0 / overlap)
 
 
-SUBJECT = "products are"
 MODES = ("burst", "sustained")
 # Which block prices a dtype. Kernels for fp16 are those for bf16.
 BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8": "gemm_fp8"}
@@ -309,7 +308,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own, is_own = transfers.find_law(gpu, name, SUBJECT)
+    own, is_own = transfers.find_law(gpu, name)
     if is_own and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
@@ -352,7 +351,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     else:
         # Power holds cards for workstations and games down less than an L40S: on an RTX A6000 the law of all GPUs errs
         # by 10 % where the L40S's errs by 21.
-        near, _ = transfers.find_law(gpu, name, SUBJECT)
+        near, _ = transfers.find_law(gpu, name)
         calibration = (
             near if transfers.have_same_kernels(gpu, find_gpu(near.gpu)) and not transfers.is_desktop(gpu) else pooled
         )

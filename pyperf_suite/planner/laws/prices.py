@@ -18,10 +18,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.attention import LAW, attention_time
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
-from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.collectives import Network, collective_time
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 
 # Dtypes of products that nothing is computed wider than.
@@ -55,12 +54,6 @@ class Prices:
     slower: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def _attention_dtype(self) -> str:
-        if self.dtype in ("fp16", "bf16"):
-            return self.dtype
-        return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
-
-    @property
     def wide(self) -> Prices:
         """The same in 16 bits: what stays in them where layers are computed in fewer."""
         return self if self.dtype in WIDE else replace(self, dtype="bf16")
@@ -72,9 +65,9 @@ class Prices:
         self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
         window: Count = 0,
     ) -> Explained:  # fmt: skip
-        return attention_time(
-            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window
-        )
+        known = "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
+        dtype = self.dtype if self.dtype in ("fp16", "bf16") else known
+        return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward, window)
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         return memory_bound_time(self.gpu, nbytes)

@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
-from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, USUAL, check_framework
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, USABLE_SHARE, Offload, check_states
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
+from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
+from pyperf_suite.planner.laws.training.offload import (
+    OFFLOADED_BY,
+    OFFLOADS,
+    Host,
+    Offload,
+    check_offload,
+    usual_host,
+)
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 from pyperf_suite.planner.laws.training.step import UNITS_OF
 
@@ -110,7 +117,7 @@ class Training:
     between them each layout the first that does, None one of USUAL; `dtype` is that of products in layers, None bf16
     (before Ampere fp16). `offloads` are tried, of OFFLOADS; () none, and where nothing fits the others. ZeRO shares
     over `shard_over` ranks where these divide DP x CP, 0 over all. `state_dtype` is of the optimizer's states. Raises
-    UserError for a framework that is unknown or offloads nothing so, and for states that no optimizer keeps.
+    UserError for a framework that is unknown or offloads nothing so.
     """
 
     model: ModelDimensions
@@ -129,7 +136,6 @@ class Training:
     def __post_init__(self) -> None:
         for name in self.frameworks:
             check_framework(name)
-        check_states(self.state_dtype)
         able = self.offloaded
         for offload in self.offloads:
             check_offload(offload)
@@ -189,20 +195,17 @@ def plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[ND
         similar = np.flatnonzero((kinds == kind).all(axis=1))
         recompute, framework, offload = kind
         counts: dict[str, Any] = {name: column[similar] for name, column in columns.items() if name not in NAMED}
+        # ZeRO shares over the ranks requested where they divide and are fewer, else (0) over all.
+        shards, over = counts["data"] * counts["context"], training.shard_over
         plan = ParallelPlan(
             global_batch=training.global_batch, seq=training.seq, recompute=RECOMPUTES[recompute],
             offload=OFFLOADS[offload], framework=FRAMEWORKS[framework], fused_attention=training.fused_attention,
             overlap_gradients=training.overlap, sequence_parallel=training.sequence_parallel,
             ranks_per_node=cluster.gpus_per_node, dtype=training.dtype_on(cluster.gpu), host=cluster.hosted,
             state_dtype=training.state_dtype,
-            shard_over=_shard_over(training, counts["data"] * counts["context"]), **counts,
+            shard_over=over * ((shards % max(over, 1) == 0) & (shards > over)), **counts,
         )  # fmt: skip
         yield similar, as_published(plan, cluster.gpu)
-
-
-def _shard_over(training: Training, shards: Column) -> Sizes:
-    """Ranks that ZeRO shares over, of so many: those requested where they divide and are fewer, 0 all."""
-    return training.shard_over * (shards % max(training.shard_over, 1) == 0) * (shards > training.shard_over)
 
 
 def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:
@@ -298,8 +301,15 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
     reasons: Counter[str] = Counter()
     blocks = [np.empty((len(WRITTEN), 0), dtype=np.int64)]
     found = 0
-    for tensor, context, pipeline in _splits(cluster.gpus):
-        data = cluster.gpus // (tensor * context * pipeline)
+    gpus = cluster.gpus
+    splits = (
+        (tensor, context, pipeline)
+        for tensor in divisors(gpus)
+        for context in divisors(gpus // tensor)
+        for pipeline in divisors(gpus // tensor // context)
+    )
+    for tensor, context, pipeline in splits:
+        data = gpus // (tensor * context * pipeline)
         reason = uneven(training, cluster, tensor, context, pipeline, data)
         if reason:
             reasons[reason] += 1
@@ -315,14 +325,6 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
                 "with --cp 1, --virtual-pp 1 or --recompute layers."
             )
     return Grid(dict(zip(WRITTEN, np.concatenate(blocks, axis=1), strict=True)), reasons)
-
-
-def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
-    """Every TP, CP and PP whose product divides the GPUs."""
-    for tensor in divisors(gpus):
-        for context in divisors(gpus // tensor):
-            for pipeline in divisors(gpus // tensor // context):
-                yield tensor, context, pipeline
 
 
 def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:

@@ -23,10 +23,10 @@ from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.roofline import utilization
 from pyperf_suite.planner.laws.training.framework import USUAL, FoundConstants, check_framework, found_constants
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, ON_GPU, MemoryNeed, Verdict
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
-from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
-from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
+from pyperf_suite.planner.laws.training.memory import ON_GPU, MemoryNeed, Verdict, need_of
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import kind_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
     SPLIT,
@@ -124,7 +124,8 @@ class Planned:
 
     def error_percent(self, framework: str) -> float | None:
         """The law's error on runs of this kind that the constants of a framework were not fitted on."""
-        return error_percent_of(self.found[framework], self.training.model, self.training.dtype_on(self.cluster.gpu))
+        kind = kind_of(self.training.model, self.training.dtype_on(self.cluster.gpu))
+        return self.found[framework].error_percent(kind)
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
@@ -238,6 +239,7 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
     prices = replace(prices_of(laws, training.dtype_on(cluster.gpu)), library=training.library)
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
+    memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
     found: dict[str, FoundConstants] = {}
     for similar, plan in plans(training, cluster, grid):
         found[str(plan.framework)] = found_constants(laws, str(plan.framework))
@@ -247,17 +249,10 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
             low[similar], high[similar] = step.low, step.high
         for part, taken in step.parts.items():
             parts.setdefault(part, np.zeros(len(grid)))[similar] = taken
-    return Planned(training, cluster, laws, grid, seconds, low, high, parts, memory_of(training, cluster, grid), found)
-
-
-def memory_of(training: Training, cluster: Cluster, grid: Grid) -> MemoryNeed:
-    """Bytes of each layout's fullest GPU."""
-    memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
-    for similar, plan in plans(training, cluster, grid):
         need = need_of(training.model, plan)
-        for name, part in memory.items():
-            part[similar] = getattr(need, name)
-    return MemoryNeed(**memory)
+        for name, held in memory.items():
+            held[similar] = getattr(need, name)
+    return Planned(training, cluster, laws, grid, seconds, low, high, parts, MemoryNeed(**memory), found)
 
 
 def _refuse(found: Planned, whole: Planned) -> None:

@@ -173,7 +173,7 @@ def _enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
 def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence[str]) -> Iterator[Remark | None]:
     """State the assumptions behind the layouts shown, and the law's error on such."""
     frameworks = sorted({each.framework for each in shown})
-    yield _network(planned, frameworks[0])
+    yield _network(planned)
     yield from _host(planned, shown)
     usual = " Others are compared where --framework names several."
     yield remark(
@@ -185,8 +185,8 @@ def _assumed(planned: Planned, shown: Sequence[PredictedLayout], notes: Sequence
     yield from (remark(note, kind="caution") for note in notes)
 
 
-def _network(planned: Planned, framework: str) -> Remark | None:
-    cluster, network = planned.cluster, planned.cluster.network or planned.found[framework].constants.network
+def _network(planned: Planned) -> Remark | None:
+    cluster, network = planned.cluster, planned.cluster.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
     how = "during computation where possible" if planned.training.overlap else "after computation"

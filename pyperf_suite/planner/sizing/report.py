@@ -18,9 +18,10 @@ from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, legend
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.roofline import utilization
+from pyperf_suite.planner.laws.training.framework import found_constants
 from pyperf_suite.planner.laws.training.layer_work import passes_and_slowdown
 from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
-from pyperf_suite.planner.laws.training.step import constants_of, step_time
+from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, REPEATABILITY, Bounds, Candidate, Search, judged, search
 from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, resized, width_of_mlp
 from pyperf_suite.record.quantity import Quantity
@@ -183,7 +184,7 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu = spec_of(laws)
     plan = setting.plan_on(gpu)
-    times = passes_and_slowdown(plan, constants_of(laws, plan).constants)
+    times = passes_and_slowdown(plan, found_constants(laws, str(plan.framework)).constants)
     slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
     prices = replace(prices or Prices(laws, setting.dtype), slower=slower)
     return Sizing(

@@ -19,7 +19,8 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.transformer import ModelDimensions, model_flop
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
+from pyperf_suite.planner.laws.training.memory import need_of
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import (
     NODE,
     ModelGrid,

@@ -102,13 +102,13 @@ def test_an_interval_is_as_wide_as_sources_left_out_say_by_how_near_they_are() -
     runs = [run(source) for source in "a" * 20 + "b" * 2]
     errors = np.array([0.1] * 20 + [0.3] * 2)
     # Each source counts the same, however many runs it has; a run's own is left out.
-    assert ends_of(runs, errors, runs[0])[1] == 0.3
-    assert ends_of(runs, errors, runs[-1], lambda each: each.source)[:2] == (-0.1, 0.1)
-    assert ends_of(runs, 0 * errors, runs[0])[1] == LEAST_END
+    assert ends_of(runs, errors, runs[0])[0] == 0.3
+    assert ends_of(runs, errors, runs[-1], lambda each: each.source)[0] == 0.1
+    assert ends_of(runs, 0 * errors, runs[0])[0] == LEAST_END
     # Runs of another framework count half: too little to be one in ten.
     others = [run(source) for source in "abcde"] + [run("f", "fsdp2")]
     errors = np.array([0.1] * 5 + [0.5])
-    assert [ends_of(others, errors, like)[1] for like in (others[0], others[-1])] == [0.1, 0.5]
+    assert [ends_of(others, errors, like)[0] for like in (others[0], others[-1])] == [0.1, 0.5]
 
 
 def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_physics() -> None:
@@ -119,7 +119,7 @@ def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_
     for name, most in {"mape": 8.8, "mape_by_model": 8.6, "mape_by_engine": 8.8, "mape_by_generation": 9.5}.items():
         assert block.held_out[name] < most, name
     assert block.held_out["coverage"] > 86
-    assert (block.arrays["unseen_high"] >= block.arrays["high"]).all()
+    assert (block.arrays["unseen_ends"] >= block.arrays["ends"]).all()
     for constant, meaning in CONSTANTS.items():
         assert block.arrays[f"{constant}_deviation"] > 0
         assert meaning.low <= block.arrays[constant] <= meaning.high, constant

@@ -21,12 +21,14 @@ from pyperf_suite.planner.laws.collectives import (
     OTHER_PCIE,
     PCIE,
     LinkLaw,
+    Point,
+    between_nodes_s,
     collective_time,
     link_bytes_per_s,
     link_law,
+    network_of,
     usual_network_bytes_per_s,
 )
-from pyperf_suite.planner.laws.internode import Point, between_nodes_s, network_of
 from tools.fit import collectives as fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 

@@ -10,14 +10,14 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.training.framework import (
     FRAMEWORKS,
+    NAMES,
     StepConstants,
     found_constants,
     generation_of,
     on_gpu,
-    pack_constants,
     usual_framework,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
@@ -73,7 +73,7 @@ def test_generations_are_known_by_the_compute_capability_and_of_other_makers_by_
 
 
 def test_constants_of_ones_own_go_before_published_ones():
-    block = pack_constants(StepConstants(2.0), {"mape": 5.0}, "made up", {})
+    block = CalibrationBlock({name: np.array(getattr(StepConstants(2.0), name)) for name in NAMES}, {"mape": 5.0})
     of_ddp = replace(block, arrays=block.arrays | {"seen": np.array(["ddp H100 SXM"])})
     own = Calibration("H100 SXM", {"step.fsdp1": block, "step.ddp": of_ddp})
     assert found_constants(own, "fsdp1").constants.slowdown == 2.0

@@ -26,13 +26,14 @@ from pyperf_suite.planner.laws.gemm import (
     menu_choice,
     menu_seconds,
 )
-from pyperf_suite.planner.laws.measured_maxima import (
+from pyperf_suite.planner.laws.transfers import (
     MAMF_TFLOP_PER_S,
     MEASURED_MAXIMA,
     UNCAPPED_UTILIZATION,
+    have_same_kernels,
+    held_down,
     sustained_slowdown,
 )
-from pyperf_suite.planner.laws.transfers import have_same_kernels, held_down
 from tools.fit.published import read_columns
 
 WITH_TABLES = ("H200", "H100", "A100", "L40S", "B200")

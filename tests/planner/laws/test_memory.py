@@ -10,15 +10,28 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.training.memory import MemoryNeed, rank_parameters, training_memory, verdict_of
-from pyperf_suite.planner.laws.training.plan import ParallelPlan, need_of
+from pyperf_suite.planner.laws.training.memory import MemoryNeed, need_of, rank_parameters, verdict_of
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
 from tests.models import GPT_3 as GPT
 from tests.models import LLAMA, MIXTRAL
 
 
+def training_memory(
+    model: ModelDimensions, micro_batch: int, seq: int, sharding: Sharding | None = None, *, data: Any = 1,
+    micro_batches: Any = 64, **changes: Any,
+) -> MemoryNeed:  # fmt: skip
+    """The need of a plan of so many micro-batches, by default of more than there are stages."""
+    cut = sharding or Sharding()
+    plan = ParallelPlan(
+        global_batch=micro_batch * data * micro_batches, micro_batch=micro_batch, seq=seq, data=data, tensor=cut.tensor,
+        expert=cut.expert, sequence_parallel=cut.sequence_parallel, **changes,
+    )  # fmt: skip
+    return need_of(model, plan)
+
+
 def test_stages_of_zero_share_one_thing_more_each() -> None:
-    stages = [training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=stage) for stage in range(4)]
+    stages = [training_memory(LLAMA, 1, 8192, data=8, zero_stage=stage) for stage in range(4)]
     p = LLAMA.parameters
     states = [need.weights + need.gradients + need.optimizer for need in stages]
     assert states == pytest.approx([18 * p, (2 + 4 + 12 / 8) * p, (2 + 16 / 8) * p, 18 / 8 * p])
@@ -44,8 +57,8 @@ def test_a_grid_needs_what_each_of_it_needs_alone(of_models: bool) -> None:
         alone = [(resized(LLAMA, hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
     else:
         grid, sharding, alone = GPT, Sharding(8, True), [(GPT, Sharding(8, True))] * 3
-        varied = {"zero_stage": [3, 1, 2], "stages": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
-    varied["data_ranks"] = [4] * 3
+        varied = {"zero_stage": [3, 1, 2], "pipeline": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
+    varied["data"] = [4] * 3
     together = training_memory(grid, 2, 2048, sharding, **{name: np.array(each) for name, each in varied.items()})
     needs = [
         training_memory(model, 2, 2048, own, **{name: each[place] for name, each in varied.items()})
@@ -61,21 +74,21 @@ def kept(model: ModelDimensions, **changes: Any) -> float:
 
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
     # Each in its share of the layers, so that only what stands outside of them changes.
-    alone, piped = (kept(LLAMA, stages=stages) for stages in (1, 4))
+    alone, piped = (kept(LLAMA, pipeline=stages) for stages in (1, 4))
     assert alone - piped == 8192 * (5 * 4096 + 4 * 128256 - 4 * 4096)
-    uneven = kept(resized(LLAMA, layers=33), stages=32)
-    assert uneven > 1.8 * kept(LLAMA, stages=32)
+    uneven = kept(resized(LLAMA, layers=33), pipeline=32)
+    assert uneven > 1.8 * kept(LLAMA, pipeline=32)
 
 
 def test_the_last_stage_is_the_fullest_where_logits_are_most_of_it() -> None:
     wide = resized(LLAMA, vocab=1 << 22)
     logits = 4 * (1 << 22) * 8192
-    assert kept(wide, stages=32, recompute="layers") > logits
+    assert kept(wide, pipeline=32, recompute="layers") > logits
 
 
 def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
     def held(**schedule: int) -> float:
-        need = training_memory(GPT, 1, 2048, Sharding(8, True), stages=8, **schedule)
+        need = training_memory(GPT, 1, 2048, Sharding(8, True), pipeline=8, **schedule)
         return float(need.activations)
 
     by_stage = held()
@@ -92,28 +105,28 @@ def test_context_parallel_ranks_share_the_sequence() -> None:
 
 
 def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
-    spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=8, zero_stage=1)
+    spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data=8, zero_stage=1)
     experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
     rest = MIXTRAL.parameters - experts
     assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
     assert spread.weights == pytest.approx(2 * (rest + experts / 8))
     # Each expert is on one rank of the eight, so that none shares its moments.
     assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
-    twice = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=16, zero_stage=1)
+    twice = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data=16, zero_stage=1)
     assert twice.optimizer == pytest.approx(12 * (rest / 16 + experts / 16))
 
 
 def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_one() -> None:
-    shared = training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=3)
+    shared = training_memory(GPT, 1, 2048, data=1024, zero_stage=3)
     assert shared.gathered == pytest.approx(6 * 12 * 12288**2, rel=1e-3)
-    assert training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=2).gathered == 0
-    assert training_memory(GPT, 1, 2048, data_ranks=1, zero_stage=3).gathered == 0
+    assert training_memory(GPT, 1, 2048, data=1024, zero_stage=2).gathered == 0
+    assert training_memory(GPT, 1, 2048, data=1, zero_stage=3).gathered == 0
 
 
 @pytest.mark.parametrize(
     ("requested", "sentence"),
     [
-        ({"stages": 33}, "32 layers cannot be cut into 33 stages"),
+        ({"pipeline": 33}, "32 layers cannot be cut into 33 stages"),
         ({"sharding": Sharding(3)}, "TP over 3 ranks"),
     ],
 )

@@ -10,20 +10,20 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, training_memory
+from pyperf_suite.planner.laws.training.memory import need_of
 from pyperf_suite.planner.laws.training.offload import (
-    ADAM_BYTES,
     ADDED_BYTES,
     BUS_SHARE,
     DRIVE_BYTES,
     HOST_SHARE,
     OFFLOADED_BY,
+    OFFLOADS,
     Host,
-    offloaded,
     usual_host,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.laws.training.step import OPTIMIZER_BYTES_PER_PARAMETER as ADAM_BYTES
+from pyperf_suite.planner.laws.training.step import adam_on_host_s, step_time, waited_for_host
 
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
 # Copies reach 20 GB/s each way, the CPU's kernels 100 GB/s, drives 5 GB/s.
@@ -73,8 +73,13 @@ def test_an_iteration_waits_for_what_is_not_hidden_and_adam_is_bound_by_the_host
     offload, framework, changed, waited_s
 ):
     usual = {"zero_stage": 3, "gradient_bytes": 2, "micro_batches": 1, "forward": 0.0, "backward": 0.0} | changed
-    waited, adam = offloaded(offload, framework, HOST, 1e9, *usual.values())
-    assert (float(waited), float(adam)) == pytest.approx((waited_s, ADAM_S))
+    stage, nbytes, micro_batches, forward_s, backward_s = usual.values()
+    plan = replace(
+        PLAN, offload=offload, framework=framework, zero_stage=stage, gradient_bytes=nbytes,
+        global_batch=PLAN.data * micro_batches,
+    )  # fmt: skip
+    assert float(waited_for_host(plan, HOST, 1e9, forward_s, backward_s)) == pytest.approx(waited_s)
+    assert adam_on_host_s(HOST, 1e9) == pytest.approx(ADAM_S)
 
 
 def test_a_host_is_the_makers_server_or_the_cpu_on_the_module():
@@ -106,9 +111,8 @@ def test_a_step_that_offloads_has_adam_on_the_cpu_and_a_part_for_what_it_waits_f
 
 
 def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
-    needs = {
-        offload: training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=3, offload=offload) for offload in OFFLOADS
-    }
+    plan = replace(PLAN, framework="fsdp2")
+    needs = {offload: need_of(LLAMA, replace(plan, offload=offload)) for offload in OFFLOADS}
     share = LLAMA.parameters / 8
     assert needs["none"].host == needs["none"].nvme == 0
     assert (needs["optimizer"].optimizer, needs["optimizer"].gradients) == (0, 0)
@@ -122,7 +126,7 @@ def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
         needs["none"].activations + needs["none"].gathered + needs["none"].buffers
     )
     # Gradients that are not scattered stay until the update.
-    whole = training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=1, offload="optimizer")
+    whole = need_of(LLAMA, replace(plan, zero_stage=1, offload="optimizer"))
     assert whole.gradients == 4 * LLAMA.parameters
 
 

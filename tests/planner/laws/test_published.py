@@ -7,10 +7,10 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import found_constants
 from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.laws.transfers import sustained_slowdown
 from tools.fit.gemm import GemmTable, gemm_tables
 from tools.fit.published import GPUS, SAMPLE, read_columns
 from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, ASSUMED_STATES, read_runs, run_of
 from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.training_runs import ASSUMED_RECOMPUTE, ASSUMED_STATES, read_runs, run_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import ANOTHER_ENGINE
 

@@ -33,7 +33,7 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 SEQ = 1024
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
-IDLE_HOST = StepConstants(slowdown=1.0, network=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -222,9 +222,8 @@ def test_chunks_divide_the_bubble() -> None:
 def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
     plan = replace(PLAN, tensor=4, framework="fsdp2")
     plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
-    again = 24 * 32 * 2 * STREAM_S
     # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
-    assert 2 * plain["tensor"] <= split["tensor"] <= 2 * plain["tensor"] + again
+    assert split["tensor"] == pytest.approx(2 * plain["tensor"])
     assert split["memory bound"] < plain["memory bound"]
     assert split["products"] == plain["products"]
 
@@ -244,7 +243,6 @@ def test_context_parallelism_cuts_tokens_and_attention_and_passes_keys_round() -
     alone, cut = parts(plan, linked=False), parts(replace(plan, context=4), linked=False)
     assert cut["products"] == pytest.approx(alone["products"] / 4)
     assert cut["attention"] == pytest.approx(alone["attention"] / 4, rel=0.05)
-    assert cut["attention"] > alone["attention"] / 4  # pieces are merged
     assert cut["context"] == 0 < parts(replace(plan, context=4))["context"]
 
 

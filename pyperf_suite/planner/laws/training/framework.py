@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, spec_of
-from pyperf_suite.planner.laws.internode import Network
 
 Framework = Literal["megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp"]
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp")
@@ -41,8 +39,6 @@ DTYPES = ("bf16", "fp16", *LOW_PRECISION)
 # Products over the law of the library that was measured in fp8; of nvfp4 at the ratio of the peaks. Set by hand,
 # where fits were held within 0.7 to 1.2, of nvfp4 within 0.9 to 2.
 LOW_PRECISION_FACTORS = {"fp8": 0.82, "mxfp8": 0.85, "nvfp4": 1.3}
-# What a GPU of vTrain's cluster could send between nodes: HDR for two.
-CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
 # Runs whose errors have one width.
 KINDS = ("16 bits", "below 16 bits", "experts, 16 bits", "experts, below 16 bits")
@@ -70,13 +66,10 @@ GROUPED_MM, CALLS_GROUPED_MM = 1.7, ("fsdp2", "torchtitan")
 class StepConstants:
     """What no kernel's law knows, as found on published iterations; each may be an array over the plans of a grid.
 
-    CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand. `network` is what a GPU
-    really sends between nodes in bytes/s, one direction, or measured points of the cluster; None: what its maker's
-    servers have.
+    CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand.
     """
 
     slowdown: Any
-    network: Network | None = None
     attention: Any = 1.0
     experts: Any = 1.0
     tensor_overlapped: Any = 0.3
@@ -113,20 +106,27 @@ NAMES = tuple(CONSTANTS)
 
 @dataclass(frozen=True)
 class FoundConstants:
-    """Constants, whether they are of another GPU, and their stated error in %.
+    """Constants, and whether they are of another GPU.
 
-    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known,
-    `errors_percent` the mean errors by KINDS, all of runs whose source the constants had not seen. Of another GPU the
-    ends are those where the engine or the generation of GPUs was not seen.
+    `ends` are by KINDS the logarithm of measured over predicted that nine of ten runs stay within, of either sign, and
+    `errors_percent` the mean errors, both of runs whose source the constants had not seen; empty if none are known. Of
+    another GPU the ends are those where the engine or the generation of GPUs was not seen.
     """
 
     constants: StepConstants
     is_transferred: bool
-    error_percent: float | None
     origin: str = ""
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()
     errors_percent: tuple[float, ...] = ()
+
+    def width(self, kind: int) -> float | None:
+        """The factor, of either side, within which nine of ten runs lie; None where nothing is known."""
+        return float(np.exp(self.ends[kind])) if self.ends else None
+
+    def error_percent(self, kind: int) -> float | None:
+        """The law's error in % on runs of that kind whose source the constants had not seen."""
+        error = self.errors_percent[kind] if self.errors_percent else np.nan
+        return None if np.isnan(error) else error
 
 
 def check_framework(framework: str) -> None:
@@ -173,42 +173,24 @@ def on_gpu(constants: StepConstants, spec: GpuSpec, framework: str) -> StepConst
     peaks, kernel = spec.peak_flop_per_s, ATTENTION[framework][GENERATIONS.index(generation_of(spec))]
     ratio = peaks["fp8"] / peaks["fp4"] if "fp4" in peaks else 1.0
     grouped = GROUPED_MM if framework in CALLS_GROUPED_MM and generation_of(spec) == GENERATIONS[-1] else 1.0
-    return replace(
-        constants, nvfp4=constants.nvfp4 * ratio, attention=constants.attention * kernel,
-        experts=constants.experts * grouped,
-    )  # fmt: skip
-
-
-def pack_constants(
-    constants: StepConstants,
-    held_out: Mapping[str, float | int | str],
-    origin: str,
-    more: Mapping[str, NDArray[np.generic]],
-) -> CalibrationBlock:
-    """Constants as the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs.
-
-    `more` may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `low`, `high` and
-    `errors_percent` by FRAMEWORKS and KINDS, the ends as `unseen_low` and `unseen_high` for others, and for each
-    constant its `NAME_deviation`, the standard deviation of its logarithm.
-    """
-    arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
-    return CalibrationBlock({**arrays, **more}, held_out, {}, origin)
+    attention, experts = constants.attention * kernel, constants.experts * grouped
+    return replace(constants, nvfp4=constants.nvfp4 * ratio, attention=attention, experts=experts)
 
 
 def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundConstants:
-    """The constants in a block, for a GPU."""
+    """The constants in the block "step" of a calibration, or "step.FRAMEWORK" of one's own runs, for a GPU.
+
+    It may have `seen`, the frameworks and GPUs that they were found on ("fsdp1 H100 SXM"), `ends` and `errors_percent`
+    by FRAMEWORKS and KINDS, and the ends as `unseen_ends` for others.
+    """
     arrays = block.arrays
-    is_older = any(np.ndim(arrays[name]) < 2 for name in ("low", "high", "errors_percent") if name in arrays)
-    if is_older or any(name not in arrays or np.ndim(arrays[name]) for name in NAMES):
+    if any(name not in arrays or np.ndim(arrays[name]) for name in NAMES) or ("low" in arrays and "ends" not in arrays):
         raise UserError("The calibration's block of steps is of another version: fit it anew with `calibrate --runs`.")
     numbers = {name: float(arrays[name]) for name in NAMES}
-    constants = on_gpu(StepConstants(**numbers, network=CARRIED_BYTES_PER_S.get(spec.name)), spec, framework)
+    constants = on_gpu(StepConstants(**numbers), spec, framework)
     another = "seen" in arrays and f"{framework} {spec.name}" not in arrays["seen"].tolist()
-    error = float(block.held_out["mape"]) if "mape" in block.held_out else None
-    unseen = "unseen_" if another else ""
-    row = FRAMEWORKS.index(framework)
-    low, high, errors = (
-        tuple(arrays[name][row].astype(float).tolist()) if name in arrays else ()
-        for name in (f"{unseen}low", f"{unseen}high", "errors_percent")
+    ends, errors = (
+        tuple(arrays[name][FRAMEWORKS.index(framework)].astype(float).tolist()) if name in arrays else ()
+        for name in ("unseen_ends" if another else "ends", "errors_percent")
     )
-    return FoundConstants(constants, another, error, block.origin, low, high, errors)
+    return FoundConstants(constants, another, block.origin, ends, errors)

@@ -16,12 +16,11 @@ from pyperf_suite.laws.transformer import (
     PHASES,
     ModelDimensions,
     Sharding,
-    Sizes,
     attention_call,
     attention_calls,
     products,
 )
-from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
@@ -30,8 +29,6 @@ from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
 WHOLE_BYTES_PER_ELEMENT = 22
-# Rotary embedding of queries and keys: read and written.
-ROTARY_BYTES_PER_ELEMENT = 4
 # Over the b·s·ffn/t elements of an MLP: the activation function reads and writes.
 MLP_BYTES_PER_ELEMENT = 4
 # Over the b·(a/t)·s² scores where attention is not fused: a causal softmax reads half and writes all, dropout reads and
@@ -43,9 +40,6 @@ BACKWARD_BYTES_RATIO = 1.5
 LOSS_BYTES_PER_ELEMENT = 16
 # all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
 ALL_REDUCES_PER_PASS = 2
-# Ring attention adds each plan's result to what is there, in single precision, and scales it: reads both, writes one;
-# backward adds gradients of queries, keys and values likewise.
-MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
 CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
@@ -69,19 +63,6 @@ UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
 
 
-def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
-    """The MLPs whose activation function is a kernel of its own: its name, their width, and in how many layers.
-
-    That of routed experts is counted with the sorting of their tokens.
-    """
-    sparse = model.ffn if model.experts == 1 else model.shared_ffn
-    kinds = (
-        ("activation function", sparse, model.sparse_layers),
-        ("dense activation function", model.ffn, model.dense_layers),
-    )
-    return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
-
-
 def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepConstants) -> dict[str, Any]:
     """Seconds of a layer's micro-batch, forward and backward, by part of the iteration, under these constants.
 
@@ -100,9 +81,7 @@ def layer_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepCon
     # Between nodes a gradient's product hides no more than it lasts.
     between = np.asarray(plan.tensor) > plan.ranks_per_node
     sums_s = between * (times["summed"][0] * prices["summed"] - tensor_s)
-    # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
-    again_s = np.where(plan.hides_tensor, 0.0, ALL_REDUCES_PER_PASS * prices["gathered"])
-    tensor_s = tensor_s + exposed_comm_s(sums_s, once_s) + exposed_comm_s(again_s, once_s)
+    tensor_s = tensor_s + exposed_comm_s(sums_s, once_s)
     forward_s, backward_s = of("attention_forward"), of("attention_backward")
     context_s = exposed_comm_s(attended * prices["ring"], forward_s)
     context_s = context_s + exposed_comm_s(2 * prices["ring"], backward_s)
@@ -158,7 +137,6 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
         "permuted": (forward + 1, (not plan.fuses_experts) * c.slowdown),
         "all_to_all": (4 + 2 * plan.recompute_fraction, 1.0),
         "summed": (ALL_REDUCES_PER_PASS * (forward + 1), summed),
-        "gathered": (0.0, 1.0),
         "ends": (1.0, c.slowdown),
         "loss": (1.0, c.slowdown),
     }
@@ -189,9 +167,6 @@ class KernelCall:
         return as_plain(self.calls) * found.seconds
 
 
-PASS_NAMES = (("forward", False), ("backward", True))
-
-
 def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> Iterator[KernelCall]:
     """What a rank computes, and sends over TP, for a micro-batch: the one list that `size` itemises and `layout` sums.
 
@@ -209,8 +184,6 @@ def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | 
         flags = (plan.ranks_per_node, network)
         for op in ("reduce_scatter", "all_gather") if plan.sequence_parallel else ("all_reduce",):
             yield KernelCall(op, "collective", "summed", sizes, calls, (op,), flags)
-        if plan.sequence_parallel:
-            yield KernelCall("all_gather again", "collective", "gathered", sizes, calls, ("all_gather",), flags)
 
 
 def _product_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
@@ -284,14 +257,9 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
         # A window as long as the sequence is none.
         window = np.where(np.asarray(seq) > call.window, call.window, 0)
         sizes = (batch, seq, heads, kv_heads, head_dim, window)
-        for name, backward in PASS_NAMES:
-            fixed, kind = (call.causal, backward), f"attention_{name}"
-            yield KernelCall(f"{call.name}, {name}", "attention", kind, sizes, times * np.asarray(call.calls), fixed)
-            if np.any(times > 1):
-                merges = (times - 1) * np.asarray(call.calls)
-                merged: Any = MERGED_BYTES_PER_ELEMENT * np.asarray(batch * seq) * head_dim
-                for count, once in ((heads, 1), (kv_heads, 2)) if backward else ((heads, 1),):
-                    yield KernelCall("pieces merged", "memory_bound", kind, (merged * count,), once * merges)
+        for name, backward in (("forward", False), ("backward", True)):
+            fixed, calls = (call.causal, backward), times * np.asarray(call.calls)
+            yield KernelCall(f"{call.name}, {name}", "attention", f"attention_{name}", sizes, calls, fixed)
 
 
 def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
@@ -317,12 +285,12 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
     stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
-    if model.gated:
-        rotated = (
-            wider * ROTARY_BYTES_PER_ELEMENT * tokens * (model.heads + model.kv_heads) * model.head_dim / plan.tensor
-        )
-        yield KernelCall("rotary embedding", "memory_bound", "memory", (rotated,), layers)
-    for name, width, those in activation_widths(model):
+    # That of routed experts is counted with the sorting of their tokens.
+    sparse = model.ffn if model.experts == 1 else model.shared_ffn
+    dense = "dense activation function", model.ffn, model.dense_layers
+    for name, width, those in ("activation function", sparse, model.sparse_layers), dense:
+        if not np.any(np.asarray(width) * those):
+            continue
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
         yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(those))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / plan.tensor
@@ -334,9 +302,9 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
 
     Of one layer, of a model with several kinds of layers their mean: `forward` and `backward` of products,
     `experts_...` of those of experts, `scores` of passes over scores that lie in memory, `cast` of operands converted,
-    `permuted` of tokens sorted by experts and back; `summed` is one exchange of TP, `gathered` its half, `ring` one
-    round of CP, `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is
-    the logits, forward and backward together, `loss` the passes over them.
+    `permuted` of tokens sorted by experts and back; `summed` is one exchange of TP, `ring` one round of CP,
+    `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is the logits,
+    forward and backward together, `loss` the passes over them.
     """
     found: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
     for call in kernel_calls(model, plan, network):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,10 +15,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
 from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, Storage, layers_bytes, outside_bytes, sequence_ranks
 from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, linears
+from pyperf_suite.planner.laws.training.offload import Offload
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
-# What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
-Offload = Literal["none", "optimizer", "cpu", "nvme"]
-OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 # A rank's pieces of the largest unit that are in the host's memory at once on their way to drives and back.
 BUFFERS = 4
 # From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
@@ -28,8 +27,6 @@ SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 GATHERED_BYTES = 2 + 2 + 2
 # Of a memory that is fuller, fragmentation may leave no piece that is large enough, hours into a run.
 USABLE_SHARE = NEAR_LIMIT
-# Dtypes that the optimizer's states are kept in.
-STATE_DTYPES = ("fp32", "bf16")
 # In pure bfloat16 there is no master copy; DeepSpeed keeps gradients in 16 bits, and at the optimizer's step those that
 # a rank updates in 32 as well (deepspeed/runtime/zero/stage_1_and_2.py).
 PURE, DEEPSPEED = Storage(weight=2, gradient=2, optimizer=4), Storage(weight=2, gradient=2, optimizer=8, master=8)
@@ -123,28 +120,17 @@ def verdict_of(least: float, most: float, memory_bytes: float) -> Verdict:
     return "fits" if most <= usable else "may not fit" if least <= usable else "does not fit"
 
 
-def check_states(dtype: str) -> None:
-    """Raise UserError for a dtype that no optimizer keeps its states in."""
-    if dtype not in STATE_DTYPES:
-        raise UserError(f"No states of {dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
-
-
-def storage_of(framework: str | None, state_dtype: str) -> Storage:
-    """Bytes a parameter that a framework keeps."""
-    return PURE if state_dtype == "bf16" else DEEPSPEED if framework == "deepspeed" else MIXED
-
-
-def micro_batches_held(stage: Sizes, stages: Sizes, chunks: Sizes, micro_batches: Sizes | None) -> Any:
-    """Micro-batches that a stage, counted from 0, keeps at once of so many; None where the pipeline is full.
+def micro_batches_held(stage: Sizes, plan: ParallelPlan) -> Any:
+    """Micro-batches that a stage of the pipeline, counted from 0, keeps at once.
 
     By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on each
     in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022,
     section 4.2.3).
     """
-    stages, chunks = np.asarray(stages), np.asarray(chunks)
+    stages, chunks = np.asarray(plan.pipeline), np.asarray(plan.chunks)
     behind = stages - 1 - np.asarray(stage)
     held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
-    return held if micro_batches is None else np.minimum(held, micro_batches)
+    return np.minimum(held, plan.micro_batches)
 
 
 def _fullest_share(model: ModelDimensions, stages: Sizes) -> Any:
@@ -152,68 +138,53 @@ def _fullest_share(model: ModelDimensions, stages: Sizes) -> Any:
     return ceil_div(model.layers, stages) / np.asarray(model.layers)
 
 
-def training_memory(
-    model: ModelDimensions,
-    micro_batch: Sizes,
-    seq: Sizes,
-    sharding: Sharding | None = None,
-    *,
-    data_ranks: Sizes = 1,
-    zero_stage: Sizes = 0,
-    stages: Sizes = 1,
-    recompute: Recompute = "attention",
-    chunks: Sizes = 1,
-    micro_batches: Sizes | None = None,
-    context: Sizes = 1,
-    offload: Offload = "none",
-    storage: Storage = MIXED,
-    recompute_share: float = 1.0,
-    groups: Sizes = 0,
-    reserve: Reserve = RESERVE,
-) -> MemoryNeed:
-    """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
+def need_of(model: ModelDimensions, plan: ParallelPlan, reserve: Reserve = RESERVE) -> MemoryNeed:
+    """The need of the fullest GPU of a plan: of the first stage, which holds the most micro-batches, or of the last.
 
-    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
-    is counted: the first, which holds the most micro-batches, or the last, which has the logits. `context` ranks (CP)
-    share each sequence; they are among the `data_ranks`, and axes of several ranks are `groups` in all. Bytes a
-    parameter are those of `storage`, activations are of 16 bits; of layers that are recomputed so are
-    `recompute_share`. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU has the
-    layers at work. Raises UserError for more stages than layers, and where a dimension cannot be cut over the ranks.
+    Activations are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU
+    has the layers at work. Raises UserError for more stages than layers, and where a dimension cannot be cut over the
+    ranks.
     """
-    sharding = sharding or Sharding()
-    zero = np.asarray(zero_stage)
+    zero, stages, sharers = np.asarray(plan.zero_stage), plan.pipeline, plan.sharing * plan.expert_groups
     if np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
-    like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
-    gathers = (zero >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
+    storage = PURE if plan.state_dtype == "bf16" else DEEPSPEED if plan.framework == "deepspeed" else MIXED
+    # A fused kernel keeps no scores, whatever else is kept.
+    recompute: Recompute = "attention" if plan.fused_attention and plan.recompute == "nothing" else plan.recompute
+    groups: Any = sum(np.asarray(ranks) > 1 for ranks in (plan.shards, plan.tensor, stages))
+    like = np.maximum(1, np.asarray(sharers) // plan.expert)
+    # The largest unit that is gathered at once: a layer, or embedding or output matrix.
+    layer = _matrix_parameters(part for part in linears(model, 1, plan) if not part.outside_layers)
+    embedding = 1.0 * ceil_div(model.vocab, plan.tensor) * model.hidden
+    largest = np.maximum(layer / np.asarray(model.layers), embedding)
+    gathers = (zero >= SHARED_FROM_STAGE["weights"]) & (np.asarray(sharers) > 1) | (plan.offload in ("cpu", "nvme"))
     share = _fullest_share(model, stages)
-    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
-    experts = _matrix_parameters(routed) * share
-    layers = layers_bytes(model, seq, sharding, recompute) * share
-    whole: Any = layers_bytes(model, seq, sharding, "attention")
+    experts = _matrix_parameters(part for part in linears(model, 1, plan) if part.part.startswith("expert ")) * share
+    layers, whole = (layers_bytes(model, plan.seq, plan, kept) for kept in (recompute, "attention"))
+    layers = layers * share
     if recompute == "layers":
-        layers = layers + (1 - recompute_share) * reserve.selected * whole * share
+        layers = layers + (1 - plan.recompute_share) * reserve.selected * whole * share
     at_work = reserve.at_work * whole / model.layers
 
     def need(stage: Sizes) -> MemoryNeed:
-        ours, last = rank_parameters(model, sharding, stages, stage), np.asarray(stages) - 1
+        ours, last = rank_parameters(model, plan, stages, stage), np.asarray(stages) - 1
 
         def held(name: str) -> Any:
             is_shared = zero >= SHARED_FROM_STAGE[name]
-            return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
+            return (ours - experts) / np.where(is_shared, sharers, 1) + experts / np.where(is_shared, like, 1)
 
         # The first stage keeps what it gives its layers, where the last one has the loss.
-        inputs = np.where((np.asarray(stage) == 0) & (last > 0), model.hidden / sequence_ranks(sharding), 0.0)
-        ends = np.where(np.asarray(stage) == last, outside_bytes(model, sharding), 0.0)
-        kept = at_work + micro_batches_held(stage, stages, chunks, micro_batches) * (layers + inputs) + ends
+        inputs = np.where((np.asarray(stage) == 0) & (last > 0), model.hidden / sequence_ranks(plan), 0.0)
+        ends = np.where(np.asarray(stage) == last, outside_bytes(model, plan), 0.0)
+        kept = at_work + micro_batches_held(stage, plan) * (layers + inputs) + ends
         return MemoryNeed(
             weights=storage.weight * held("weights"),
             gradients=storage.gradient * held("gradients"),
             optimizer=storage.state * held("optimizer"),
-            activations=1.0 * micro_batch * seq * kept / context,
+            activations=1.0 * plan.micro_batch * plan.seq * kept / plan.context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-            buffers=reserve.process_bytes + reserve.group_bytes * np.asarray(groups),
-        ).away(offload, storage, zero >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / data_ranks)
+            buffers=reserve.process_bytes + reserve.group_bytes * groups,
+        ).away(plan.offload, storage, zero >= SHARED_FROM_STAGE["gradients"], BUFFERS * largest / sharers)
 
     return need(0).fuller(need(np.asarray(stages) - 1))
 
@@ -234,13 +205,6 @@ def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 
     loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
     ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
     return (inside + in_no_product) * _fullest_share(model, stages) + ends
-
-
-def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
-    """Parameters of the largest unit that is gathered at once: a layer, or embedding or output matrix."""
-    layers = (part for part in linears(model, 1, sharding) if not part.outside_layers)
-    layer = _matrix_parameters(layers) / np.asarray(model.layers)
-    return np.maximum(layer, 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden)
 
 
 def _matrix_parameters(parts: Iterable[Linear]) -> Any:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import pcie_of
-from pyperf_suite.planner.laws.training.memory import OFFLOADS, Offload
 
+# What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
+Offload = Literal["none", "optimizer", "cpu", "nvme"]
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MEANT_BY: Mapping[str, str] = {
     "optimizer": "optimizer states in the host's memory (ZeRO-Offload)",
     "cpu": "parameters, gradients and optimizer states in the host's memory",
@@ -33,10 +35,6 @@ OFFLOADED_BY: Mapping[str, tuple[Offload, ...]] = {
 }
 # A parameter's bytes over the bus: FSDP keeps it in 32 bits and casts it on the GPU, the others in 16.
 SENT_BYTES: Mapping[str, int] = {"fsdp1": 4, "fsdp2": 4, "torchtitan": 4}
-HALF = 2
-# Adam reads and writes weights and both moments in single precision (24), writes half weights (2), reads gradients for
-# their norm and for the update, where they were written to by the bus (10): as on the GPU (step.py).
-ADAM_BYTES = 36
 # A gradient that is added to one of the micro-batch before, in single precision.
 ADDED_BYTES = 12
 # Of a parameter on a drive: moments and master copy are read and written, so is the gradient, and half weights.
@@ -92,44 +90,3 @@ def check_offload(offload: str) -> None:
     """Raise UserError for what is no offload."""
     if offload not in OFFLOADS:
         raise UserError(f"Nothing can be offloaded as {offload!r}: choose from {', '.join(OFFLOADS)}.")
-
-
-def offloaded(
-    offload: Offload,
-    framework: str,
-    host: Host,
-    parameters: Any,
-    zero_stage: Any,
-    gradient_bytes: Any,
-    micro_batches: Any,
-    forward_s: Any,
-    backward_s: Any,
-) -> tuple[Any, Any]:
-    """Seconds of an iteration that a rank waits for the bus and drives, and of Adam on the CPU.
-
-    The rank updates so many `parameters`, and computes so long a micro-batch.
-
-    Gradients leave during backward: under DeepSpeed from ZeRO 2 on, and FSDP, those of each micro-batch, to which the
-    ones before are added (by DeepSpeed on the GPU, so they come back meanwhile; by FSDP on the CPU); else those of an
-    iteration. Megatron sends them when backward is over. Parameters that lie in the host's memory are fetched during
-    forward and again during backward; those that do not are sent back when Adam is through.
-    """
-    adam, out = parameters * ADAM_BYTES / host.host, parameters * gradient_bytes / host.bus
-    back = parameters * HALF / host.bus
-    if framework == "megatron":
-        return out + back, adam
-    stays = offload == "optimizer"
-    each = (np.asarray(zero_stage) >= 2) | (not stays)
-    added = np.where(each & (np.asarray(micro_batches) > 1), out if framework == "deepspeed" else 0.0, 0.0)
-    drives = min(host.bus, host.nvme_bytes_per_s)
-    fetched = (
-        parameters * (0 if stays else SENT_BYTES.get(framework, HALF)) / (drives if offload == "nvme" else host.bus)
-    )
-    # Both directions of the bus at once; each has what is computed meanwhile.
-    waited = np.where(each, micro_batches, 1) * np.maximum(0.0, np.maximum(out, fetched + added) - backward_s)
-    waited = waited + micro_batches * np.maximum(0.0, fetched - forward_s) + (back if stays else 0.0)
-    if framework != "deepspeed":
-        waited = waited + (micro_batches - 1) * parameters * ADDED_BYTES / host.host
-    if offload == "nvme":
-        waited = waited + np.maximum(0.0, parameters * DRIVE_BYTES / drives - adam)
-    return waited, adam

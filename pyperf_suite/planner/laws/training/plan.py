@@ -11,21 +11,14 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding, Sizes, check_recompute
+from pyperf_suite.laws.transformer import Recompute, Sharding, Sizes, check_recompute
 from pyperf_suite.planner.laws.training.framework import DTYPES, check_framework
-from pyperf_suite.planner.laws.training.memory import (
-    RESERVE,
-    MemoryNeed,
-    Offload,
-    Reserve,
-    check_states,
-    storage_of,
-    training_memory,
-)
-from pyperf_suite.planner.laws.training.offload import Host, check_offload
+from pyperf_suite.planner.laws.training.offload import Host, Offload, check_offload
 
 # Bytes of an element of activations and parameters in mixed precision.
 HALF = 2
+# Dtypes that the optimizer's states are kept in.
+STATE_DTYPES = ("fp32", "bf16")
 # The compute capability from which on Megatron hides TP's exchange.
 HOPPER = 9
 
@@ -107,7 +100,8 @@ class ParallelPlan(Sharding):
             check_framework(self.framework)
         if self.dtype not in DTYPES:
             raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
-        check_states(self.state_dtype)
+        if self.state_dtype not in STATE_DTYPES:
+            raise UserError(f"No states of {self.state_dtype!r} are planned: choose from {', '.join(STATE_DTYPES)}.")
         sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
                  self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
         if min(int(np.min(size)) for size in sizes) < 1:
@@ -232,17 +226,3 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
     hides = hides and plan.overlap_gradients
     return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
-
-
-def need_of(model: ModelDimensions, plan: ParallelPlan, reserve: Reserve = RESERVE) -> MemoryNeed:
-    """What the fullest GPU of a plan holds."""
-    # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if plan.fused_attention and plan.recompute == "nothing" else plan.recompute
-    groups: Any = sum(np.asarray(ranks) > 1 for ranks in (plan.shards, plan.tensor, plan.pipeline))
-    return training_memory(
-        model, plan.micro_batch, plan.seq, plan, data_ranks=plan.sharing * plan.expert_groups,
-        zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
-        micro_batches=plan.micro_batches, context=plan.context, offload=plan.offload,
-        storage=storage_of(plan.framework, plan.state_dtype), recompute_share=plan.recompute_share, groups=groups,
-        reserve=reserve,
-    )  # fmt: skip

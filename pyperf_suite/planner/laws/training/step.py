@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -21,8 +20,8 @@ from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.training.messages import SENT_BY_STAGE, Kind, Phase, exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
+from pyperf_suite.planner.laws.collectives import Network
 from pyperf_suite.planner.laws.explained import Explained
-from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
     LOW_PRECISION,
@@ -31,13 +30,8 @@ from pyperf_suite.planner.laws.training.framework import (
     found_constants,
     usual_framework,
 )
-from pyperf_suite.planner.laws.training.layer_work import (
-    as_plain,
-    ends_work,
-    layer_work,
-    price_work,
-)
-from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
+from pyperf_suite.planner.laws.training.layer_work import as_plain, ends_work, layer_work, price_work
+from pyperf_suite.planner.laws.training.offload import ADDED_BYTES, DRIVE_BYTES, SENT_BYTES, UNSURE, Host, usual_host
 from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 
 
@@ -53,6 +47,12 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> tuple[Any, A
     )
 
 
+# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
+# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
+MOST_NODES = 8
+HOP_S = 4.7e-6
+
+
 def price_exchange(
     model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None
 ) -> dict[str, Any]:
@@ -63,18 +63,40 @@ def price_exchange(
     way between stages.
     """
     (shared, experts), layers = stage_parameters(model, plan), model.layers / plan.pipeline
-    ends = model.hidden * model.vocab / plan.tensor
-    shards = np.asarray(plan.zero_stage) > 0
+    ends, shards = model.hidden * model.vocab / plan.tensor, np.asarray(plan.zero_stage) > 0
     tied_s: Any = model.tied * (np.asarray(plan.pipeline) > 1)
     if np.any(tied_s):
         size = as_plain(plan.gradient_bytes * ends)
         tied_s = tied_s * prices.collective("all_reduce", size, 2, _stages_together(plan), network).seconds
 
+    def over_s(operation: str, size: Any, ranks: Any, cut: Any) -> Any:
+        """Over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+        per_node = np.maximum(1, plan.ranks_per_node // cut)
+        counted = np.minimum(ranks, MOST_NODES * per_node)
+        if np.ndim(counted) == np.ndim(per_node) == 0:
+            counted, per_node = int(counted), int(per_node)
+        hops = (ranks - counted) * (operation != "all_reduce")
+        return prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops
+
+    def shared_s(operation: str, size: Any, ranks: Any, cut: Any) -> Any:
+        """The same where ZeRO shares over some ranks alone, and copies add up their shares of gradients."""
+        sharing = np.where(np.asarray(plan.shard_over) > 0, np.minimum(plan.shard_over, ranks), ranks)
+        if np.all(sharing == ranks):
+            return over_s(operation, size, ranks, cut)
+        within_s = over_s(operation, size, sharing, cut)
+        if operation != "reduce_scatter":
+            return within_s
+        return within_s + over_s("all_reduce", size / sharing, ranks // sharing, cut * sharing)
+
     def seconds(operation: str, element_bytes: Sizes, is_sent: Any, pieces: Any = 1) -> Any:
         if not np.any(is_sent):
             return 0.0
-        over_s = partial(_over_data, operation, element_bytes, model, plan, prices, network)
-        return layers * over_s((shared - ends) / layers, experts / layers, pieces) + over_s(ends, None, 1)
+        piece = element_bytes / (layers * pieces)
+        layer_s = shared_s(operation, piece * (shared - ends), plan.shards, plan.tensor)
+        if model.experts > 1:
+            cut = plan.tensor * plan.expert // plan.expert_groups
+            layer_s = layer_s + shared_s(operation, piece * experts, plan.tensor * plan.shards // cut, cut)
+        return layers * pieces * layer_s + shared_s(operation, element_bytes * ends, plan.shards, plan.tensor)
 
     return {
         "all_reduce": seconds("all_reduce", plan.gradient_bytes, ~shards),
@@ -91,14 +113,14 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
     By what is sent and whether that is in each micro-batch or once. For what is sent in each the pipeline waits too.
     FSDP in a pipeline keeps what it gathered, and the gradients, until the last micro-batch is through.
     """
-    hides = 1 if plan.overlap_gradients else 0
     # What is computed again is so in backward.
-    forward_s = hides * stage_s / plan.passes
+    stage_s = plan.overlap_gradients * stage_s
+    forward_s = stage_s / plan.passes
     piped = np.asarray(plan.pipeline) > 1
     stage = np.where(piped, np.minimum(plan.zero_stage, 1), plan.zero_stage)
     found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
     for number in np.unique(stage):
-        left: dict[Phase, Any] = {"forward": forward_s, "backward": hides * stage_s - forward_s}
+        left: dict[Phase, Any] = {"forward": forward_s, "backward": stage_s - forward_s}
         for each in SENT_BY_STAGE[number]:
             seconds, key = prices[each.operation], (each.what, each.each)
             waited = exposed_comm_s(seconds, left[each.behind])
@@ -109,74 +131,21 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
 
 
 def send_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
-    """Activations to the next stage and their gradients back.
+    """Activations to the next stage and their gradients back, of which each rank of TP sends a share.
 
-    Each rank of TP sends a share, gathered where SP keeps none (Narayanan et al. 2021, section 4.1; as DeepSpeed does).
+    Narayanan et al. 2021, section 4.1; as DeepSpeed does.
     """
     if not np.any(np.asarray(plan.pipeline) > 1):
         return 0.0
-    size, together = plan.element_bytes * plan.tokens * model.hidden, _stages_together(plan)
-    seconds = prices.collective("send_receive", size / plan.tensor, 2, together, network).seconds
-    if np.any(np.asarray(plan.tensor) > plan.sequence_ranks):
-        seconds = seconds + prices.collective("all_gather", size, plan.tensor, plan.ranks_per_node, network).seconds
-    return 2 * seconds
+    size = plan.element_bytes * plan.tokens * model.hidden / plan.tensor
+    return 2 * prices.collective("send_receive", size, 2, _stages_together(plan), network).seconds
 
 
 def _stages_together(plan: ParallelPlan) -> Any:
     """How many of two stages' ranks share a node: both where a whole stage leaves room for another."""
-    together = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    return together if together.ndim else int(together)
+    return np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)[()]
 
 
-# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
-# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
-MOST_NODES = 8
-HOP_S = 4.7e-6
-
-
-def _over_data(
-    operation: str,
-    element_bytes: Sizes,
-    model: ModelDimensions,
-    plan: ParallelPlan,
-    prices: Prices,
-    network: Network | None,
-    shared: Any,
-    experts: Any,
-    pieces: Any,
-) -> Any:
-    """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node.
-
-    They are sent in `pieces`. Where ZeRO shares over some ranks alone, copies add up their shares of gradients.
-    """
-
-    def over_s(operation: str, parameters: Any, ranks: Any, cut: Any) -> Any:
-        per_node = np.maximum(1, plan.ranks_per_node // cut)
-        counted = np.minimum(ranks, MOST_NODES * per_node)
-        if np.ndim(counted) == np.ndim(per_node) == 0:
-            counted, per_node = int(counted), int(per_node)
-        size = element_bytes * parameters / pieces
-        hops = (ranks - counted) * (operation != "all_reduce")
-        return pieces * (prices.collective(operation, size, counted, per_node, network).seconds + HOP_S * hops)
-
-    def shared_s(parameters: Any, ranks: Any, cut: Any) -> Any:
-        sharing = np.where(np.asarray(plan.shard_over) > 0, np.minimum(plan.shard_over, ranks), ranks)
-        if np.all(sharing == ranks):
-            return over_s(operation, parameters, ranks, cut)
-        within_s, copies = over_s(operation, parameters, sharing, cut), ranks // sharing
-        if operation != "reduce_scatter":
-            return within_s
-        return within_s + over_s("all_reduce", parameters / sharing, copies, cut * sharing)
-
-    seconds = shared_s(shared, plan.shards, plan.tensor)
-    if model.experts > 1 and experts is not None:
-        cut = plan.tensor * plan.expert // plan.expert_groups
-        seconds = seconds + shared_s(experts, plan.tensor * plan.shards // cut, cut)
-    return seconds
-
-
-# The GPU whose iterations were published first, and the one of most tests.
-MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
@@ -281,28 +250,26 @@ def step_time(
         plan: batch, parallelism and options; one plan, or a grid of them.
         constants: by default those of the plan's framework, of the GPU's calibration or of published runs.
         prices: what kernels cost, by default `Prices` of that GPU under a sustained load.
-        network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
+        network: what a GPU sends between nodes, by default as the maker's servers have.
 
     Raises:
         UserError: more stages than layers, dimensions that do not divide over TP, or an unknown GPU.
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
-    found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
+    found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, str(plan.framework))
     constants = found.constants
-    network = constants.network if network is None else network
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
     parts, on_host = step_parts(priced, constants), 0.0
     if plan.offload != "none":
         moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
         parts, on_host = parts | moved, sum(moved.values())
-    seconds = sum(parts.values())
-    low, high = interval(found, model, plan.dtype)
+    seconds, width = sum(parts.values()), found.width(kind_of(model, plan.dtype))
     around = {}
-    if low is not None and high is not None:
-        ends = {"low": (low, min(low, 1 / UNSURE)), "high": (high, max(high, UNSURE))}
+    if width is not None:
+        ends = {"low": (1 / width, min(1 / width, 1 / UNSURE)), "high": (width, max(width, UNSURE))}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
-    error = None if found.is_transferred else error_percent_of(found, model, plan.dtype)
+    error = None if found.is_transferred else found.error_percent(kind_of(model, plan.dtype))
     return Explained(seconds, parts, found.is_transferred, error, found.origin, **around)
 
 
@@ -310,13 +277,42 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
     """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
     model, plan = priced.model, priced.plan
     layer_s = sum(layer_work(priced.prices, plan, constants).values())
-    stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
+    stage_s = plan.overlap_gradients * model.layers / plan.pipeline * layer_s
     updated = _updated_bytes(model, plan) / OPTIMIZER_BYTES_PER_PARAMETER
-    waited, adam = offloaded(
-        plan.offload, str(plan.framework), host, updated, plan.zero_stage, plan.gradient_bytes,
-        plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
-    )  # fmt: skip
-    return {"optimizer": adam + _gradient_passes_s(priced, constants), "offload": waited}
+    waited = waited_for_host(plan, host, updated, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s)
+    adam = adam_on_host_s(host, updated) + _gradient_passes_s(priced, constants)
+    return {"optimizer": adam, "offload": waited}
+
+
+def adam_on_host_s(host: Host, parameters: Any) -> Any:
+    """Seconds of Adam on the CPU."""
+    return parameters * OPTIMIZER_BYTES_PER_PARAMETER / host.host
+
+
+def waited_for_host(plan: ParallelPlan, host: Host, parameters: Any, forward_s: Any, backward_s: Any) -> Any:
+    """Seconds of an iteration that a rank, which updates so many `parameters`, waits for the bus and drives.
+
+    Gradients leave during backward: under DeepSpeed from ZeRO 2 on, and FSDP, those of each micro-batch, to which the
+    ones before are added (by DeepSpeed on the GPU, so they come back meanwhile; by FSDP on the CPU); else those of an
+    iteration. Megatron sends them when backward is over. Parameters that lie in the host's memory are fetched during
+    forward and again during backward; those that do not are sent back when Adam is through.
+    """
+    out, back = parameters * plan.gradient_bytes / host.bus, parameters * HALF / host.bus
+    if plan.framework == "megatron":
+        return out + back
+    stays, drives, m = plan.offload == "optimizer", min(host.bus, host.nvme_bytes_per_s), plan.micro_batches
+    each = (np.asarray(plan.zero_stage) >= 2) | (not stays)
+    added = np.where(each & (np.asarray(m) > 1), out if plan.framework == "deepspeed" else 0.0, 0.0)
+    sent = 0 if stays else SENT_BYTES.get(str(plan.framework), HALF)
+    fetched = parameters * sent / (drives if plan.offload == "nvme" else host.bus)
+    # Both directions of the bus at once; each has what is computed meanwhile.
+    waited = np.where(each, m, 1) * np.maximum(0.0, np.maximum(out, fetched + added) - backward_s)
+    waited = waited + m * np.maximum(0.0, fetched - forward_s) + (back if stays else 0.0)
+    if plan.framework != "deepspeed":
+        waited = waited + (m - 1) * parameters * ADDED_BYTES / host.host
+    if plan.offload == "nvme":
+        waited = waited + np.maximum(0.0, parameters * DRIVE_BYTES / drives - adam_on_host_s(host, parameters))
+    return waited
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
@@ -329,25 +325,6 @@ def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
     if dtype in UNITS_OF and "fp4" not in spec_of(gpu).peak_flop_per_s:
         raise UserError(f"{spec_of(gpu)} has no units for {dtype}, which came with Blackwell: choose fp8 or bf16.")
     return Prices(gpu, "fp8" if dtype in LOW_PRECISION else dtype)
-
-
-def constants_of(gpu: str | GpuSpec | Calibration, plan: ParallelPlan) -> FoundConstants:
-    """The constants of the plan's framework, by default its usual one; a grid of plans names theirs."""
-    return found_constants(gpu, plan.framework or usual_framework(int(plan.zero_stage)))
-
-
-def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple[float, float] | tuple[None, None]:
-    """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
-    if not found.low:
-        return None, None
-    place = kind_of(model, dtype)
-    return float(np.exp(found.low[place])), float(np.exp(found.high[place]))
-
-
-def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
-    """The law's error in % on runs of that kind whose source the constants had not seen."""
-    error = found.errors_percent[kind_of(model, dtype)] if found.errors_percent else found.error_percent
-    return None if error is None or np.isnan(error) else error
 
 
 def kind_of(model: ModelDimensions, dtype: str) -> int:
