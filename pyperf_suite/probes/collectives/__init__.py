@@ -146,10 +146,8 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
     """
     require_launched(axes.ranks)
     over_nccl = any("nccl" in implementation for implementation in axes.implementation)
-    is_usual = (
-        axes.peer_to_peer == (YES,) and axes.registered == axes.symmetric == (NO,) and axes.settings == (DEFAULT,)
-    )
-    if not over_nccl and not is_usual:
+    of_nccl = (axes.peer_to_peer, axes.registered, axes.symmetric, axes.settings)
+    if not over_nccl and of_nccl != ((YES,), (NO,), (NO,), (DEFAULT,)):
         raise UserError(
             "Peer-to-peer copies, registered buffers, symmetric windows and settings are NCCL's, but only "
             f"{', '.join(axes.implementation)} was requested: leave peer_to_peer, registered, symmetric and settings "
@@ -166,32 +164,20 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
     """The sweep over sizes; what an operation does not take is not crossed with it."""
     for op, ranks, dtype, implementation in itertools.product(axes.op, axes.ranks, axes.dtype, axes.implementation):
         operation, ours = OPERATIONS[op], implementation in ("nccl", "nccl_graph")
+        memory = itertools.product(axes.registered, axes.symmetric) if ours else [(NO, NO)]
         variants = itertools.product(
             axes.in_place if operation.in_place else (NO,),
             axes.reduction if operation.reduces else ("sum",),
             axes.root if operation.has_root else (0,),
             axes.peer_to_peer if "nccl" in implementation else (YES,),
-            axes.registered if ours else (NO,),
-            axes.symmetric if ours else (NO,),
+            [flags for flags in memory if flags != (YES, YES)],
             axes.settings if ours else (DEFAULT,),
             every_size(axes.size),
         )
-        for in_place, reduction, root, direct, registered, symmetric, settings, size in variants:
-            if registered.value and symmetric.value:
-                continue
-            parameters = CollectiveParameters(
-                op,
-                size,
-                ranks,
-                dtype,
-                in_place.value,
-                reduction,
-                root,
-                peer_to_peer=direct.value,
-                registered=registered.value,
-                symmetric=symmetric.value,
-                settings="" if settings == DEFAULT else settings,
-            )
+        for in_place, reduction, root, direct, (registered, symmetric), settings, size in variants:
+            usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, reduction, root)
+            usual = replace(usual, settings="" if settings == DEFAULT else settings, peer_to_peer=direct.value)
+            parameters = replace(usual, registered=registered.value, symmetric=symmetric.value)
             yield Case("collective", parameters, implementation)
 
 

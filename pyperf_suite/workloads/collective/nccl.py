@@ -149,15 +149,11 @@ def _translated(nccl: ModuleType) -> Iterator[None]:
 def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
     """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
     require_started_so(parameters.peer_to_peer)
-    optional, version = connection.library.optional, connection.library.version_text
-    if parameters.registered and not optional["ncclCommRegister"]:
-        raise Unsupported(
-            f"NCCL {version} cannot register buffers, 2.19 and later can: update it, or leave registered out."
-        )
-    if parameters.symmetric and not optional["ncclCommWindowRegister"]:
-        raise Unsupported(
-            f"NCCL {version} has no symmetric windows, 2.27 and later has: update it, or leave symmetric out."
-        )
+    library = f"NCCL {connection.library.version_text}"
+    if parameters.registered and not connection.library.optional["ncclCommRegister"]:
+        raise Unsupported(f"{library} cannot register buffers, 2.19 and later can: update it, or leave registered out.")
+    if parameters.symmetric and not connection.library.optional["ncclCommWindowRegister"]:
+        raise Unsupported(f"{library} has no symmetric windows, 2.27 and later has: update it, or leave symmetric out.")
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)
         if "float8_sums" not in architecture(capability).features:
@@ -242,8 +238,8 @@ class NcclTransfers(Exchange):
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
         p = self.data.parameters
-        blocking = bool(p.configuration.get("blocking"))
-        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": not blocking}
+        has_thread = not p.configuration.get("blocking")
+        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": has_thread}
         details |= {"registered": self.send.buffer.registered} if self.send and p.registered else {}
         details |= {"symmetric": True} if p.symmetric else {}
         details |= {"configuration": p.configuration} if p.configuration else {}
