@@ -69,21 +69,7 @@ class RankEnvironment:
 # What launchers set for a rank: a process that has none of these is no rank, though its parent may be.
 LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 # Programs that start no ranks, though a shell may have a launcher's variables, and those that do as the first process.
-SHELLS = (
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "fish",
-    "ksh",
-    "tcsh",
-    "tmux: server",
-    "screen",
-    "sshd",
-    "login",
-    "su",
-    "systemd",
-)
+SHELLS = {*["sh", "bash", "dash", "zsh", "fish", "ksh", "tcsh", "screen", "sshd", "login", "systemd"], "tmux: server"}
 LAUNCHERS = ("python", "torchrun", "pt_")
 
 ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
