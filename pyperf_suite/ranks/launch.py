@@ -13,6 +13,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import runpy
 import signal
 import socket
@@ -69,7 +70,7 @@ class RankEnvironment:
 # What launchers set for a rank: a process that has none of these is no rank, though its parent may be.
 LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 # Programs that start no ranks, though a shell may have a launcher's variables, and those that do as the first process.
-SHELLS = {*["sh", "bash", "dash", "zsh", "fish", "ksh", "tcsh", "screen", "sshd", "login", "systemd"], "tmux: server"}
+SHELLS = re.compile(r"-?(sh|bash|dash|zsh|fish|ksh|tcsh|tmux: server|screen|sshd|login|systemd)")
 LAUNCHERS = ("python", "torchrun", "pt_")
 
 ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
@@ -142,7 +143,7 @@ def _is_left_over() -> bool:
         name = Path(f"/proc/{launcher}/comm").read_text().strip()
     except OSError:
         return False
-    return (launcher == 1 and not name.startswith(LAUNCHERS)) or name.lstrip("-") in SHELLS
+    return (launcher == 1 and not name.startswith(LAUNCHERS)) or bool(SHELLS.fullmatch(name))
 
 
 def _step_tasks(environ: Mapping[str, str]) -> int:
