@@ -25,7 +25,7 @@ using namespace nccl;
 using without_gil = py::gil_scoped_release;
 using Pattern = std::vector<std::pair<int, int>>;
 
-// Of 128 bytes each, one after the other.
+// Ids of 128 bytes each, one after the other.
 std::vector<ncclUniqueId> unique_ids_of(const std::string& bytes) {
     std::vector<ncclUniqueId> ids(bytes.size() / sizeof(ncclUniqueId));
     CHECK_INPUT(!ids.empty() && bytes.size() % sizeof ids[0] == 0, "A unique id of ", bytes.size(),

@@ -75,14 +75,14 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """What a person reads: `triton_attention_bf16_d64_causal_128x64_s3_w4_descriptors`."""
+        """Return what a person reads: `triton_attention_bf16_d64_causal_128x64_s3_w4_descriptors`."""
         parts = ["triton_attention", ELEMENT_TYPES[self.dtype], f"d{self.head_dim}"]
         parts += ["causal"] * self.causal + ["backward"] * self.backward
         return "_".join([*parts, f"{self.block_m}x{self.block_n}", f"s{self.stages}", f"w{self.warps}", self.operands])
 
     @property
     def requested(self) -> str:
-        """What begins a sentence about this configuration."""
+        """Return what begins a sentence about this configuration."""
         return f"Blocks {self.block_m}x{self.block_n} of head_dim {self.head_dim}"
 
     @property
@@ -97,7 +97,7 @@ class Configuration:
 
     @property
     def descriptors(self) -> bool:
-        """Whether operands go through tensor descriptors."""
+        """Tell whether operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
@@ -288,7 +288,7 @@ def check_operand(
 
 
 def operand(configuration: Configuration, tensor: Any, rows: int) -> Any:
-    """What a kernel takes for a tensor [batch, heads, seq, head_dim] whose blocks have so many rows."""
+    """Return what a kernel takes for a tensor [batch, heads, seq, head_dim] whose blocks have so many rows."""
     if not configuration.descriptors:
         return tensor
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -50,7 +50,7 @@ FLOAT32: dict[bool, Rows] = {
 def default_configuration(
     target: str, head_dim: int, dtype: str, causal: bool = False, backward: bool = False, seq_q: int | None = None
 ) -> Configuration:
-    """What to begin with on a target such as "sm_90": through TMA where it and the rows allow.
+    """Return what to begin with on a target such as "sm_90": through TMA where it and the rows allow.
 
     A block of the forward pass is no taller than `seq_q` queries need. Raises ValueError for what is not a target, a
     dtype or a head_dim.

@@ -93,7 +93,7 @@ def attend(
 
 @triton.jit
 def visible(first, first_key, seq_q, seq_k, QUERIES: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr):
-    """Which keys of a block [QUERIES, KEYS] are there and, where causal, not after their query."""
+    """Tell which keys of a block [QUERIES, KEYS] are there and, where causal, not after their query."""
     keys = first_key + tl.arange(0, KEYS)
     seen = (keys < seq_k)[None, :]
     if CAUSAL:

@@ -65,7 +65,7 @@ def disassemble(cubin: bytes, kernel: str) -> Disassembly:
 
 
 def parse(listing: str, kernel: str) -> Disassembly:
-    """What cuobjdump printed of one kernel. Raises ValueError where it is not among what was printed."""
+    """Return what cuobjdump printed of one kernel. Raises ValueError where it is not among what was printed."""
     resources: dict[str, int] = {}
     instructions: Counter[str] = Counter()
     code_bytes = 0

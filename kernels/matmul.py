@@ -115,7 +115,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
+        """Return what a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
         return (
             f"triton_{OPERAND_TYPES[self.dtype]}_{self.layout.lower()}_{shown(self.tile)}_s{self.stages}_w{self.warps}"
             f"_{self.policy}_{self.operands}{'' if self.hints == 'all' else f'_hints_{self.hints}'}"
@@ -123,17 +123,17 @@ class Configuration:
 
     @property
     def descriptors(self) -> bool:
-        """Whether operands go through tensor descriptors."""
+        """Tell whether operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
     def a_transposed(self) -> bool:
-        """Whether A is stored [K, M]."""
+        """Tell whether A is stored [K, M]."""
         return self.layout[1] == "T"
 
     @property
     def b_transposed(self) -> bool:
-        """Whether B is stored [N, K]."""
+        """Tell whether B is stored [N, K]."""
         return self.layout[0] == "T"
 
     @property
@@ -143,12 +143,12 @@ class Configuration:
 
     @property
     def halves(self) -> bool:
-        """Whether C leaves in halves of a tile: a wide one would take the shared memory of a stage on its way."""
+        """Tell whether C leaves in halves of a tile: a wide one would take the shared memory of a stage on its way."""
         return self.descriptors and self.tile[1] >= HALVED_FROM
 
     @property
     def blocks(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """What one step reads of A and B as stored, and one store writes of C."""
+        """Return what one step reads of A and B as stored, and one store writes of C."""
         m, n, k = self.tile
         stored = (m, n // 2 if self.halves else n)
         return (k, m) if self.a_transposed else (m, k), (n, k) if self.b_transposed else (k, n), stored

@@ -163,7 +163,7 @@ class StaticMetrics:
         return self.instructions["LDL"] + self.instructions["STL"]
 
     def case(self) -> dict[str, str]:
-        """What identifies the series of these figures: the kernel and the target, not what compiled it."""
+        """Return what identifies the series of these figures: the kernel and the target, not what compiled it."""
         return {"kernel": self.kernel, "target": self.target}
 
     def state(self) -> dict[str, str]:

@@ -68,7 +68,7 @@ def shared_with_host(function: Callable[..., Any]) -> Any:
 
 
 def interprets(kernel: Any) -> bool:
-    """Whether Triton interprets this kernel in this process instead of compiling it."""
+    """Tell whether Triton interprets this kernel in this process instead of compiling it."""
     import triton
 
     return not isinstance(kernel, triton.runtime.JITFunction)

@@ -106,7 +106,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def triton_without_gpu(error: BaseException) -> str:
-    """What to do where the error is how Triton says that it finds no GPU; empty for other errors."""
+    """Return what to do where the error is how Triton says that it finds no GPU; empty for other errors."""
     if "active drivers" not in str(error):
         return ""
     return "Triton finds no GPU: measure on one, or set TRITON_INTERPRET=1 to have its kernels interpreted on the CPU."

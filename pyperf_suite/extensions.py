@@ -66,7 +66,7 @@ def extensions(group: str) -> dict[str, metadata.EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """What the entry point of that name has. Raises UserError if its module cannot be imported."""
+    """Return what the entry point of that name has. Raises UserError if its module cannot be imported."""
     point = extensions(group)[name]
     try:
         return point.load()

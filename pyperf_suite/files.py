@@ -43,7 +43,7 @@ def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool =
 
 
 def read_bytes(path: Path, limit: int = LARGEST_BYTES) -> bytes:
-    """What the regular file holds. Raises OSError, also where it is larger than `limit`."""
+    """Return what the regular file holds. Raises OSError, also where it is larger than `limit`."""
     with open_for_reading(path, limit) as file:
         return file.read()
 
@@ -160,7 +160,7 @@ def write_for_user(path: Path, content: bytes | str) -> None:
 
 
 def kind_of(mode: int) -> str:
-    """What a file's mode says that it is, in words."""
+    """Return what a file's mode says that it is, in words."""
     kinds = {
         stat.S_IFLNK: "a symbolic link",
         stat.S_IFIFO: "a pipe",

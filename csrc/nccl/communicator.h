@@ -108,7 +108,7 @@ class Communicator {
     int ranks_ = 0;
     ncclComm_t handle_ = nullptr;
     ncclConfig_t config_;
-    // Where the library puts what it is asked for, some time later.
+    // Filled by the library some time after it is asked.
     ncclComm_t child_ = nullptr;
     ncclWindow_t window_ = nullptr;
     std::string ended_;  // what ended it; empty while it lives

@@ -160,7 +160,7 @@ def run(
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those requested, or all that train the guides' models. Raises UserError for one that does not."""
+    """Return those requested, or all that train the guides' models. Raises UserError for one that does not."""
     from pyperf_suite.probes import all_probes, expanded, find_probe
 
     those = tuple(probe.name for probe in all_probes() if probe.shaped)

@@ -195,7 +195,7 @@ class Series:
 
     @property
     def predicted(self) -> bool:
-        """Whether a law says this and nobody measured it."""
+        """Tell whether a law says this and nobody measured it."""
         return self.style == "line"
 
 

@@ -107,7 +107,7 @@ class Probe:
         return cases
 
     def findings(self, records: Sequence[Record]) -> Findings:
-        """What the records say; records of other probes are not passed."""
+        """Return what the records say; records of other probes are not passed."""
         rows = rows_of(records, self.order, self.computed)
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),

@@ -82,7 +82,7 @@ class Row(Generic[Parameters]):
         return self.reading if name == "reading" else getattr(self.reading, name)
 
     def key(self, *but: str) -> tuple[Any, ...]:
-        """What the case is, apart from the named parameters: equal for rows that differ in those alone."""
+        """Return what the case is, apart from the named parameters: equal for rows that differ in those alone."""
         case, parameters = self.case, self.case.parameters
         what: dict[str, Any] = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
         # Fields alone: what parameters keep once computed is no part of what they are.
@@ -132,11 +132,11 @@ class Rows(list[Row[Parameters]]):
         )
 
     def same_except(self, row: Row[Parameters], *but: str) -> list[Row[Parameters]]:
-        """Those that differ from a row in the named parameters at most."""
+        """Return those that differ from a row in the named parameters at most."""
         return self._grouped(but, lambda each: each.key(*but)).get(row.key(*but), [])
 
     def sharing(self, row: Row[Parameters], key: Callable[[Row[Parameters]], Hashable]) -> list[Row[Parameters]]:
-        """Those that a key function gives the same of as of a row."""
+        """Return those that a key function gives the same of as of a row."""
         return self._grouped(key, key).get(key(row), [])
 
     def _grouped(self, name: Hashable, key: Callable[[Row[Parameters]], Any]) -> dict[Any, list[Row[Parameters]]]:

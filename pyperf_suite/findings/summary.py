@@ -233,7 +233,7 @@ BUSY_CORES = 0.1
 
 
 def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
-    """What touches the whole run, the cases of probes not named among it; and by probe what touches its cases.
+    """Return what touches the whole run, the cases of probes not named among it; and by probe what touches its cases.
 
     What could not be measured comes first: whoever looks for its figures finds why there are none.
     """
@@ -287,7 +287,7 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
 
 
 def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
-    """What cannot be measured here, and what did not converge."""
+    """Yield what cannot be measured here, and what did not converge."""
     missing = [each for each in _timed(records) if each.outcome == "unsupported"]
     if missing:
         yield remark(

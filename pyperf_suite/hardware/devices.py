@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 def required(found: Found | Unavailable) -> Found:
-    """What was looked for. Raises Unavailable where it is not there."""
+    """Return what was looked for. Raises Unavailable where it is not there."""
     if isinstance(found, Unavailable):
         raise found.anew()
     return found

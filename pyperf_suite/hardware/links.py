@@ -121,7 +121,7 @@ class PcieLink:
         return pcie_lanes_gb_per_s(self.generation, self.width)
 
     def common(self, other: PcieLink | None) -> PcieLink:
-        """What the two can agree on: the older generation, the fewer lanes."""
+        """Return what the two can agree on: the older generation, the fewer lanes."""
         if other is None:
             return self
         return PcieLink(min(self.generation, other.generation), min(self.width, other.width))

@@ -120,7 +120,7 @@ def state(device: Device) -> dict[str, Any]:
 
 
 def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
-    """What the kernel reports of itself, of power and scheduling, and of the walls around this process."""
+    """Return what the kernel reports of itself, of power and scheduling, and of the walls around this process."""
     pages = re.search(r"\[(\w+)\]", files.text("sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         "kernel": f"{platform.system()} {platform.release()}",
@@ -174,7 +174,7 @@ def compiler_note(binary: Path) -> str | None:
 
 
 def _turbo(files: KernelFiles) -> bool | None:
-    """Whether the CPU may exceed its base clock; None where the kernel does not say."""
+    """Tell whether the CPU may exceed its base clock; None where the kernel does not say."""
     no_turbo = files.integer(f"{CPU_SETTINGS}/intel_pstate/no_turbo")
     if no_turbo is not None:
         return no_turbo == 0
@@ -199,7 +199,7 @@ def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers; None where it fails, hangs, or is not there."""
+    """Return what git answers; None where it fails, hangs, or is not there."""
     with contextlib.suppress(UserError):
         done = git(folder, *arguments)
         return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()

@@ -233,7 +233,7 @@ class Nvml:
         return text.value.decode("utf-8", "replace") if named else None
 
     def load(self, uuid: str) -> dict[str, Any]:
-        """What the GPU is used for now, and its counters; what is not reported is absent.
+        """Return what the GPU is used for now, and its counters; what is not reported is absent.
 
         `utilization` (share of the last period in which a kernel ran), `memory_used_bytes`, `memory_total_bytes`,
         `energy_j` since the driver was loaded, `pcie_bytes` and `nvlink_bytes` (sent and received so far).
@@ -380,7 +380,7 @@ class Nvml:
         return tuple(None if state is None else state == 1 for state in answers)
 
     def pci_address(self, uuid: str) -> str | None:
-        """Where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
+        """Tell where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
         device, place = self._physical(uuid), PciInfo()
         if not self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(place)):
             return None
@@ -423,7 +423,7 @@ class Nvml:
         return tuple(question.value for question in requested)
 
     def memory_errors(self, uuid: str) -> dict[str, int]:
-        """What the GPU's memory has gone through; what is not reported is absent.
+        """Return what the GPU's memory has gone through; what is not reported is absent.
 
         Errors that ECC put right and that it could not, since the driver was loaded (`corrected`, `uncorrected`) and
         ever (`corrected_ever`, `uncorrected_ever`); rows that spare ones stand in for after either kind, and on GPUs

@@ -54,7 +54,7 @@ class Path:
 
     @classmethod
     def parse(cls, cell: str) -> Path:
-        """What a cell of the matrix, or `str` of a path, says; of an unknown kind where it says nothing."""
+        """Return what a cell of the matrix, or `str` of a path, says; of an unknown kind where it says nothing."""
         nvlinks = _NVLINK.fullmatch(cell)
         return cls("NVLINK", int(nvlinks[1])) if nvlinks else cls(cell if cell in PATHS else None)
 

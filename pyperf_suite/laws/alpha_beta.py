@@ -129,7 +129,7 @@ def _lengths(size: NDArray[np.float64], bends: tuple[float, ...]) -> NDArray[np.
 
 
 def _folds(size: NDArray[np.float64]) -> Iterator[NDArray[np.bool_]]:
-    """Which points are left out in turn: whole sizes, dealt out in order; nothing where there are too few."""
+    """Yield which points are left out in turn: whole sizes, dealt out in order; nothing where there are too few."""
     distinct, position = np.unique(size, return_inverse=True)
     if distinct.size >= FOLDS:
         yield from (position % FOLDS == fold for fold in range(FOLDS))

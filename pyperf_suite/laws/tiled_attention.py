@@ -271,7 +271,7 @@ class HeadSizeLaw:
 
 
 def causes(slow: TiledAttention, fast: TiledAttention, ratio: float, law: AttentionLaw | None) -> list[str]:
-    """What explains that one case takes `ratio` times as long as another of the same work, the strongest first.
+    """Return what explains that one case takes `ratio` times as long as another of the same work, the strongest first.
 
     Each of "padding", "edges", "slots" and "softmax" is a share of time well spent, and explains the logarithm of the
     ratio of both shares. None is named unless together they explain half of the difference.

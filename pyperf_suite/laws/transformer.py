@@ -265,7 +265,7 @@ class Sharding:
                 raise UserError(f"Layers are cut over at least 1 rank, but {name} = {np.min(ranks)} was requested.")
 
     def divides(self, model: ModelDimensions) -> NDArray[np.bool_]:
-        """Whether every dimension can be cut evenly; an array where the model or `tensor` is one."""
+        """Tell whether every dimension can be cut evenly; an array where the model or `tensor` is one."""
         whole = np.asarray(True)
         for _, _, evenly in self._cuts(model):
             whole = whole & evenly
@@ -312,7 +312,7 @@ class Product:
 
     @property
     def routed(self) -> bool:
-        """Whether it is of experts that tokens are routed to, which libraries compute together."""
+        """Tell whether it is of experts that tokens are routed to, which libraries compute together."""
         return self.part in ROUTED
 
     @property
@@ -445,7 +445,7 @@ class AttentionCall:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether it sees a window or a chunk of the sequence."""
+        """Tell whether it sees a window or a chunk of the sequence."""
         return self.name != WHOLE
 
     def flop(self) -> Any:

@@ -117,7 +117,7 @@ class StopRule:
         return max(1, min(self.next_checkpoint(samples) - samples, affordable))
 
     def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
-        """Whether `interval`, that of `samples`, is as narrow and certain as requested, from enough samples."""
+        """Tell whether `interval`, that of `samples`, is as narrow and certain as requested, from enough samples."""
         if math.isinf(self.relative_half_width):
             return len(samples) >= self.min_samples
         value = float(np.quantile(samples, self.quantile))
@@ -129,13 +129,13 @@ class StopRule:
         )
 
     def interval(self, samples: Sequence[float], slices: Sequence[int]) -> MedianInterval:
-        """Where the quantile lies; `slices` says how many of the samples each turn took."""
+        """Tell where the quantile lies; `slices` says how many of the samples each turn took."""
         if self.quantile == USUAL:
             return median_interval(samples, self.confidence)
         return undisturbed_interval(samples, slices, self.confidence, self.quantile)
 
     def reached_limit(self, taken: int, elapsed_s: float) -> StoppedBy | None:
-        """Which limit, if any, forbids another sample after `taken` samples, discarded ones included."""
+        """Tell which limit, if any, forbids another sample after `taken` samples, discarded ones included."""
         if taken >= self.max_samples:
             return "max_samples"
         if elapsed_s >= self.time_cap_s and taken >= self.least_samples:
@@ -221,7 +221,7 @@ class WarmUp:
 
 
 def is_steady(samples: Sequence[float], tolerance: float) -> bool:
-    """Whether the later half of `samples` shows no change from its first part to its last.
+    """Tell whether the later half of `samples` shows no change from its first part to its last.
 
     The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the
     medians of the two quarters must agree within `tolerance`, or their 95 % intervals, taken as of
@@ -381,7 +381,7 @@ Turns = Generator[None, bool | None, Answer]
 
 
 def to_the_end(turns: Turns[Answer]) -> Answer:
-    """What work comes to that has the machine to itself."""
+    """Return what work comes to that has the machine to itself."""
     while True:
         try:
             next(turns)

@@ -29,7 +29,7 @@ _SYS = Path("/sys")
 
 
 def snapshot() -> dict[str, Any]:
-    """What can be read now: clocks in MHz, seconds since some start, counts since the process began.
+    """Return what can be read now: clocks in MHz, seconds since some start, counts since the process began.
 
     Keys, each present where readable: `monotonic_s`, `cpu_mhz` {low, median, high} over the cores this process may use,
     `allowed_cores` how many those are, `load_average` (1, 5, 15 min), `cpu_busy_s`, `cpu_steal_s` (of the whole machine
@@ -210,7 +210,7 @@ class Disturbances:
 
 
 def _counters() -> dict[str, float]:
-    """What of a snapshot only grows."""
+    """Return what of a snapshot only grows."""
     usage = _process_usage()
     grown = ("process_cpu_s", "voluntary_context_switches", "involuntary_context_switches", "major_page_faults")
     return {"monotonic_s": time.monotonic(), **_machine_times_s(), **{name: usage[name] for name in grown}}

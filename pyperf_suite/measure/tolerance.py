@@ -28,7 +28,7 @@ def computed_anew(_name: str, compute: Callable[[], Mapping[str, Array]]) -> Map
 
 
 def module_of(values: Array) -> Any:
-    """Where functions of these values are: numpy or torch."""
+    """Tell where functions of these values are: numpy or torch."""
     return np if isinstance(values, np.ndarray) else sys.modules["torch"]
 
 
@@ -65,7 +65,7 @@ def largest(values: Array) -> tuple[int, int]:
 
 
 def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, ...] | None:
-    """Where the first NaN or infinity stands; None where there is none."""
+    """Tell where the first NaN or infinity stands; None where there is none."""
     module, lead = module_of(values), values.shape[:-2]
     for head in np.ndindex(*lead):
         matrix = values[head]

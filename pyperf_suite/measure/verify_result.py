@@ -130,7 +130,7 @@ class _Rule:
         return np.asarray((self.units + self.sums) * np.maximum(true, size))
 
     def limit(self, usual: Array, rms: float) -> Array:
-        """What an element may be off by at most."""
+        """Return what an element may be off by at most."""
         if self.relative is not None:
             return 10 * (usual + self.relative * rms) + self.smallest
         return _WORST_OF_MANY * (usual + self.units * rms) + self.smallest
@@ -203,7 +203,7 @@ def compare(
 
 
 def _items(tree: Mapping[str, Any]) -> Mapping[Any, Any] | None:
-    """What a tuple or a dict holds, by index or key; None for anything else."""
+    """Return what a tuple or a dict holds, by index or key; None for anything else."""
     return dict(enumerate(tree["items"])) if tree["kind"] == "tuple" else tree.get("items")
 
 

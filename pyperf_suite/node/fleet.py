@@ -75,7 +75,7 @@ def read_node(journal: Path, name: str) -> FleetNode:
 
 
 def baseline(name: str, results: Path, slug: str) -> dict[RateKey, Quantity]:
-    """What each rate of this machine should be by an earlier run: its folder, its name in `results`, or latest.
+    """Return what each rate of this machine should be by an earlier run: its folder, its name in `results`, or latest.
 
     Raises UserError where there is none, or it is another machine's.
     """
@@ -132,7 +132,7 @@ class RateComparison:
 
     @property
     def slow(self) -> list[RateKey]:
-        """Those named, slowest first."""
+        """Return those named, slowest first."""
         found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -WORTH]
         return sorted(found, key=self.share.__getitem__)
 
@@ -183,7 +183,7 @@ def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateCompar
 
 
 def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
-    """Who is slow in what, what is wrong by itself, and from where on one is named; whether there is anything."""
+    """Tell who is slow in what, what is wrong by itself, and from where on one is named; whether there is anything."""
     rates: dict[RateKey, dict[str, Quantity]] = {}
     for node in nodes:
         for (part, what), rate in node.rates.items():

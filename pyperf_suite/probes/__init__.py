@@ -74,12 +74,12 @@ def find_probe(name: str) -> Probe:
 
 
 def is_users(name: str) -> bool:
-    """Whether a name is of a user's file or kernel, whatever probes there are."""
+    """Tell whether a name is of a user's file or kernel, whatever probes there are."""
     return name.endswith(".py") or ":" in name
 
 
 def is_known(name: str) -> bool:
-    """Whether `find_probe` can say what records of that probe mean."""
+    """Tell whether `find_probe` can say what records of that probe mean."""
     return is_users(name) or name in probe_names()
 
 
@@ -195,7 +195,7 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
 
 
 def _new(requested: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
-    """Those not requested before, which from now on are known."""
+    """Return those not requested before, which from now on are known."""
     found = []
     for planned in requested:
         key = (planned.probe, planned.case.case_id)

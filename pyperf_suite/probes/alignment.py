@@ -107,7 +107,7 @@ REAL_LIFE = {
 
 
 def known_as(along: str, size: int) -> str | None:
-    """What people know this size of this dimension as, if it is no size that another would be padded to."""
+    """Return what people know this size of this dimension as, if it is no size that another would be padded to."""
     for case in REAL_LIFE.values():
         off_by_one = any((size - offset) % OFF_BY_ONE_MULTIPLE == 0 for offset in case.offsets)
         if along == case.along and (size in case.sizes or off_by_one):
@@ -161,7 +161,7 @@ GPU_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "in
 
 
 def own_kernels(device: Device) -> tuple[str, ...]:
-    """That for compute capability 8.0 too, which takes any size by narrower paths: they show what TMA wins."""
+    """Return that for compute capability 8.0 too, which takes any size by narrower paths: they show what TMA wins."""
     return tuple(dict.fromkeys((*own_kernel(device), "cuda_sm80", "triton")))
 
 
@@ -311,7 +311,7 @@ class Pad(BaselinePair):
 
     @property
     def at_each_call(self) -> Ratio | None:
-        """What padding wins together with the padding and the slice of each call, if that was measured."""
+        """Return what padding wins together with the padding and the slice of each call, if that was measured."""
         name = f"{self.row.implementation}_padded"
         calls = [
             call
@@ -323,7 +323,7 @@ class Pad(BaselinePair):
 
     @property
     def verdict(self) -> str:
-        """What to do about the size: pad it where it is made, at each call as well, or leave it."""
+        """Return what to do about the size: pad it where it is made, at each call as well, or leave it."""
         call = self.at_each_call
         if not wins(self.gain):
             return "leave it" if is_settled(self.gain) else "undecided"
@@ -360,7 +360,7 @@ def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
 
 
 def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
-    """Those in which the same multiplies in the same way."""
+    """Return those in which the same multiplies in the same way."""
     return list(grouped(sweeps, lambda sweep: sweep.base.key("m", "n", "k")).values())
 
 
@@ -418,7 +418,7 @@ def _step(edge: BaselinePair) -> int:
 
 
 def is_found(edge: BaselinePair) -> bool:
-    """Whether no size of this class lies between the two."""
+    """Tell whether no size of this class lies between the two."""
     return edge.size - edge.other == _step(edge)
 
 
@@ -467,7 +467,7 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
-    """What is left of a kernel whose compiler is not told that pointers and strides divide by 16."""
+    """Yield what is left of a kernel whose compiler is not told that pointers and strides divide by 16."""
     copies = count("instructions_LDGSTS")
     ordered = sorted(rows, key=lambda row: (row.p.target, row.p.kernel))
     for target, similar in grouped(ordered, lambda row: row.p.target).items():
@@ -524,7 +524,7 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
 
 
 def _kernel(row: Row[MatmulParameters]) -> str:
-    """What ran: its name, with the path where that is not all there is to say."""
+    """Return what ran: its name, with the path where that is not all there is to say."""
     kernel = row.reading.kernel
     path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name

@@ -196,7 +196,7 @@ OWN = (*NATIVE, "triton")
 
 
 def kernel(row: Row[AttentionParameters]) -> str:
-    """Who computes, as in `sustained triton 128x64, bfloat16`."""
+    """Tell who computes, as in `sustained triton 128x64, bfloat16`."""
     words = ("" if row.case.mode == "burst" else row.case.mode, row.implementation, str(row.p.blocks or ""))
     return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
@@ -256,7 +256,7 @@ CAUSES = {
 
 
 def what(row: Row[AttentionParameters]) -> str:
-    """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    """Return what is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
     keys = "" if row.p.seq_q == row.p.keys else f" to {row.p.keys} keys"
     mask = ", causal" if row.p.causal else ""
     ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
@@ -269,7 +269,7 @@ def split(row: Row[AttentionParameters]) -> str:
 
 
 def pass_of(row: Row[AttentionParameters]) -> str:
-    """Which pass was timed."""
+    """Tell which pass was timed."""
     return "backward" if row.p.backward else "forward"
 
 
@@ -350,7 +350,7 @@ def analyse(rows: Rows[AttentionParameters]) -> Findings:
 
 
 def of(row: Row[AttentionParameters]) -> dict[str, Any]:
-    """What remarks name of a row besides its parameters."""
+    """Return what remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
@@ -444,7 +444,7 @@ def cliff(sweep: list[Row[AttentionParameters]]) -> Remark | None:
 
 
 def picks(rows: Rows[AttentionParameters]) -> Iterator[Remark]:
-    """Which backends torch picked by itself, and where another was faster beyond the interval."""
+    """Yield which backends torch picked by itself, and where another was faster beyond the interval."""
     for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
         paths = Counter(str(row.reading.kernel.get("path", "a backend it does not tell")) for row in members)
         for path, count in sorted(paths.items()):
@@ -483,7 +483,7 @@ def law_remark(key: str, fitted: FittedLaw) -> Remark:
 
 
 def of_tiles(name: str) -> Callable[[Row[AttentionParameters]], Any]:
-    """What is counted of a row's tiles."""
+    """Return what is counted of a row's tiles."""
     return lambda row: getattr(tiled(row), name, None)
 
 
@@ -544,7 +544,7 @@ def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> It
 
 
 def panel(title: str, sweeps: list[list[Row[AttentionParameters]]], along: SweepAxis, laws: Laws) -> Panel:
-    """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
+    """Return what was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
     head_dims = [row.p.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
     place, drawn = along.axis, list[Series]()

@@ -144,7 +144,7 @@ def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
 
 
 def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
-    """What that pass of a row's layer has by a name, None where it was not measured."""
+    """Return what that pass of a row's layer has by a name, None where it was not measured."""
     return lambda row: other.by_name(name) if (other := row.like(phase=phase)) else None
 
 

@@ -53,7 +53,7 @@ def own_kernel(device: Device) -> tuple[str, ...]:
 
 
 def own_and_triton(device: Device) -> tuple[str, ...]:
-    """That kernel, and the one that Triton compiles."""
+    """Return that kernel, and the one that Triton compiles."""
     return (*own_kernel(device), "triton")
 
 
@@ -99,7 +99,7 @@ class Sweep:
 
     @property
     def setting(self) -> str:
-        """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
+        """Tell who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.case.mode == "burst" else row.case.mode
         schedule = "" if row.p.schedule.policy == "library" else row.p.schedule
@@ -211,7 +211,7 @@ def sweep(axes: BaselineAxes) -> Iterator[Case]:
 
 
 def is_fastest(row: Row[MatmulParameters]) -> bool:
-    """Whether it is our kernel's fastest tile and schedule for a product."""
+    """Tell whether it is our kernel's fastest tile and schedule for a product."""
     if row.p.schedule.policy == "library":
         return False
     similar = row.rows.same_except(row, "schedule", "tile")
@@ -226,7 +226,7 @@ def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
 
 
 def peak_of(row: Row[MatmulParameters]) -> float | None:
-    """What the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
+    """Return what the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
 
     The highest that any row of the same saw: others who use the cores can only lower it.
     """

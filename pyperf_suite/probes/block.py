@@ -121,7 +121,7 @@ def analyse(rows: Rows) -> Findings:
 
 
 def time_by_part(parts: Rows) -> Remark:
-    """Which parts a block's forward spends its time in."""
+    """Tell which parts a block's forward spends its time in."""
     whole = sum(row.seconds for row in parts)
     slowest = max(parts, key=lambda row: row.seconds)
     return slowest.remark(
@@ -151,7 +151,7 @@ def guides_flop(shape: TransformerShape, parameters: int) -> float:
 
 
 def is_step(row: Row) -> bool:
-    """Whether it is no part and no product."""
+    """Tell whether it is no part and no product."""
     return bool(row.case.operator == "training_step")
 
 

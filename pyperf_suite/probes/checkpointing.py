@@ -48,7 +48,7 @@ NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", 
 
 
 def megabytes(device: Device) -> tuple[int, ...]:
-    """What a GPU's memory holds next to CUDA's context."""
+    """Return what a GPU's memory holds next to CUDA's context."""
     return (math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6),)
 
 
@@ -119,7 +119,7 @@ class BatchSearch:
 
     @property
     def _predicted(self) -> int:
-        """Where the line through the bytes of one sequence and of the largest batch meets the budget."""
+        """Tell where the line through the bytes of one sequence and of the largest batch meets the budget."""
         seen = self.fits[self.largest]
         if self.largest > 1:
             each, start = (seen["peak"] - seen["peak_of_one"]) / (self.largest - 1), seen["peak_of_one"]
@@ -129,7 +129,7 @@ class BatchSearch:
 
 
 def searches(records: Sequence[Record]) -> list[BatchSearch]:
-    """What records say of each policy, those without a budget left out."""
+    """Return what records say of each policy, those without a budget left out."""
     held = all_observed(records)
     found: dict[TrainingStepParameters, BatchSearch] = {}
     for record in records:
@@ -179,12 +179,12 @@ def by_flop(row: Row[TrainingStepParameters]) -> Quantity:
 
 
 def is_reported(row: Row[TrainingStepParameters]) -> bool:
-    """Whether both it and none were measured at no larger batch."""
+    """Tell whether both it and none were measured at no larger batch."""
     return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if relative(each)), None)
 
 
 def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
-    """What other policies cost, the largest batches, whether they repay it, and what to do."""
+    """Return what other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
     settled = [replace(each.parameters, batch=each.largest) for each in found if each.is_settled]
@@ -249,7 +249,7 @@ def _repaid(rows: Rows[TrainingStepParameters]) -> Iterator[Remark | ClaimVerdic
 
 
 def _headroom(rows: Rows[TrainingStepParameters], largest: Row[TrainingStepParameters]) -> Iterator[Remark]:
-    """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
+    """Yield what the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
     smallest = rows.same_except(largest, "batch")[0]
     faster = largest.faster_than(smallest) if smallest.p.batch < largest.p.batch else None
     if faster:

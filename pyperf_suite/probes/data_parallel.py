@@ -70,7 +70,7 @@ class Fitted:
 
 
 def setting_of(row: Row) -> str:
-    """Where steps and all_reduces belong together."""
+    """Tell where steps and all_reduces belong together."""
     library = "gloo" if row.implementation == "gloo" else "NCCL"
     direct = "" if row.p.peer_to_peer else " without direct copies between GPUs"
     return f"{row.p.ranks} rank{'' if row.p.ranks == 1 else 's'} over {library}{direct}, {row.p.dtype}"
@@ -259,7 +259,7 @@ def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> 
 
 
 def analyse(rows: Rows) -> Findings:
-    """What the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
+    """Return what the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
     slowest_s = last_rank_s(rows.records)
     found: list[Any] = []
     for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():

@@ -211,7 +211,7 @@ def iteration(row: Row[InputPipelineParameters]) -> float:
 
 
 def is_complete(row: Row[InputPipelineParameters]) -> bool:
-    """Whether all was observed that is reported besides time."""
+    """Tell whether all was observed that is reported besides time."""
     return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
 
 
@@ -228,7 +228,7 @@ def in_words(row: Row[InputPipelineParameters]) -> str:
 
 
 def settings(row: Row[InputPipelineParameters]) -> str:
-    """Those that are not the usual ones."""
+    """Return those that are not the usual ones."""
     ended = "" if row.p.persistent else "workers end with the epoch"
     return ", ".join(filter(None, ("pinned" if row.p.pinned else "", ended)))
 

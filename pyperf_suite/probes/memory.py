@@ -129,7 +129,7 @@ def together(row: Row[TrainingStepParameters]) -> float:
 
 
 def is_explicit(row: Row[TrainingStepParameters]) -> bool:
-    """Whether scores are written out, and kept."""
+    """Tell whether scores are written out, and kept."""
     return row.p.attention == "explicit" and row.p.checkpointing == NONE
 
 
@@ -149,7 +149,7 @@ def kept(row: Row[TrainingStepParameters], policy: Checkpointing) -> float | Non
 def first(
     is_wanted: Callable[[Row[TrainingStepParameters]], bool],
 ) -> Callable[[Row[TrainingStepParameters]], bool]:
-    """Whether a row is the first GPT or the first Llama of those wanted."""
+    """Tell whether a row is the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
 
@@ -186,7 +186,7 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
 
 
 def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
-    """What a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
+    """Return what a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
     capacity = row.seen.get("capacity")
     if capacity is None:
         return None
@@ -223,7 +223,7 @@ KEPT = (
 
 
 def _rule_by_law() -> Table:
-    """Where the rule of 75 % breaks, for models that people know."""
+    """Tell where the rule of 75 % breaks, for models that people know."""
 
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
         kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
@@ -253,7 +253,7 @@ def _figure(rows: Rows[TrainingStepParameters]) -> Figure | None:
 
 
 def _panels(row: Row[TrainingStepParameters]) -> tuple[Panel, ...]:
-    """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
+    """Return those that differ in batch alone, those that differ in sequence alone, and the law between them."""
     panels = []
     for axis, label, at in (
         ("batch", "batch", f"seq {row.p.seq}"),

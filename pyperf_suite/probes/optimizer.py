@@ -67,7 +67,7 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[OptimizerUpdateParameters]) -> Findings:
-    """What is left of each way's speed on few large tensors, where no guide claims any."""
+    """Return what is left of each way's speed on few large tensors, where no guide claims any."""
     large = rows.where(lambda row: row.p.tensors.elements_each > SMALL_ELEMENTS and not row.p.tensors.shape)
     return findings(
         group[0].remark(

@@ -103,7 +103,7 @@ def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
 
 
 def models(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
-    """Those that are named, or of every size."""
+    """Yield those that are named, or of every size."""
     for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
         yield TrainingStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
     if not axes.shape:
@@ -145,23 +145,23 @@ def model(row: Row) -> str:
 
 
 def is_step(row: Row) -> bool:
-    """Whether it was timed, and is no process that was looked at."""
+    """Tell whether it was timed, and is no process that was looked at."""
     return bool(row.case.operator == "precision_step")
 
 
 def is_aligned(row: Row) -> bool:
-    """Whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
+    """Tell whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
     p = row.p
     return all(size % 8 == 0 for size in (p.hidden, p.head_dim, p.width, p.vocab, p.seq))
 
 
 def is_plain(row: Row) -> bool:
-    """Whether it is a step of one micro-batch with autocast's usual cache."""
+    """Tell whether it is a step of one micro-batch with autocast's usual cache."""
     return bool(is_step(row) and row.p.micro_batches == 1 and row.p.cast_cache == "iteration")
 
 
 def is_cast(row: Row) -> bool:
-    """Whether autocast chooses the types."""
+    """Tell whether autocast chooses the types."""
     return bool(row.p.precision.startswith(AUTOCAST))
 
 
@@ -197,13 +197,13 @@ def nested(row: Row) -> Row | None:
 
 
 def is_reported(row: Row) -> bool:
-    """Whether float32 was measured at no larger batch; of odd models only where there are no others."""
+    """Tell whether float32 was measured at no larger batch; of odd models only where there are no others."""
     is_largest = is_plain(row) and base(row) and row is compared(row)[-1]
     return bool(is_largest and (is_aligned(row) or not any(is_plain(each) and is_aligned(each) for each in row.rows)))
 
 
 def is_judged(row: Row) -> bool:
-    """Whether a guide speaks of it."""
+    """Tell whether a guide speaks of it."""
     return is_cast(row) and is_reported(row)
 
 

@@ -36,7 +36,7 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[CompiledKernelParameters]) -> Findings:
-    """Which kernels touch local memory, and which has the most registers."""
+    """Tell which kernels touch local memory, and which has the most registers."""
     spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
     most = max(rows, key=lambda row: row.seen["registers"], default=None)
     return findings(
@@ -49,7 +49,7 @@ def analyse(rows: Rows[CompiledKernelParameters]) -> Findings:
 
 
 def count(metric: str) -> Callable[[Row[CompiledKernelParameters]], int]:
-    """What was observed by that name, a whole number."""
+    """Return what was observed by that name, a whole number."""
     return lambda row: round(row.seen[metric])
 
 

@@ -200,7 +200,7 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def opens(self) -> str:
-        """What the next tile opens: a wave, where those before the edge fill their last one."""
+        """Return what the next tile opens: a wave, where those before the edge fill their last one."""
         return "a wave" if fills_wave(self.row, self.row.p.m, self.row.p.n) else "a tile"
 
     @property
@@ -211,7 +211,7 @@ class MeasuredCliff(BaselinePair):
 
 
 def _cost(slower: Ratio) -> Quantity:
-    """What a ratio of times adds to the shorter one."""
+    """Return what a ratio of times adds to the shorter one."""
     return Quantity(slower.value - 1, "+%", slower.low - 1, slower.high - 1, slower.processes)
 
 
@@ -255,7 +255,7 @@ def fit(rows: Rows[MatmulParameters]) -> JudgedLaw | None:
 
 
 def fills_wave(row: Row[MatmulParameters], m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
-    """Whether products of these sizes in the row's tiles fill their last wave."""
+    """Tell whether products of these sizes in the row's tiles fill their last wave."""
     return np.asarray(tile_count(m, n, tile_of(row)) % in_slots(row).workers == 0)
 
 

@@ -166,7 +166,7 @@ def rate(row: Row[TransferParameters]) -> Quantity:
 
 
 def is_largest_of_both(row: Row[TransferParameters]) -> bool:
-    """Whether it is of the largest size that is measured in pinned and in pageable memory."""
+    """Tell whether it is of the largest size that is measured in pinned and in pageable memory."""
     both = [each for each in row.rows.same_except(row, "size_bytes") if each.p.pinned and each.against(pinned=False)]
     return row in both[-1:]
 

@@ -94,7 +94,7 @@ def crash_place(stack: str, root: Path) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of code is neither the suite's nor a library's."""
+    """Tell whether a file of code is neither the suite's nor a library's."""
     return not file.startswith(("<", *_OURS)) and "/lib/python" not in file
 
 

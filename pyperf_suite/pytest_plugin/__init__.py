@@ -44,14 +44,14 @@ class Call:
     iterations: int = 1
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Those of the next round. Raises TypeError where `setup` makes arguments and there are others."""
+        """Return those of the next round. Raises TypeError where `setup` makes arguments and there are others."""
         made = self.setup() if self.setup is not None else None
         if made and (self.args or self.kwargs):
             raise TypeError("Can't use `args` or `kwargs` if `setup` returns the arguments.")
         return made or (self.args, self.kwargs)
 
     def once(self) -> Any:
-        """What the function returns, called once with setup and teardown."""
+        """Return what the function returns, called once with setup and teardown."""
         args, kwargs = self.arguments()
         result = self.function(*args, **kwargs)
         if self.teardown is not None:

@@ -70,7 +70,7 @@ class ReplayClock:
 
 
 def extra_info(records: Sequence[Record], path: Path) -> dict[str, Any]:
-    """What pytest-benchmark's JSON says besides the rounds; plain values, as it stores no others."""
+    """Return what pytest-benchmark's JSON says besides the rounds; plain values, as it stores no others."""
     seconds = sorted(record.seconds for record in records)
     work, median_s = records[0].work, seconds[len(seconds) // 2]
     # What computes nothing moves bytes: nccl-tests' algbw.
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def is_timed(self) -> bool:
-        """Whether times were taken: not with --benchmark-disable or side by side with other tests."""
+        """Tell whether times were taken: not with --benchmark-disable or side by side with other tests."""
         return bool(self._readings)
 
     @property
@@ -297,9 +297,9 @@ _OFF: dict[str, Any] = {
     "no_summary": True,
     "mtr_none": True,  # of pytest-monitor
 }
-# What traces memory takes time, and a limit of time would count that of the measurement, which has its own deadline.
+# Tracers of memory take time, and a limit of time would count that of the measurement, which has its own deadline.
 _PLUGINS_OFF = {"pytest_memray", "pytest_monitor", "pytest_timeout"}
-# What a session draws by which its tests make their inputs, as pytest-randomly does.
+# Seeds that a session draws and its tests make inputs by, as pytest-randomly does.
 DRAWN = ("randomly_seed",)
 
 
@@ -395,7 +395,7 @@ class PytestChild:
         pytest.skip("measured")
 
     def _begun(self) -> tuple[Any, Any]:
-        """What to measure, once whoever asks for it is ready."""
+        """Return what to measure, once whoever asks for it is ready."""
         from pyperf_suite.record.case import Case
         from pyperf_suite.runner.profiles import Effort
 

@@ -143,7 +143,7 @@ def _timed(prepared: Prepared, case: Case, effort: Effort | None, device: Device
 
 
 def name_of(function: Any) -> str:
-    """What a function is called where it was defined."""
+    """Return what a function is called where it was defined."""
     return str(getattr(function, "__qualname__", "") or type(function).__qualname__)
 
 
@@ -183,7 +183,7 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
 
 
 def reason_of(error: BaseException) -> str:
-    """Where the user's code raised an error, its type and first line."""
+    """Tell where the user's code raised an error, its type and first line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = str(error).strip().splitlines()

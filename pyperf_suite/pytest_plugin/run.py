@@ -241,7 +241,7 @@ class MeasuredTests:
             self._session.outlook.learn(node.planned(), process, seconds)
 
     def time(self, nodeid: str, call: Call) -> Timing:
-        """What all processes measured of the test's call, which is made here once, untimed."""
+        """Return what all processes measured of the test's call, which is made here once, untimed."""
         nodeid = self._named[nodeid].nodeid
         records = [record for record in self._records_of(nodeid) if "time" in record.metrics]
         result = call.once()
@@ -252,7 +252,7 @@ class MeasuredTests:
         return Timing(samples, extra_info(records, self._open().folder.records_path), result)
 
     def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
-        """What all processes measured of each implementation; the function is not called here.
+        """Return what all processes measured of each implementation; the function is not called here.
 
         Fails the test where one of them was wrong.
         """
@@ -427,7 +427,7 @@ class SuiteRun:
 
     @property
     def _has_cases(self) -> bool:
-        """Whether there is something to measure; tests are collected only where they are to be."""
+        """Tell whether there is something to measure; tests are collected only where they are to be."""
         option = self._config.getoption
         is_disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
         return self.tests is not None or bool(self.planned and not is_disabled)

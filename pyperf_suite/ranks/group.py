@@ -141,7 +141,7 @@ class Group:
             yield
 
     def broken(self, doing: str, error: Exception) -> RanksMissing:
-        """What to raise where `error` ended this rank's part of something that others are in too.
+        """Return what to raise where `error` ended this rank's part of something that others are in too.
 
         It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
         """

@@ -30,7 +30,7 @@ from pyperf_suite.process import system
 # A port for the rendezvous of one SLURM job, away from those that systems hand out and the same on all its ranks.
 FIRST_PORT, PORTS = 15_000, 15_000
 
-# What ranks of this machine need: the launcher imports it once.
+# Modules that ranks of this machine need, imported once by the launcher.
 PRELOADED = ("torch.distributed", "pyperf_suite.runner.measuring")
 # Ranks are given so long to name one that failed, as by torchrun; stopped ones are looked for this often.
 ENDS_WITHIN_S, LOOK_S, NEXT_LOOK_S = 30.0, 0.25, 60.0
@@ -58,12 +58,12 @@ class RankEnvironment:
 
     @property
     def launched(self) -> bool:
-        """Whether a launcher started this process as one of several or of one."""
+        """Tell whether a launcher started this process as one of several or of one."""
         return self.launcher != "none"
 
     @property
     def is_pod(self) -> bool:
-        """Whether only variables say so, as in each pod of a cluster's job: nothing else may have been started."""
+        """Tell whether only variables say so, as in each pod of a cluster's job: nothing else may have been started."""
         return self.launcher == "variables" and self.on_node <= 1
 
 

@@ -162,7 +162,7 @@ class Starting:
             return
         self._write(str(self._environment.rank), _LEFT)
         fates = {self._fate(rank) for rank in self._on_node()}
-        # Where the run ends by a sentence, a rank that left no word by now never will.
+        # Once the run ends by a sentence, a rank that left no word by now never will.
         if not fates & ({"alive"} if self.message() else {"alive", "stopped", ""}):
             import shutil
 

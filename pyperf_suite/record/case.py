@@ -84,7 +84,7 @@ class Case:
 
     @functools.cached_property
     def label(self) -> str:
-        """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
+        """Return what a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
         return label_of(self.to_json())
 
     def validate(self) -> None:

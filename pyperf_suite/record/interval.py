@@ -108,7 +108,7 @@ def undisturbed_interval(
 
 
 def another_runs(value: float, within: MedianInterval, drift: float = 0.0) -> tuple[float, float]:
-    """Where the figure of another run on the same machine, whose speed drifts so much, lies with that confidence.
+    """Tell where the figure of another run on the same machine, whose speed drifts so much, lies with that confidence.
 
     Both figures have the error that slices show and what runs differ by, so their difference has twice the variance.
     An interval that is sure of nothing, as that of a single sample, stays as it is.

@@ -78,7 +78,7 @@ class Quantity:
 
     @property
     def has_interval(self) -> bool:
-        """Whether its bounds are known and apart."""
+        """Tell whether its bounds are known and apart."""
         return self.low < self.high
 
     @property
@@ -90,11 +90,11 @@ class Quantity:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing was seen undisturbed, or so little that its bounds say nothing."""
+        """Tell whether nothing was seen undisturbed, or so little that its bounds say nothing."""
         return self.noisy or self.span > UNKNOWN_SPAN
 
     def excludes(self, value: float) -> bool:
-        """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
+        """Tell whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
         return self.low > value or self.high < value
 
     def scaled(self, value: float) -> float:

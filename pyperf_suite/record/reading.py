@@ -128,7 +128,7 @@ _REACH, _WIDER = 1.645, 1.96
 
 
 def _is_noisy(record: Record) -> bool:
-    """Whether it reports what a launch takes undisturbed, of which no slice was seen."""
+    """Tell whether it reports what a launch takes undisturbed, of which no slice was seen."""
     is_usual = record.sampling.get("quantile", USUAL) == USUAL
     return not is_usual and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
 
@@ -203,12 +203,12 @@ def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
 
 
 def wins(ratio: Ratio) -> bool:
-    """Whether it is faster beyond its interval, and by enough to act on."""
+    """Tell whether it is faster beyond its interval, and by enough to act on."""
     return ratio.low > 1 and ratio.value >= WORTH
 
 
 def is_settled(ratio: Ratio) -> bool:
-    """Whether it is distinguished from, or shown to be below, what is worth acting on."""
+    """Tell whether it is distinguished from, or shown to be below, what is worth acting on."""
     return wins(ratio) or ratio.high < WORTH
 
 

@@ -83,7 +83,7 @@ class Metric:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether it is a number that every reader can reckon with; integers beyond a float's range are none."""
+    """Tell whether it is a number that every reader can reckon with; integers beyond a float's range are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -LARGEST < value < LARGEST

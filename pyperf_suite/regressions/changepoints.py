@@ -216,7 +216,7 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int,
 
 
 def _is_sharp(values: Floats, start: int) -> bool:
-    """Whether two levels leave less over of the values than a straight line: a drift is no step."""
+    """Tell whether two levels leave less over of the values than a straight line: a drift is no step."""
     places = np.arange(len(values))
     line = np.polyval(np.polyfit(places, values, 1), places)
     return bool(np.sum((values - _levels(values, [start])) ** 2) <= np.sum((values - line) ** 2))
@@ -301,7 +301,7 @@ def _noise_of_differences(values: Floats) -> float:
 
 
 def _least_squares(values: Floats, penalty: float) -> list[int]:
-    """Where the levels begin that minimise squares + penalty x steps, none shorter than the fewest points."""
+    """Tell where the levels begin that minimise squares + penalty x steps, none shorter than the fewest points."""
     count = len(values)
     centred = values - np.median(values)
     sums = np.concatenate([[0.0], np.cumsum(centred)])
@@ -374,7 +374,7 @@ def _moved_to_best_places(values: Floats, starts: tuple[int, ...]) -> tuple[int,
 
 
 def _best_split(values: Floats) -> int:
-    """Where to split values into two levels so that the squares are least."""
+    """Tell where to split values into two levels so that the squares are least."""
     count = len(values)
     sums = np.cumsum(values - values.mean())[FEWEST_POINTS - 1 : count - FEWEST_POINTS]
     places = np.arange(FEWEST_POINTS, count - FEWEST_POINTS + 1)

@@ -321,7 +321,7 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
-    """Whether a move of the machine by that logarithm, in the verdict's direction, may be all there is."""
+    """Tell whether a move of the machine by that logarithm, in the verdict's direction, may be all there is."""
     nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
     return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
 

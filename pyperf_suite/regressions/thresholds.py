@@ -137,7 +137,7 @@ def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether text is what the pattern says, where * is any text and ? any character; brackets are themselves.
+    """Tell whether text is what the pattern says, where * is any text and ? any character; brackets are themselves.
 
     Labels are full of brackets, which a shell's patterns would take for sets of characters.
     """

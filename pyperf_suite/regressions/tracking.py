@@ -135,16 +135,16 @@ class Nomination:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the new level takes more time, or more of what is scarce."""
+        """Tell whether the new level takes more time, or more of what is scarce."""
         return (self.change.ratio.value > 1) != (self.series.metric in LESS_IS_WORSE)
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is a figure of machine code, of which there is no doubt and no noise."""
+        """Tell whether this is a figure of machine code, of which there is no doubt and no noise."""
         return self.series.kind == "static"
 
     def is_recent(self, since: str | None) -> bool:
-        """Whether the change began at or after that ISO date, or without one among the newest points."""
+        """Tell whether the change began at or after that ISO date, or without one among the newest points."""
         points_since = len(self.series.points) - self.change.index
         return self.first.made_at >= since if since else points_since <= RECENT_POINTS
 
@@ -181,7 +181,7 @@ class Nomination:
 
     @property
     def _hypotheses(self) -> str:
-        """What else may have moved the time, and the command that tells it from the code."""
+        """Return what else may have moved the time, and the command that tells it from the code."""
         if not self.moved:
             return ""
         came = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.moved.items())
@@ -371,7 +371,7 @@ def _newest_and_drift(
 
 
 def _makes_good(later: Change, change: Change) -> bool:
-    """Whether a later level is back where the change came from, or beyond."""
+    """Tell whether a later level is back where the change came from, or beyond."""
     if change.ratio.value > 1:
         return later.after <= change.before * (1 + LEAST_EFFECT)
     return later.after >= change.before / (1 + LEAST_EFFECT)

@@ -497,7 +497,7 @@ def suite_words(verdicts: Sequence[Verdict]) -> list[Word]:
 
 
 def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
-    """Whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
+    """Tell whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
 
     `slower` counts what got slower; `probably-slower` also what stayed open with the whole interval beyond the margin;
     `failed` also what could not be measured; `undecided` also what else stayed open.

@@ -169,7 +169,7 @@ def _sections(
 
 
 def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
-    """Those of one run, whose records are held by nobody else."""
+    """Return those of one run, whose records are held by nobody else."""
     run = choices[0].run
     records = run.records()
     by_probe = grouped(records, lambda record: record.probe)
@@ -199,7 +199,7 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
 
 
 def findings_of(name: str, records: Sequence[Record], find: FindProbe = find_probe) -> Findings:
-    """What the probe finds; if it is not of this version, or cannot read its records, the records' medians."""
+    """Return what the probe finds; if it is not of this version, or cannot read its records, the records' medians."""
     if not is_known(name):
         said = "This version has no probe {probe}: its records are shown as they are."
         return _as_measured(records, remark(said, probe=name))
@@ -234,7 +234,7 @@ def _missing(records: Sequence[Record]) -> Table | None:
 
 
 def _numbered(sections: Iterable[Section]) -> list[Section]:
-    """Those of one probe in several runs distinguished by a number, for the contents."""
+    """Return those of one probe in several runs distinguished by a number, for the contents."""
     seen: Counter[str] = Counter()
     found = []
     for section in sections:

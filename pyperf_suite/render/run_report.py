@@ -47,7 +47,7 @@ OWN_PROFILES = ("accept", "study")
 
 
 def findings_of(records: Sequence[Record], find: FindProbe = find_probe) -> dict[str, Findings]:
-    """What each probe finds in its own records, by topic."""
+    """Return what each probe finds in its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
     theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
     return {probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(by_probe, find), *theirs]}

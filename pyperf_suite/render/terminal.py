@@ -81,7 +81,7 @@ def said_meanwhile(what: str, after_s: float = 1.0, every_s: float = 5.0) -> Ite
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
-    """What makes the run doubtful, then every probe's cautions, remarks, verdicts and tables."""
+    """Return what makes the run doubtful, then every probe's cautions, remarks, verdicts and tables."""
     of_the_run, of_probes = cautions_of(records, findings)
     for caution in of_the_run:
         say(console, _CAUTION, text.sentence(caution))
@@ -209,7 +209,7 @@ def _print_claim(
 
 
 def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = ALL) -> None:
-    """Where the records of a run lie, and next to them its pictures and texts."""
+    """Tell where the records of a run lie, and next to them its pictures and texts."""
     pictures = sum(path.suffix == ".png" for path in written)
     names = [path.name for path in written if path.suffix != ".png"]
     names += [f"{pictures} picture{'s' * (pictures > 1)}"] * (pictures > 0)

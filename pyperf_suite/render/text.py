@@ -104,13 +104,13 @@ class WrittenTable:
 
     @property
     def legend(self) -> str:
-        """What the mark of cells means; empty where none has it."""
+        """Return what the mark of cells means; empty where none has it."""
         marked = any(isinstance(each, Quantity) and not each.converged for row in self.cells for each in row)
         return f"{LOOSE} measuring ended at its time limit, before the interval was as narrow as required" * marked
 
 
 def written(table: Table) -> WrittenTable:
-    """What the terminal, Markdown and the page show of a table."""
+    """Return what the terminal, Markdown and the page show of a table."""
     places = [place for place in range(len(table.columns)) if any(row[place] not in (None, "") for row in table.rows)]
     columns = tuple(table.columns[place] for place in places)
     cells = tuple(tuple(row[place] for place in places) for row in table.rows)
@@ -132,7 +132,7 @@ def sentence(remark: Remark | ClaimVerdict) -> str:
 
 
 def measured(verdict: ClaimVerdict) -> str:
-    """What was measured, without the claim, which several verdicts may share."""
+    """Return what was measured, without the claim, which several verdicts may share."""
     return f"{_fill(verdict.message)}{_why(verdict)}."
 
 
@@ -328,7 +328,7 @@ def findings_as_data(found: Findings) -> dict[str, Any]:
 
 
 def as_data(value: Any) -> Any:
-    """What was found as plain data: of each object its fields, and what a reader would have to work out."""
+    """Return what was found as plain data: of each object its fields, and what a reader would have to work out."""
     if isinstance(value, Quantity):
         held = vars(value)
         return {"value": held["value"], "unit": value.base, "shown": value.unit} | dict(list(held.items())[2:])

@@ -474,7 +474,7 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 
 
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
-    """What each rank saw; null for one that took no part."""
+    """Return what each rank saw; null for one that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
 
     def quantiles(share: float) -> list[float | None]:

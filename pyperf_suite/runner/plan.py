@@ -42,7 +42,7 @@ class PlannedCase:
 
     @property
     def is_exact(self) -> bool:
-        """Whether its figures are read and not timed: they are the same in every process, so one suffices."""
+        """Tell whether its figures are read and not timed: they are the same in every process, so one suffices."""
         return find_workload(self.case.operator).is_exact
 
     @property

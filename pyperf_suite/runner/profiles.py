@@ -86,7 +86,7 @@ class Profile:
 
 
 def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
-    """What a launch takes when nothing else disturbs it, from as many slices as it takes to see that."""
+    """Return what a launch takes when nothing else disturbs it, from as many slices as it takes to see that."""
     return StopRule(
         relative_half_width,
         confidence=0.9,

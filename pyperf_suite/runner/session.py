@@ -71,7 +71,7 @@ COPIES = 3
 
 
 def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | None:
-    """What cases have in common that can take turns in one worker; None for one that must not be interrupted."""
+    """Return what cases have in common that can take turns in one worker; None for one that must not be interrupted."""
     case, workload = planned.case, find_workload(planned.case.operator)
     counted = math.isinf(effort.stop.relative_half_width)
     if workload.is_exact or workload.fresh_ranks or not workload.takes_turns or counted or case.mode == "sustained":
@@ -246,7 +246,7 @@ class Session:
 
     @property
     def kept(self) -> str:
-        """What a resumed run already holds, in a sentence; empty for a new run."""
+        """Return what a resumed run already holds, in a sentence; empty for a new run."""
         trials = self.trials()
         held = sum(self._is_held(*trial) for trial in trials)
         if not held:
@@ -256,7 +256,7 @@ class Session:
 
     @property
     def cut_short(self) -> str:
-        """What the budget left out and how to go on, in a sentence; empty where it left out nothing."""
+        """Return what the budget left out and how to go on, in a sentence; empty where it left out nothing."""
         if not self.left_out and self._due:
             return (
                 f"The budget of {self.budget_s:g} s left no time for the second visit of {len(self._due)} of "
@@ -367,7 +367,7 @@ class Session:
         return self.record(planned, self._last_trials[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
-        """Whether a resumed run already holds the case from every process, with all its visits."""
+        """Tell whether a resumed run already holds the case from every process, with all its visits."""
         keys = [_key(planned, process) for process in self.processes(planned)]
         return all(key in self._finished and key not in self._due for key in keys)
 

@@ -115,7 +115,7 @@ class WorkerProcess(ChildProcess):
             return [0]
 
     def failure(self, lost: ProcessLost) -> WorkerLost:
-        """What ended the worker, how, where and with which last words."""
+        """Return what ended the worker, how, where and with which last words."""
         if lost.cause == HUNG:
             lost.words = f"did not answer within its deadline of {lost.deadline_s:g} s ({self.OPTION}) and was ended"
         # What was killed may have taken too much memory, which depends on the case.
@@ -123,7 +123,7 @@ class WorkerProcess(ChildProcess):
         return WorkerLost(f"The worker process {lost}", self.progress()[0], witnesses)
 
     def choose(self, lines: Sequence[str]) -> str:
-        # What ranks say of each other tells more than how each of them ended.
+        # Ranks' words about each other tell more than how each of them ended.
         return super().choose([line for line in lines if re.match(r"rank \d+: ", line)] or lines)
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class WorkerPool(Workers):
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
-        # Where ranks met each other as they started: named after their launcher, which is gone now.
+        # Folders in which ranks met as they started, named after their launcher, which is gone now.
         sweep()
 
     def __enter__(self) -> WorkerPool:

@@ -55,7 +55,7 @@ class DeclaredKernel:
         self.doc = (inspect.getdoc(builder) or "").strip().split("\n\n")[0].replace("\n", " ")
 
     def __call__(self, *args: Any, **axes: Any) -> Launch:
-        """What the case with these values of its axes launches. Raises TypeError where none is returned."""
+        """Return what the case with these values of its axes launches. Raises TypeError where none is returned."""
         _outputs.clear()
         launched: Any = self.builder(*args, **axes)
         if not isinstance(launched, Launch):
@@ -145,7 +145,7 @@ def launch(
     inputs: Sequence[str] = INPUTS,
     **kwargs: Any,
 ) -> Launch:
-    """What is measured: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
+    """Return what is measured: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
 
     Args:
         function: a callable, or {"name": callable, ...}: the implementations that are compared.
@@ -304,7 +304,7 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
 
 
 def _draw_mask(values: Any, chance: float) -> Any:
-    """Where values are kept or changed, each with that chance."""
+    """Tell where values are kept or changed, each with that chance."""
     return _generator().random(tuple(values.shape), dtype="float32") < chance
 
 
@@ -506,7 +506,7 @@ def _torch_dtype(dtype: Any) -> Any:
 
 
 def _numpy_float(dtype: Any) -> Any:
-    """What numpy's generators draw: float64 for a float64, else float32."""
+    """Return what numpy's generators draw: float64 for a float64, else float32."""
     return "float64" if _word(dtype) == "float64" else "float32"
 
 

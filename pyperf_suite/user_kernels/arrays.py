@@ -146,7 +146,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether it is a tensor of torch."""
+    """Tell whether it is a tensor of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -188,7 +188,7 @@ def _full_precision(torch: Any) -> Callable[[], None]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array whose values can be carried: dense, of numbers, and of no class of its own."""
+    """Tell whether it is an array whose values can be carried: dense, of numbers, and of no class of its own."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return (value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray) or is_of_ml_dtypes(value)
@@ -221,7 +221,7 @@ def _array_spec(value: Any) -> dict[str, Any]:
 
 
 def comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be equal each time that inputs are made."""
+    """Return what has to be equal each time that inputs are made."""
     return {name: value for name, value in spec.items() if name != "offset"}
 
 
@@ -295,7 +295,7 @@ def assign(into: Any, values: Any) -> None:
 
 
 def extent(value: Any) -> tuple[int, int]:
-    """Where an array's memory begins and ends."""
+    """Tell where an array's memory begins and ends."""
     if is_torch(value):
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -307,13 +307,13 @@ def extent(value: Any) -> tuple[int, int]:
 
 
 def repeats(arrays: Sequence[Any]) -> bool:
-    """Whether two arrays of a result are the same memory."""
+    """Tell whether two arrays of a result are the same memory."""
     places = [value.data_ptr() if is_torch(value) else value.ctypes.data for value in arrays if 0 not in value.shape]
     return len(set(places)) < len(places)
 
 
 def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
-    """Whether an array shares memory with what lies there."""
+    """Tell whether an array shares memory with what lies there."""
     begin, end = extent(value)
     return any(begin < high and low < end for low, high in extents)
 
@@ -392,7 +392,7 @@ def plain_values(value: Any) -> tuple[Any, str]:
 
 
 def is_of_ml_dtypes(value: Any) -> bool:
-    """Whether it is an array of a type of ml_dtypes (jax, tensorflow): to numpy these are bytes."""
+    """Tell whether it is an array of a type of ml_dtypes (jax, tensorflow): to numpy these are bytes."""
     numpy = sys.modules.get("numpy")
     return (
         numpy is not None
@@ -421,7 +421,7 @@ def other_kind(value: Any) -> str:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether a result is of a class, or has methods put on it, that may compute when it is looked at."""
+    """Tell whether a result is of a class, or has methods put on it, that may compute when it is looked at."""
     if is_array(value):
         return any(map(callable, getattr(value, "__dict__", {}).values()))
     for base in (list, tuple, dict):

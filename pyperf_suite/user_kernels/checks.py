@@ -266,7 +266,7 @@ class UserChecks(Checks):
         }
 
     def _share(self, count: int) -> int:
-        """What this process does of so many."""
+        """Return what this process does of so many."""
         return -(-count // self._processes)
 
     @property
@@ -456,7 +456,7 @@ class UserChecks(Checks):
 
 
 def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """What earlier processes and one more found of a case, of what those that follow need not do again."""
+    """Return what earlier processes and one more found of a case, of what those that follow need not do again."""
     lists = {name: [*earlier.get(name, ()), *found.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
     known = {name: earlier.get(name) or found.get(name) for name in ("rounding", "copied_bytes_per_s")}
     return lists | known
@@ -476,7 +476,7 @@ def copied_bytes_per_s(moved_bytes: int) -> float:
 
 
 def read_tree(path: str) -> dict[str, Any]:
-    """What a process wrote of a result, and its `path`; a Failed where it is none, for it may write anything."""
+    """Return what a process wrote of a result, and its `path`; a Failed where it is none, for it may write anything."""
     try:
         tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
         _require_tree(tree, Path(path).stat().st_size)
@@ -542,7 +542,7 @@ def read_array(path: str, spec: Mapping[str, Any]) -> Array:
 
 
 def shares_elements(tree: Mapping[str, Any]) -> bool:
-    """Whether two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
+    """Tell whether two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
     if tree["kind"] in ("tuple", "dict"):
         items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
         return any(shares_elements(each) for each in items)
@@ -556,7 +556,7 @@ def shares_elements(tree: Mapping[str, Any]) -> bool:
 
 
 def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
-    """Whether a result holds a NaN that the suite put in its place."""
+    """Tell whether a result holds a NaN that the suite put in its place."""
     if tree["kind"] in ("tuple", "dict"):
         items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
         return any(holds_poison(each, path) for each in items)
@@ -598,7 +598,7 @@ def with_rounding(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Toleranc
 
 
 def read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
-    """What sensitivity.py measured of each array, by name."""
+    """Return what sensitivity.py measured of each array, by name."""
     values, end, found = np.fromfile(path, np.float32), 0, {}
     for name, shape in shapes:
         begin, end = end, end + math.prod(shape)

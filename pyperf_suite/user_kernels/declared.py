@@ -148,5 +148,5 @@ def split(name: str) -> tuple[str, str]:
 
 
 def library_of(source: str) -> str:
-    """What arrays of a file or module that was described are of."""
+    """Return what arrays of a file or module that was described are of."""
     return _libraries.get(source, "numpy")

@@ -167,7 +167,7 @@ SEEN_CHANCE = 1e-5
 
 
 def recognises(fresh: Sequence[float], seen: Sequence[float], faster: float = SEEN_FASTER) -> bool:
-    """Whether launches on values that were seen before are so much faster than on fresh ones, by their seconds.
+    """Tell whether launches on values that were seen before are so much faster than on fresh ones, by their seconds.
 
     The values are of one distribution and were written to the same memory in random order, so a kernel that computes
     takes the same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but
@@ -276,7 +276,7 @@ def _copy(result: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two results are equal; never where that is another's to say."""
+    """Tell whether two results are equal; never where that is another's to say."""
     if type(one) is not type(other):
         return False
     if is_array(one):

@@ -152,7 +152,7 @@ class CaseHere:
 
     @property
     def left(self) -> Any:
-        """What the last launch left, fetched to no file."""
+        """Return what the last launch left, fetched to no file."""
         return self._kernel.left
 
     def cpu_seconds(self) -> float:

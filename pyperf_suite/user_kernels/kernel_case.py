@@ -233,7 +233,7 @@ class KernelCase(UserFile):
         return max(sorted(found)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
 
     def _result(self) -> Any:
-        """What the last launch returned, or wrote into its arguments where it returned nothing."""
+        """Return what the last launch returned, or wrote into its arguments where it returned nothing."""
         if self._last and self._last[-1] is not None:
             return self._last[-1]
         values = self._sets[self._last_set] if self._sets else []
@@ -245,7 +245,7 @@ class KernelCase(UserFile):
         self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
 
     def _changed(self, after_s: float) -> dict[str, Any]:
-        """Whether the result is another than when the clock stopped, so long after now."""
+        """Tell whether the result is another than when the clock stopped, so long after now."""
         time.sleep(after_s)
         return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
 
@@ -329,4 +329,4 @@ def _hash_text(value: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """What is timed to see what timing takes."""
+    """Return what is timed to see what timing takes."""

@@ -47,7 +47,7 @@ class Word:
 
 
 def is_test(name: str) -> bool:
-    """Whether a user's name is of a test that pytest measured: `FILE.py::test`."""
+    """Tell whether a user's name is of a test that pytest measured: `FILE.py::test`."""
     return "::" in name
 
 
@@ -93,7 +93,7 @@ def _axes_of_test(name: str, *_: Any) -> Any:
 
 
 def described(name: str) -> Described:
-    """What the kernel's file says of it. Raises UserError for a kernel that it does not declare."""
+    """Return what the kernel's file says of it. Raises UserError for a kernel that it does not declare."""
     of_file = describe(name)
     for each in of_file:
         if each.name == name:
@@ -188,7 +188,7 @@ def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
 
 
 def _checked(row: Row) -> list[Mapping[str, Any]]:
-    """What each process found of the launches that it checked."""
+    """Return what each process found of the launches that it checked."""
     case_id, records = row.reading.case.case_id, row.rows.records
     return [each.verification for each in records if each.case_id == case_id and each.outcome == "ok"]
 
@@ -201,7 +201,7 @@ def _excluded(row: Row) -> str | None:
 
 
 def _doubts(row: Row, work: dict[str, Any]) -> Iterator[Remark]:
-    """Where it is faster than memory can be, and where releasing its result takes long."""
+    """Yield where it is faster than memory can be, and where releasing its result takes long."""
     label, rate = row.reading.case.label, work[row.reading.case.case_id].get("bytes", 0) / row.seconds
     copied = max((each.get("copied_bytes_per_s", 0.0) for each in _checked(row)), default=0.0)
     released = max((each.get("released_s", 0.0) for each in _checked(row)), default=0.0)

@@ -52,7 +52,7 @@ class Reference(ABC):
     def expect(
         self, expected: str, end_s: float, sizes: str = "", budget_s: float = 0.0, terms: float | None = None
     ) -> dict[str, Any]:
-        """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
+        """Return what the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
         return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
 
 

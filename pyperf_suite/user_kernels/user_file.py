@@ -412,7 +412,7 @@ class UserFile:
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
-    """What a function has not been given but sees, by its name."""
+    """Return what a function has not been given but sees, by its name."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     names = getattr(code, "co_freevars", ())
     found = {}

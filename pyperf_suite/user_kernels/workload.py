@@ -104,7 +104,7 @@ class UserKernel(Workload[Any]):
         return parameters_of(tuple(data))
 
     def validate(self, parameters: Any) -> None:
-        """What a kernel takes, its own process says."""
+        """Return what a kernel takes, its own process says."""
 
     def implementation(self, name: str) -> ByFunction:
         """Whichever of that name; on which device it runs is known only when it is built.
@@ -352,7 +352,7 @@ class UserLaunches(Prepared):
         return found.make(self._case, slot, self._end_s, seed, inputs)
 
     def reference_fails(self) -> bool:
-        """Whether the reference fails on the inputs that were made last, too."""
+        """Tell whether the reference fails on the inputs that were made last, too."""
         return UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
@@ -382,13 +382,13 @@ class UserLaunches(Prepared):
         return equal, self.verify_last(first) if equal < launches else None
 
     def draws_anew(self, launches: int) -> bool:
-        """Whether one of so many launches on the same inputs gives another result than the first."""
+        """Tell whether one of so many launches on the same inputs gives another result than the first."""
         drawn = self._process.ask("draw", launches=launches)
         self._require_left_alone(drawn)
         return bool(drawn["differs"])
 
     def fresh(self) -> bool:
-        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
+        """Tell whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
         return not are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
@@ -539,7 +539,7 @@ class UserLaunches(Prepared):
         return compare(found, wanted, load, tolerance or self._tolerance)
 
     def _hint(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-        """What else may be the cause: an array that the function closes over, or the reference itself."""
+        """Return what else may be the cause: an array that the function closes over, or the reference itself."""
         names, objects = self._built["closes_over"], self._built["objects"]
         if objects and not self._is_given:
             return (

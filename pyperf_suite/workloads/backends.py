@@ -91,7 +91,7 @@ class CorePeak:
 
     @property
     def lowers_clock(self) -> bool:
-        """Whether multiplying costs clock: a licence for wide vectors, or a power limit."""
+        """Tell whether multiplying costs clock: a licence for wide vectors, or a power limit."""
         return self.clock_hz < SAME * self.idle_clock_hz
 
 
@@ -174,7 +174,7 @@ class CudaDevice:
             return self.native.Stopwatch(self.context, cubin, **options)
 
     def is_lost(self) -> bool:
-        """Whether a kernel or the hardware took the context with it, after which only a new process can go on."""
+        """Tell whether a kernel or the hardware took the context with it, after which only a new process can go on."""
         try:
             self.context.synchronize()
         except self.native.CudaError:
@@ -409,11 +409,11 @@ class ComparedLaunches(Prepared):
 
     @abstractmethod
     def results(self, index: int) -> Mapping[str, Any]:
-        """What the last launch on that set left, by name; what it did not make is missing or None."""
+        """Return what the last launch on that set left, by name; what it did not make is missing or None."""
 
     @abstractmethod
     def due(self) -> ExpectedOutputs:
-        """What it must leave, computed once."""
+        """Return what it must leave, computed once."""
 
     def verify_last(self, index: int) -> Checked:
         from pyperf_suite.workloads.rounding import compared, judged

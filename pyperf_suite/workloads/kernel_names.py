@@ -278,7 +278,7 @@ class FlashKernel:
 
 
 def flash_kernel(names: Iterable[str]) -> FlashKernel | None:
-    """What the first forward kernel of FlashAttention-2 among these names says; None where there is none."""
+    """Return what the first forward kernel of FlashAttention-2 among these names says; None where there is none."""
     for name in names:
         match = _FORWARD_TRAITS.search(name)
         if match is not None:

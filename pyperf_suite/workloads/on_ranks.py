@@ -271,7 +271,7 @@ class RankSteps(Transfers):
 
     @abstractmethod
     def step(self) -> None:
-        """What is timed."""
+        """Return what is timed."""
 
     def meet(self) -> None:
         """Wait for all ranks, so that what is timed begins for all at once."""
@@ -316,7 +316,7 @@ def seed_of(rank: int, micro: int, micro_batches: int) -> int:
 
 
 def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:
-    """Whether every rank of the group holds the same bits."""
+    """Tell whether every rank of the group holds the same bits."""
     torch: Any = importlib.import_module("torch")
     mine = torch.tensor([fingerprint(tensors)], dtype=torch.int64, device=place)
     found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]

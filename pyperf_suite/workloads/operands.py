@@ -108,12 +108,12 @@ def widen(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def not_a_number(dtype: str) -> Any:
-    """What poisons outputs before a launch, in `dtype`'s storage: NaN, and of integers the least one."""
+    """Return what poisons outputs before a launch, in `dtype`'s storage: NaN, and of integers the least one."""
     return element_type(dtype).not_a_number
 
 
 def torch_name(dtype: str) -> str:
-    """What torch calls the type that holds `dtype`: tfloat32 is an arithmetic, whose values are float32."""
+    """Return what torch calls the type that holds `dtype`: tfloat32 is an arithmetic, whose values are float32."""
     return "float32" if dtype == "tfloat32" else dtype
 
 

@@ -108,7 +108,7 @@ class OperandSets(ABC):
         return
 
     def seen(self, name: str, held: Any) -> Any:
-        """What that memory holds, as a numpy array in storage form or as a torch tensor."""
+        """Return what that memory holds, as a numpy array in storage form or as a torch tensor."""
         return held
 
     @abstractmethod
@@ -278,7 +278,7 @@ def copied(values: Any) -> Any:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Whether two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
+    """Tell whether two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
     return left.shape == right.shape and bool((_bits(left) == _bits(right)).all())
 
 
@@ -408,7 +408,7 @@ class Operator(Workload[Any]):
         self.name, self.parameters_type = kernel.name, kernel.parameters
 
     def launched(self, parameters: Any) -> Launch:
-        """What the declaration says of a case, with an `Operand` for each array."""
+        """Return what the declaration says of a case, with an `Operand` for each array."""
         streams = itertools.count()
 
         def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:

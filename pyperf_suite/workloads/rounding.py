@@ -228,7 +228,7 @@ def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scal
 
 
 def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """Which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
+    """Tell which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
     share, count = off.abs() / scale, off.numel()
     most = min(_WORST, _RMS * _CHANCE ** (-2 / (DRAWS * count)))
     error = float(share.norm()) / max(1, int(share.count_nonzero())) ** 0.5

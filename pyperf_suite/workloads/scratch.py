@@ -66,7 +66,7 @@ class SharedArrays:
         self._most_bytes = most_bytes
 
     def keep(self, key: str, name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
-        """What was kept under key and name, mapped from its file; else what `compute` returns, which is kept."""
+        """Return what was kept under key and name, mapped from its file; else what `compute` returns, which is kept."""
         path = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = _mapped(path)

@@ -158,7 +158,7 @@ class Prepared(ABC):
         return None
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        """Whether it is that, bit for bit."""
+        """Tell whether it is that, bit for bit."""
         return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:
@@ -169,7 +169,7 @@ class Prepared(ABC):
         return together([self.verify_last(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
-        """What else is reported of these launches, measured after they were timed: bytes, shares, counts."""
+        """Return what else is reported of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
 
     def cpu_elsewhere_s(self) -> float:
@@ -177,7 +177,7 @@ class Prepared(ABC):
         return 0.0
 
     def references(self) -> dict[str, Any]:
-        """What a record says of who judged."""
+        """Return what a record says of who judged."""
         return {}
 
     def close(self) -> None:

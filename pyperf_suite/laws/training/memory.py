@@ -107,7 +107,7 @@ class Storage:
 
     @property
     def state(self) -> int:
-        """What the optimizer has of a parameter: its moments, and the master copy that it updates."""
+        """Return what the optimizer has of a parameter: its moments, and the master copy that it updates."""
         return self.optimizer + self.master
 
     @property
@@ -131,7 +131,7 @@ def activation_bytes(
     sharding: Sharding | None = None,
     recompute: Recompute = "attention",
 ) -> Any:
-    """What is kept for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
+    """Return what is kept for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
 
     With TP and SP as table 2 of Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
@@ -215,7 +215,7 @@ class ActivationPolicy:
 
     @property
     def written_out(self) -> bool:
-        """Whether scores are kept: torch has no fused kernel with dropout on a CPU."""
+        """Tell whether scores are kept: torch has no fused kernel with dropout on a CPU."""
         return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
 
 
@@ -247,7 +247,7 @@ class KeptBytes:
 
 
 def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    """What is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
+    """Return what is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
 
     Measured on the CPU, where it is exact (tests/core/laws/test_activations.py); on a GPU written after torch's
     derivatives and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm,

@@ -77,7 +77,7 @@ Traffic = tuple[StepTransfer, ...]
 
 
 def data_parallel(stage: int, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
-    """What data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
+    """Return what data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
 
     In buckets, by stage 3 each layer and what stands outside of them.
     """

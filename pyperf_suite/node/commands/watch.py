@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
-# Of one core: sampling slows down where it would take more than this share, of so much time before the start as well.
+# Sampling slows down where it would take a larger share of one core; time before the start counts as well.
 OWN_SHARE, GRACE_S = 0.007, 25.0
 RECENT_SAMPLES = 60
 # Of a long job a sample is kept every so much of its time.
@@ -292,7 +292,7 @@ class _Watching:
                 self._say(f"watch: {sentence(self._record.named(each))}")
 
     def _known(self) -> dict[str, Any]:
-        """What the manifest says besides the samples, so far."""
+        """Return what the manifest says besides the samples, so far."""
         known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
         return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
 

@@ -37,7 +37,7 @@ class ExaminedProcess:
             self._reason = str(error)
 
     def answer(self) -> dict[str, Any]:
-        """What it said; {"error": why} where it did not, the deadline counted from its start."""
+        """Return what it said; {"error": why} where it did not, the deadline counted from its start."""
         if self._reason:
             return {"error": self._reason}
         with self._resources:

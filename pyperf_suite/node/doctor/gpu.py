@@ -83,7 +83,7 @@ def _gpus_on_bus(files: KernelFiles) -> int:
 
 
 def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None, refusal: str | None) -> Check:
-    """Whether there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
+    """Tell whether there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
     if usable:
         count = f"{usable} {'GPU' if usable == 1 else 'GPUs'} for this process"
         return ok(f"{release or 'of unknown version'}, for CUDA up to {cuda}; {count}")
@@ -100,7 +100,7 @@ def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None
 
 
 def manager_check(reason: str | None) -> Check:
-    """Whether NVML answers, by which clocks and errors are known, and why it does not."""
+    """Tell whether NVML answers, by which clocks and errors are known, and why it does not."""
     if reason is None:
         return ok("answers")
     return caution(
@@ -110,7 +110,7 @@ def manager_check(reason: str | None) -> Check:
 
 
 def kind(reading: GpuReading) -> Check:
-    """Which GPU, and whether our kernels run on it."""
+    """Tell which GPU, and whether our kernels run on it."""
     gpu = reading.gpu
     capability = ".".join(map(str, gpu.compute_capability))
     summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {size_text(gpu.memory_bytes)}"
@@ -174,7 +174,7 @@ def temperature(now: int, reading: GpuReading) -> Check:
 
 
 def mode(found: str, reading: GpuReading) -> Check:
-    """Whether several processes may use the GPU: a run starts several, one after another."""
+    """Tell whether several processes may use the GPU: a run starts several, one after another."""
     command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "default":
         return ok(found)
@@ -188,7 +188,7 @@ def mode(found: str, reading: GpuReading) -> Check:
 
 
 def persistence(is_on: bool, reading: GpuReading) -> Check:
-    """Whether the driver keeps the GPU initialised between processes."""
+    """Tell whether the driver keeps the GPU initialised between processes."""
     if is_on:
         return ok("on")
     return caution(
@@ -199,7 +199,7 @@ def persistence(is_on: bool, reading: GpuReading) -> Check:
 
 
 def slices(reading: GpuReading) -> Check:
-    """Whether this is a part of a GPU whose other parts others use."""
+    """Tell whether this is a part of a GPU whose other parts others use."""
     if reading.gpu.uuid.startswith("MIG-"):
         return caution(
             "a slice of a GPU: power and clocks are shared with the other slices",

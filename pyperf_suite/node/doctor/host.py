@@ -34,7 +34,7 @@ SCARCE_DISK_BYTES, TIGHT_DISK_BYTES = 100 * 2**20, 2 * 2**30
 
 
 def cpu_checks(files: KernelFiles) -> list[Check]:
-    """What the kernel reports of the CPU, judged."""
+    """Return what the kernel reports of the CPU, judged."""
     found, layout = cpu.read_cpu(files, affinity=None), read_layout(files)
     settings = kernel_state(files, frozenset(found.isa_flags))
     siblings = {
@@ -67,7 +67,7 @@ def machine(model: str, hypervisor: str | None, container: str | None) -> Check:
 
 
 def governor(names: Sequence[str]) -> Check:
-    """Whether the kernel lowers the clocks of idle cores."""
+    """Tell whether the kernel lowers the clocks of idle cores."""
     if not names:
         return unknown("this kernel does not set the CPU's clocks")
     if names == ["performance"]:
@@ -80,7 +80,7 @@ def governor(names: Sequence[str]) -> Check:
 
 
 def turbo(is_on: bool | None) -> Check:
-    """Whether clocks above the base depend on heat and on how many cores work."""
+    """Tell whether clocks above the base depend on heat and on how many cores work."""
     if is_on is None:
         return unknown("the kernel does not report whether the CPU may exceed its base clock")
     if not is_on:
@@ -93,7 +93,7 @@ def turbo(is_on: bool | None) -> Check:
 
 
 def threads(cores: Sequence[frozenset[int]]) -> Check:
-    """Whether two workers may land on two threads of one core, by the usable CPUs of each core."""
+    """Tell whether two workers may land on two threads of one core, by the usable CPUs of each core."""
     total = sum(map(len, cores))
     if not cores:
         return unknown("the kernel does not report which CPUs are threads of one core")
@@ -107,7 +107,7 @@ def threads(cores: Sequence[frozenset[int]]) -> Check:
 
 
 def quota(cores: float | None, usable: int) -> Check:
-    """Whether a control group throttles this process."""
+    """Tell whether a control group throttles this process."""
     if cores is None or 0 < usable <= cores:
         return ok("none that binds")
     advice = "Run without a CPU quota, or give whole CPUs instead of time (docker: --cpuset-cpus; SLURM: --exclusive)."
@@ -117,7 +117,7 @@ def quota(cores: float | None, usable: int) -> Check:
 
 
 def cpuset(allowed: frozenset[int], online: frozenset[int]) -> Check:
-    """Which CPUs this process may run on."""
+    """Tell which CPUs this process may run on."""
     if not allowed or not online:
         return unknown()
     if allowed == online:
@@ -144,7 +144,7 @@ def nodes(layout: CpuLayout, balances: bool) -> Check:
 
 
 def clock(source: str | None, resolution_s: float) -> Check:
-    """Whether reading the time is cheap, and how fine it is."""
+    """Tell whether reading the time is cheap, and how fine it is."""
     is_fine = resolution_s <= COARSE_CLOCK_S
     summary = f"{source or 'not named'}, in steps of {resolution_s * 1e9:g} ns"
     if source is None and is_fine:
@@ -188,7 +188,7 @@ def _locked_limit() -> int | None:
 
 
 def available(free_bytes: int, limit_bytes: int | None) -> Check:
-    """What can be taken without swapping and without breaking a limit."""
+    """Return what can be taken without swapping and without breaking a limit."""
     limit = f", of a limit of {size_text(limit_bytes)}" if limit_bytes is not None else ""
     summary = f"{size_text(free_bytes)} can be taken{limit}"
     if free_bytes >= TIGHT_BYTES:
@@ -200,7 +200,7 @@ def available(free_bytes: int, limit_bytes: int | None) -> Check:
 
 
 def swap(total_bytes: int, used_bytes: int, swapped_bytes: int) -> Check:
-    """Whether what is measured may lie on a disk."""
+    """Tell whether what is measured may lie on a disk."""
     if swapped_bytes:
         return failed(
             f"{size_text(swapped_bytes)} went to or came from the disk within a second",
@@ -219,7 +219,7 @@ def swap(total_bytes: int, used_bytes: int, swapped_bytes: int) -> Check:
 
 
 def huge_pages(setting: str | None) -> Check:
-    """Whether large operands can lie in pages of 2 MiB."""
+    """Tell whether large operands can lie in pages of 2 MiB."""
     if setting is None:
         return unknown()
     if setting != "never":
@@ -232,7 +232,7 @@ def huge_pages(setting: str | None) -> Check:
 
 
 def shared(total_bytes: int | None, free_bytes: int | None) -> Check:
-    """What DataLoader's workers and NCCL's ranks of one node hand things over through."""
+    """Return what DataLoader's workers and NCCL's ranks of one node hand things over through."""
     command = "docker run --shm-size=8g ...   # or --ipc=host"
     if total_bytes is None or free_bytes is None:
         if not sys.platform.startswith("linux"):
@@ -253,7 +253,7 @@ def shared(total_bytes: int | None, free_bytes: int | None) -> Check:
 
 
 def locked(limit_bytes: int | None, has_network_cards: bool) -> Check:
-    """Whether network cards, of InfiniBand or RoCE, may pin their buffers; None is no limit."""
+    """Tell whether network cards, of InfiniBand or RoCE, may pin their buffers; None is no limit."""
     if not has_network_cards:
         return unknown("no InfiniBand or RoCE card here")
     if limit_bytes is None:
@@ -272,7 +272,7 @@ def place_checks(results: Path) -> list[Check]:
 
 
 def place_check(folder: str, is_cache: bool = False, writable: Callable[[Path], bool] | None = None) -> Check:
-    """Whether a folder, or else its nearest parent that exists, takes what is to be written.
+    """Tell whether a folder, or else its nearest parent that exists, takes what is to be written.
 
     Without a cache kernels are compiled anew in each process, which is slow and works.
     """
@@ -305,7 +305,7 @@ def place_check(folder: str, is_cache: bool = False, writable: Callable[[Path], 
 
 
 def read_peaks(cores: int) -> tuple[CorePeak, ...]:
-    """What one core multiplies, and each of all of them at once, of every dtype with instructions of its own.
+    """Return what one core multiplies, and each of all of them at once, of every dtype with instructions of its own.
 
     Takes a tenth of a second. Nothing where our kernels are not built.
     """

@@ -107,7 +107,7 @@ def others(cores: int, taken: float | None, greediest: Sequence[Consumer]) -> Ch
 
 
 def whole_core(share: float, seconds: float, longest_s: float) -> Check:
-    """What a thread that wants a whole core gets of it, and its longest interruption."""
+    """Return what a thread that wants a whole core gets of it, and its longest interruption."""
     summary = f"got {share:.0%} of a core for {seconds:.1f} s"
     summary += f", its longest interruption {longest_s * 1e3:.2g} ms" if longest_s else ""
     if share >= WHOLE_CORE:

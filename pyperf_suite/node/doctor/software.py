@@ -107,7 +107,7 @@ def python(numbers: tuple[int, ...]) -> Check:
 
 
 def pytest_plugin(versions: Mapping[str, str | None]) -> Check:
-    """What `pytest --benchmark-only` needs, by the versions that are installed."""
+    """Return what `pytest --benchmark-only` needs, by the versions that are installed."""
     missing = [name for name, version in versions.items() if version is None]
     if not missing:
         return ok(", ".join(f"{name} {version}" for name, version in versions.items()))
@@ -200,7 +200,7 @@ def _described(each: Opened, chosen: str | None) -> str:
 
 
 def torch(found: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -> Check:
-    """Whether torch imports, and whether it computes on every GPU; None if it is not installed."""
+    """Tell whether torch imports, and whether it computes on every GPU; None if it is not installed."""
     if found is None:
         return failed(
             "not installed: operands, references and library baselines are torch's",
@@ -243,7 +243,7 @@ def torch(found: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -
 
 
 def gpu_memory(free_bytes: int, total_bytes: int) -> Check:
-    """What a GPU has free for a new process; NVML often lists no processes outside of its own container."""
+    """Return what a GPU has free for a new process; NVML often lists no processes outside of its own container."""
     found = f"{size_text(free_bytes)} free of {size_text(total_bytes)}"
     if free_bytes >= LEAST_FREE_SHARE * total_bytes:
         return ok(found)

@@ -295,7 +295,7 @@ class _Node:
 
 
 def _in_words(check: Check) -> str:
-    """What is wrong with a device, as the cause of a low rate."""
+    """Return what is wrong with a device, as the cause of a low rate."""
     if isinstance(check.found, Quantity):
         return f"{check.what} {check.why or f'{check.found.value:.1f}'}"
     expected = "" if check.expected is None else f"expected {check.expected}"
@@ -309,7 +309,7 @@ def _between(amount: float, rate: float, shares: tuple[float, float], source: st
 
 
 def _amount(case: Case) -> tuple[float, str]:
-    """What a launch is counted in, and the unit of its rate: FLOP, payload, or bytes of the bus."""
+    """Return what a launch is counted in, and the unit of its rate: FLOP, payload, or bytes of the bus."""
     p = case.parameters
     if case.operator == "matmul":
         return 2.0 * p.m * p.n * p.k, "TFLOP/s" if case.implementation == "cublas" else "GFLOP/s"
@@ -319,7 +319,7 @@ def _amount(case: Case) -> tuple[float, str]:
 
 
 def _name(case: Case) -> str:
-    """What a person calls it: `float32 products, burst, 2 cores`."""
+    """Return what a person calls it: `float32 products, burst, 2 cores`."""
     p, way = case.parameters, case.implementation
     workers = getattr(getattr(p, "schedule", p), "workers", 0)
     cores = f", {workers} core{'s' * (workers > 1)}" if way == "torch" and case.operator != "layer_pass" else ""

@@ -169,7 +169,7 @@ def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterato
 
 
 def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
-    """What is allowed between the GPUs, one check for all pairs of which the same is said."""
+    """Yield what is allowed between the GPUs, one check for all pairs of which the same is said."""
     copies = found.get("direct_copies", {})
     paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
     names = {str(gpu["index"]): gpu.get("smi") for gpu in found["gpus"]}
@@ -201,7 +201,7 @@ def sweep(axes: TopologyAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[TopologyParameters]) -> Findings:
-    """What is there, what is not as it should be, and tables of checks, paths and memory nodes."""
+    """Return what is there, what is not as it should be, and tables of checks, paths and memory nodes."""
     parts = {row.reading.kernel["path"]: row.reading.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
@@ -253,7 +253,7 @@ def _distance(place: int, count: int, node: Mapping[str, Any]) -> float | None:
 
 
 def _gpus(found: Mapping[str, Any]) -> Iterator[Any]:
-    """Which GPUs there are, and by which paths they reach each other and the network."""
+    """Yield which GPUs there are, and by which paths they reach each other and the network."""
     for name, count in Counter(gpu["name"] for gpu in found["gpus"]).items():
         yield remark("This process sees {count} of {name}", count=count, name=name)
     for reason in found["unavailable"]:

@@ -45,7 +45,7 @@ def require_readable(pid: int) -> None:
 
 @contextlib.contextmanager
 def marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
-    """Where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
+    """Yield where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
     folder = Path(tempfile.gettempdir()) / f"{system.owned_name('watch', owner)}marks"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():

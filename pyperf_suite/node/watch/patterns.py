@@ -311,7 +311,7 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
 
 
 def _loads(job: _Job, rank: int) -> bool:
-    """Whether loaders use the other cores, as they may where a job has no more than two."""
+    """Tell whether loaders use the other cores, as they may where a job has no more than two."""
     busy = job.mean(rank, lambda each: each.loader_busy * each.loaders)
     return busy >= 0.5 * (job.samples[-1].allowed_cores - 1)
 

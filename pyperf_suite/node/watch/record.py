@@ -98,7 +98,7 @@ def _sample(line: str) -> Sample:
 
 
 def findings_of(record: WatchRecord) -> Findings:
-    """What the job waited for with the evidence, its rates, its ranks in a table, and its samples over time."""
+    """Return what the job waited for with the evidence, its rates, its ranks in a table, and its samples over time."""
     steady, steps = after_start(record.samples), record.manifest.get("steps") or {}
     short = "It was watched for too short a time to tell what it waits for."
     nothing = remark(short if len(steady) < LEAST_SAMPLES else "Nothing was found that it waits for.")
@@ -158,7 +158,7 @@ def _steps(steps: Mapping[str, Any]) -> Table:
 
 
 def _over_time(samples: Sequence[Sample]) -> Figure | None:
-    """What changes over the time watched, a point a sample; None without samples."""
+    """Return what changes over the time watched, a point a sample; None without samples."""
     points: list[tuple[float, Mapping[str, Any]]] = []
     for sample in samples:
         for each in sample.ranks:

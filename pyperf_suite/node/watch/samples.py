@@ -66,7 +66,7 @@ class Process:
 
     @property
     def is_watcher(self) -> bool:
-        """Whether it is this command itself, as on each rank under torchrun."""
+        """Tell whether it is this command itself, as on each rank under torchrun."""
         own = any(each == "pyperf_suite" or each.endswith("pyperf-suite") for each in self.arguments[:4])
         return own and "watch" in self.arguments[:5]
 
@@ -172,7 +172,7 @@ def _works_for(launcher: Process, group: Mapping[int, Process]) -> Process | Non
 
 
 def _is_copy(child: Process, parent: Process) -> bool:
-    """Whether it was forked or spawned by multiprocessing, as loaders are."""
+    """Tell whether it was forked or spawned by multiprocessing, as loaders are."""
     words = " ".join(child.arguments)
     is_helper = "resource_tracker" in words or not words
     return not is_helper and (child.arguments == parent.arguments or "multiprocessing" in words)
@@ -228,7 +228,7 @@ class Job:
                     self._looks.setdefault(each.pid, Counter())[kind] += 1
 
     def sample(self) -> Sample | None:
-        """What happened since the last sample; None where no process of the job is left."""
+        """Return what happened since the last sample; None where no process of the job is left."""
         now = time.monotonic()
         seconds, self._last_s = now - self._last_s, now
         self._samples += 1
@@ -383,7 +383,7 @@ class Job:
             yield found | self._manager.activity(uuid)
 
     def _find_gpus(self, manager: Nvml) -> None:
-        """Which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
+        """Tell which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
 
         In a container NVML may not know the numbers that processes have there.
         """

@@ -61,12 +61,12 @@ class CurvePoint:
         return self.row.reading.seconds / self.trips
 
     def algbw(self, seconds: float | None = None) -> float:
-        """What a caller sees, at the median or at another time of one message."""
+        """Return what a caller sees, at the median or at another time of one message."""
         return float(self.row.p.message_bytes / (seconds or self.seconds))
 
     @property
     def busbw(self) -> float:
-        """What a link carries."""
+        """Return what a link carries."""
         return self.algbw() * float(bus_factor(self.row.p.operation.counted_as, self.row.p.ranks))
 
     @property
@@ -140,7 +140,7 @@ class Curve:
 
     @property
     def what(self) -> str:
-        """What is moved, as in `all_reduce float32 max, 8 ranks`."""
+        """Return what is moved, as in `all_reduce float32 max, 8 ranks`."""
         operation, *more = self.varied
         return f"{' '.join([operation, self.p.dtype, *more])}, {self.p.ranks} rank{'' if self.p.ranks == 1 else 's'}"
 
@@ -153,7 +153,7 @@ class Curve:
 
     @property
     def how(self) -> str:
-        """Who moves it and in which variant, as in `nccl in place, registered`."""
+        """Tell who moves it and in which variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     @property
@@ -247,7 +247,7 @@ MOST_TICKS = 5
 
 
 def wrong(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """What was computed wrongly."""
+    """Yield what was computed wrongly."""
     message = "{curve}: {elements} elements are wrong at {sizes} of its sizes, so its figures there mean nothing"
     for curve in curves:
         if curve.wrong:

@@ -122,7 +122,7 @@ class PairMap:
 
     @property
     def slow_pairs(self) -> list[Pair]:
-        """Those far below the median of their kind, slowest first."""
+        """Return those far below the median of their kind, slowest first."""
         return sorted((pair for pair, share in self.shares.items() if share < SLOW), key=self.shares.__getitem__)
 
     @property
@@ -253,7 +253,7 @@ class Soaked:
 
     @property
     def change(self) -> Shift:
-        """Where another level begins, by Pettitt's test."""
+        """Tell where another level begins, by Pettitt's test."""
         place, chance = pettitt(self.seconds)
         return Shift(_step(self.seconds[:place], self.seconds[place:]), chance, float(self.begun_s[place]))
 

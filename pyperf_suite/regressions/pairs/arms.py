@@ -54,16 +54,16 @@ class Arm:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its processes find in the environment besides what this one has."""
+        """Return what its processes find in the environment besides what this one has."""
         # What the build needs may be found through the variable; an interpreter named by the user has its own.
         return ({} if self.build else {"PYTHONPATH": ""}) | dict(self.environment)
 
     def is_from(self, package: str) -> bool:
-        """Whether that folder of a `pyperf_suite` is the one this arm is to run."""
+        """Tell whether that folder of a `pyperf_suite` is the one this arm is to run."""
         return self.build is None or Path(package).resolve().parent == self.build.resolve()
 
     def to_json(self) -> dict[str, object]:
-        """What a reader of the results needs to know of it; no path, for those name people."""
+        """Return what a reader of the results needs to know of it; no path, for those name people."""
         known = {"software": dict(self.software), "borrowed": list(self.borrowed)}
         always = {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
         return always | {name: value for name, value in known.items() if value}
@@ -83,7 +83,7 @@ class PairedCase:
 
     @property
     def label(self) -> str:
-        """What a person reads: the case, or `old -> new` of two variants."""
+        """Return what a person reads: the case, or `old -> new` of two variants."""
         return self.old.label if self.old == self.new else f"{self.old.label} -> {self.new.label}"
 
     @property

@@ -225,7 +225,7 @@ def _python_of(folder: Path) -> Path:
 
 
 def _is_compiled(tree: Path) -> bool:
-    """Whether the tree must be built before its modules can be imported."""
+    """Tell whether the tree must be built before its modules can be imported."""
     files = [tree / name for name in ("setup.py", "pyproject.toml")]
     if any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists()):
         return True
@@ -234,7 +234,7 @@ def _is_compiled(tree: Path) -> bool:
 
 
 def _settings(tree: Path) -> dict[str, Any]:
-    """What pyproject.toml says; nothing where there is none, or it cannot be read: the build will say why."""
+    """Return what pyproject.toml says; nothing where there is none, or it cannot be read: the build will say why."""
     try:
         return parse_toml((tree / "pyproject.toml").read_text("utf-8"))
     except FileNotFoundError:

@@ -209,7 +209,7 @@ class BenchmarkSeries:
 
     @functools.cached_property
     def breaks(self) -> tuple[Break, ...]:
-        """Where the machine's state differs from what was last reported of it."""
+        """Tell where the machine's state differs from what was last reported of it."""
         found: dict[int, list[str]] = {}
         for name, values in self._story.changed.items():
             for (_, before), (index, after) in itertools.pairwise(values):

@@ -77,7 +77,7 @@ class Store:
         return [one for summary in runs for one in summary.measured]
 
     def of_machine(self, machine: str | None) -> list[Measured]:
-        """What each run of that machine, or of any, measured of each case."""
+        """Return what each run of that machine, or of any, measured of each case."""
         return [one for one in self.measured if machine in (None, one.machine)]
 
     def unreadable(self, machine: str | None = None) -> list[Judgement]:
@@ -189,7 +189,7 @@ class SummaryCache:
             self._give_up(error)
 
     def summary_of(self, journal: Path) -> RunSummary:
-        """What the journal holds, as it was kept or as it is read now. Raises OSError if it cannot be read."""
+        """Return what the journal holds, as it was kept or as it is read now. Raises OSError if it cannot be read."""
         with files.open_for_reading(journal) as file:
             # Taken before reading: what is written meanwhile makes it another's next time.
             found = os.fstat(file.fileno())

@@ -28,7 +28,7 @@ class InspectionDetector:
         sys.addaudithook(self._hear)
 
     def noted(self) -> list[str]:
-        """What was noted since the last call."""
+        """Return what was noted since the last call."""
         found, self._noted = sorted(self._noted), set()
         return found
 

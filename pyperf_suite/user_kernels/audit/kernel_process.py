@@ -126,7 +126,7 @@ class AuditedCase(KernelCase):
 
 
 def _be_the_first_to_go() -> None:
-    """Where memory runs out, this process is to be ended and not the judge."""
+    """Tell where memory runs out, this process is to be ended and not the judge."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")

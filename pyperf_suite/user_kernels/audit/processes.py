@@ -140,7 +140,7 @@ class ReferenceProcess(UserProcess, Reference):
 
 
 def interpreter() -> str:
-    """What runs a user's code."""
+    """Return what runs a user's code."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 

@@ -91,7 +91,7 @@ class AttentionParameters:
 
     @property
     def masks_something(self) -> bool:
-        """Whether causality hides any key: a single query sees all of them."""
+        """Tell whether causality hides any key: a single query sees all of them."""
         return self.causal and self.seq_q > 1
 
     @property

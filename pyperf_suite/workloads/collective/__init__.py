@@ -151,7 +151,7 @@ class CollectiveParameters:
 
     @property
     def repeatable(self) -> bool:
-        """Whether doing it again leaves the same: not where sums stand in the place of what was added."""
+        """Tell whether doing it again leaves the same: not where sums stand in the place of what was added."""
         return not (self.in_place and self.operation.reduces)
 
     def takes_part(self, rank: int) -> bool:
@@ -420,7 +420,7 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
 
 
 def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
-    """Those of one period, or of all elements there are where they are fewer."""
+    """Return those of one period, or of all elements there are where they are fewer."""
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 

@@ -250,7 +250,7 @@ def _wait(works: Sequence[Any]) -> None:
 
 
 def _nothing() -> None:
-    """What an idle rank does."""
+    """Return what an idle rank does."""
 
 
 def _closed() -> None:

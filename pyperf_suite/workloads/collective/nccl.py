@@ -89,7 +89,7 @@ class Connection:
     barrier: Any
 
 
-# Of this process, which belongs to one group of ranks for as long as it lives, by device and settings.
+# Communicators of this process, which belongs to one group of ranks for as long as it lives, by device and settings.
 _CONNECTIONS: dict[tuple[Any, ...], Connection] = {}
 
 

@@ -120,12 +120,12 @@ class TransformerShape:
 
     @property
     def has_logits(self) -> bool:
-        """Whether each token has a number for every word of a vocabulary."""
+        """Tell whether each token has a number for every word of a vocabulary."""
         return bool(self.vocab) and not self.classes
 
     @property
     def compares_all(self) -> bool:
-        """Whether gradients of all layers are compared with float64, or those of the first and last alone."""
+        """Tell whether gradients of all layers are compared with float64, or those of the first and last alone."""
         return bool(self.dimensions.parameters <= MOST_COMPARED)
 
     @property

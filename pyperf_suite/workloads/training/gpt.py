@@ -229,7 +229,7 @@ def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def compared_weights(model: nn.Module, shape: TransformerShape) -> dict[str, nn.Parameter]:
-    """Those whose gradients are compared with float64, by these: see `TransformerShape.compares_all`."""
+    """Return those whose gradients are compared with float64, by these: see `TransformerShape.compares_all`."""
     within = {name: re.search(r"blocks\.(\d+)\.", name) for name, _ in model.named_parameters()}
     ends = ("0", str(shape.layers - 1))
     left_out = {name for name, layer in within.items() if layer and layer[1] not in ends and not shape.compares_all}

@@ -96,7 +96,7 @@ def bytes_of(values: Any) -> int:
 
 
 def storages(values: Any) -> Iterable[Any]:
-    """Those of all tensors anywhere in `values`."""
+    """Return those of all tensors anywhere in `values`."""
     tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor))
     return (plain.untyped_storage() for each in tensors for plain in plain_tensors(each))
 

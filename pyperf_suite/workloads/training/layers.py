@@ -99,7 +99,7 @@ class LayerShapes:
         return Work(flop, moved[self.phase] * self.element_bytes)
 
     def entering(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """What the layer takes, of the inputs as they are drawn."""
+        """Return what the layer takes, of the inputs as they are drawn."""
         return inputs
 
     def of_phase(self: Any, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:

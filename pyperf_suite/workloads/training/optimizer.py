@@ -106,7 +106,7 @@ class OptimizerState:
 
 
 def tensor_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What grows with the tensor, as the count of steps does not."""
+    """Return what grows with the tensor, as the count of steps does not."""
     return {name: value for name, value in state.items() if hasattr(value, "numel") and value.ndim > 0}
 
 

@@ -32,7 +32,7 @@ def sized(name: str, seq: int, batch: int) -> TransformerShape:
 
 
 def shape_name(shape: Any) -> str:
-    """What the model of these dimensions is called; "" where it is none of those with a name."""
+    """Return what the model of these dimensions is called; "" where it is none of those with a name."""
 
     def key(each: Any) -> tuple[int, ...]:
         return (each.hidden, each.heads, each.layers, each.vocab, each.classes)
@@ -105,7 +105,7 @@ PUBLISHED = (
 def published(
     name: str, batch: int, half: bool = False, checkpointed: bool = False, optimizer: str = "AdamW"
 ) -> PublishedStep | None:
-    """What a guide measured of the model of that name in that way, of the batch nearest to this one."""
+    """Return what a guide measured of the model of that name in that way, of the batch nearest to this one."""
     how = (name, half, checkpointed, optimizer)
     found = [each for each in PUBLISHED if (each.shape, each.half, each.checkpointed, each.optimizer) == how]
     return min(found, key=lambda each: abs(each.batch - batch), default=None)

@@ -211,7 +211,7 @@ class CheckpointedSteps(TorchSteps):
             self.inputs, self._upstream = whole, upstream
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
-        """Where float64 would take too long, of this very model while it drops nothing."""
+        """Tell where float64 would take too long, of this very model while it drops nothing."""
         if self._affords_float64(1):
             return super()._by_formula(model, device, dtype)
         keeping_all = self._modules_with("checkpointing", Checkpointing())

@@ -223,7 +223,7 @@ class TorchSteps(ComparedLaunches):
         return {RESULT: self._result} | {name: weight.grad for name, weight in compared.items()}
 
     def due(self) -> ExpectedOutputs:
-        """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
+        """Return what a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
         sequences = len(self.inputs[0])
         if sequences not in self._due:
             backward = f"with {self._p.micro_batches} backward passes" if self._p.goes_back else ""

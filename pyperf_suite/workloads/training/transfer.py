@@ -79,7 +79,7 @@ class Compared(Prepared):
 
     @abstractmethod
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
-        """What arrived, when all has, and what was sent, both in host memory; and where in words."""
+        """Return what arrived, when all has, and what was sent, both in host memory; and where in words."""
 
     def verify_last(self, index: int) -> Checked:
         arrived, sent, where = self.compared(index)

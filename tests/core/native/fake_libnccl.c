@@ -301,7 +301,7 @@ int ncclGetUniqueId(UniqueId* id) {
 }
 
 int ncclCommGetAsyncError(Comm* comm, int* result);
-// What a call that began something returns: at once, or when it is done where the communicator blocks.
+// The result of a call that began something: at once, or when it is done where the communicator blocks.
 static int begun(Comm* comm) {
     int result = IN_PROGRESS;
     while (comm->blocking && result == IN_PROGRESS) {

@@ -35,7 +35,7 @@ static_assert(ours::ncclConfig_t{}.magic == NCCL_API_MAGIC);
 CHECK_NUMBER(window_symmetric, NCCL_WIN_COLL_SYMMETRIC);
 #endif
 
-// What operations.cpp calls types and reductions by, and the settings that this header has: the test takes them from
+// Names of types and reductions in operations.cpp, and the settings that this header has: the test takes them from
 // there.
 #define CHECK_NAMED(number, theirs) static_assert(number == static_cast<int>(theirs));
 #include "numbers.h"

@@ -74,7 +74,7 @@ def test_each_setting_reaches_a_library_that_has_it_and_an_older_one_is_named(nc
     for number, name in enumerate(known[1:], 2):
         settings = {"blocking": 1, name: number}
         nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20, settings).finalize(20)
-        # Where it stands, in integers from `blocking` on; a pointer before it is two.
+        # The field's place, in integers from `blocking` on; a pointer before it is two.
         words = [said(at) for at in range(26)]
         assert (words[0], words.count(number)) == (1, 1), name
     for name in SETTINGS.keys() - known:
@@ -124,7 +124,7 @@ def nccl_header(tmp_path: Path, wheel: Callable[[str, str], Path]) -> Path:
     if header is None:
         header = tmp_path / "nccl.h"
         header.write_text(as_header((wheel("nccl4py", "nccl/bindings") / "cynccl.pxd").read_text()))
-    # Of an older one there are fewer.
+    # An older one has fewer.
     there = [name for name in SETTINGS if re.search(rf"\bint {name};", header.read_text())]
     checks += [f"CHECK_MEMBER(ncclConfig_t, {name}, {name});\n" for name in there]
     (tmp_path / "numbers.h").write_text("".join(checks))

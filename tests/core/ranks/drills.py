@@ -55,7 +55,7 @@ def drills(number: int, seed: int = 0) -> list[Drill]:
         for deed, count, at_s in itertools.product(DEEDS, COUNTS, moments)
     ]
     chance.shuffle(drawn)
-    # Of a few, each has its turn at each signal.
+    # A few drills take the signals in turn.
     by_deed = ([each for each in drawn if each.deed == deed] for deed in DEEDS)
     return list(itertools.chain(*zip(*by_deed, strict=True)))[:number]
 

@@ -19,7 +19,7 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
-# What sbatch sets for its script, which is no task, and srun for each task of a step.
+# Variables that sbatch sets for its script, which is no task, and srun for each task of a step.
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NNODES": "4", "SLURM_JOB_ID": "77"}
 SLURM = BATCH | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
 OF_A_STEP_OF_TWO = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "1", "MASTER_ADDR": "a"}
