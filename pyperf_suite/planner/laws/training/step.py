@@ -151,7 +151,7 @@ def _stages_together(plan: ParallelPlan) -> Any:
 OPTIMIZER_BYTES_PER_PARAMETER = 36
 # Where parameters are sharded each is copied out of what was gathered twice a micro-batch: read and written in 16 bits.
 COPIED_BYTES = 8
-# DeepSpeed's pipeline in bf16 writes each micro-batch's gradient in single precision (6), adds that to the sum of the ones
+# DeepSpeed's pipeline in bf16 writes each micro-batch's gradient in single precision (6), adds that to the sum of those
 # before (12) and clears it (2): update_hp_grads of deepspeed/runtime/bf16_optimizer.py.
 ADDED_BY_DEEPSPEED = 20
 # Once a step of several ranks gradients are scaled and copied: read and written twice, in single precision.
