@@ -286,13 +286,8 @@ def collective_time(
         raise UserError(f"{operation} among {np.min(count):g} ranks was requested: give 1 rank or more.")
     if np.any(per_node < 1):
         raise UserError(f"Nodes of {np.min(per_node):g} ranks were requested: give 1 or more.")
-    reached = (
-        network_of(network)
-        if isinstance(network, str)
-        else usual_network_bytes_per_s(spec)
-        if network is None
-        else network
-    )
+    network = network_of(network) if isinstance(network, str) else network
+    reached = usual_network_bytes_per_s(spec) if network is None else network
     if isinstance(reached, (int, float)) and not 0 < reached < np.inf:
         raise UserError(f"A network of {reached:g} bytes/s carries nothing: give more.")
     law, origin = link_law(spec)

@@ -102,8 +102,9 @@ class ParallelSteps(RankSteps):
             f"the gradient of {name}": _whole(self.data.gradient(weight), self._where)
             for name, weight in self._named_weights()
         }
-        drifted = not self._parameters.is_sharded and not self._same_weights()
-        wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
+        mine = (self._cuts.local(each) for each in self.data.weights)
+        same = self._parameters.is_sharded or same_on_all(mine, self._mesh["dp"].get_group(), self._where)
+        wrong = ["updated weights differ between data-parallel ranks"] if not same else []
         checked = self.verdict(found, exact, scales, *wrong)
         if not self._observed:
             self._observed = True
@@ -230,10 +231,6 @@ class ParallelSteps(RankSteps):
         fits = torch.tensor([int(2 * needed < torch.cuda.mem_get_info(self._where)[0])], device=self._where)
         torch.distributed.all_reduce(fits, op=torch.distributed.ReduceOp.MIN)
         return self._where if int(fits) else "cpu"
-
-    def _same_weights(self) -> bool:
-        mine = (self._cuts.local(each) for each in self.data.weights)
-        return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
 
 
 def resident_peak_of(call: Callable[[], object]) -> int:

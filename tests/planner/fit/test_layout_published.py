@@ -102,11 +102,11 @@ TWO_PORTS = 12.5e9  # two ports of HDR for four GPUs
 # All 30 cases, by network and micro-batches a rank, for each of GPUS. The study's order is "<<<<".
 SAID: dict[tuple[float | None, int], tuple[str, ...]] = {
     (None, 1): ("<==<", "<==<", "<==<", "<==<", "<=<<"),
-    (None, 2): ("<==<", "<==<", "<==<", "<==<", "<=<>"),
-    (None, 4): ("<==<", "<==<", "<=<<", "<=<=", "<=<>"),
-    (TWO_PORTS, 1): ("<==<", "<=<=", "<=<=", "<=<=", "==<>"),
-    (TWO_PORTS, 2): ("<=<=", "<=<>", "<=<>", "<=<>", "<=<>"),
-    (TWO_PORTS, 4): ("<=<>", "<=<>", "<=<>", "<=<>", "<=<>"),
+    (None, 2): ("<==<", "<==<", "<==<", "<==<", "<=<="),
+    (None, 4): ("<==<", "<==<", "<=<<", "<=<<", "<=<>"),
+    (TWO_PORTS, 1): ("<==<", "<=<=", "<=<<", "<=<=", "==<>"),
+    (TWO_PORTS, 2): ("<=<<", "<=<>", "<=<>", "<=<>", "<=<>"),
+    (TWO_PORTS, 4): ("<=<=", "<=<>", "<=<>", "<=<>", "<=<>"),
 }
 
 
@@ -118,10 +118,10 @@ def test_what_layout_says_of_the_order_of_the_study_of_2_7_billion_parameters(
     assert found == SAID[network_bytes_per_s, micro_batches]
 
 
-def test_the_study_is_contradicted_in_12_of_30_cases_and_only_of_zero_3_and_pipelines() -> None:
+def test_the_study_is_contradicted_in_10_of_30_cases_and_only_of_zero_3_and_pipelines() -> None:
     said = [each for row in SAID.values() for each in row]
     assert len(said) == 30
-    assert sum(">" in each for each in said) == 12
+    assert sum(">" in each for each in said) == 10
     assert not any(">" in each[:3] for each in said)
 
 

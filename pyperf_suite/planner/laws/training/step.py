@@ -151,6 +151,9 @@ def _stages_together(plan: ParallelPlan) -> Any:
 OPTIMIZER_BYTES_PER_PARAMETER = 36
 # Where parameters are sharded each is copied out of what was gathered twice a micro-batch: read and written in 16 bits.
 COPIED_BYTES = 8
+# DeepSpeed's pipeline in bf16 writes each micro-batch's gradient in single precision (6), adds that to the sum of those
+# before (12) and clears it (2): update_hp_grads of deepspeed/runtime/bf16_optimizer.py.
+ADDED_BY_DEEPSPEED = 20
 # Once a step of several ranks gradients are scaled and copied: read and written twice, in single precision.
 SCALED_BYTES = 16
 
@@ -218,7 +221,10 @@ def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
     # A gradient that is scattered is copied to where that is done from; else a product adds it to the ones before, of
     # whose reading and writing its law counts one result in 16 bits, or torch does (DeepSpeed): two are read.
     sent = np.asarray(plan.gradient_bytes)
-    added = (m - 1) * 3 * sent if plan.framework == "deepspeed" else m * (2 * sent - HALF)
+    added = m * (2 * sent - HALF)
+    if plan.framework == "deepspeed":
+        in_full = (np.asarray(plan.pipeline) > 1) & (plan.dtype != "fp16")
+        added = np.where(in_full, m * ADDED_BY_DEEPSPEED, (m - 1) * 3 * sent)
     each = np.where(stage > 1, m * (HALF + sent), added) + m * COPIED_BYTES * (stage == LAST_STAGE)
     once = SCALED_BYTES * ((np.asarray(plan.ranks) > 1) & (stage < LAST_STAGE))
     return constants.slowdown * (each + once) * priced.prices["gradient_byte"]
