@@ -313,7 +313,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
-    """What the GPU path is judged by: fastest tile over cuBLAS, TFLOP/s at 8192 cubed, attention over flash."""
+    """Return what the GPU path is judged by: fastest tile over cuBLAS, TFLOP/s at 8192 cubed, attention over flash."""
     samples: dict[tuple[str, str, tuple[Any, ...], str], list[float]] = {}
     for record in records:
         key = _key(record)
@@ -636,7 +636,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _compiled(folder: str, source: tuple[str, str, dict[str, str], str, list[str]]) -> bool:
-    """Whether the folder had the kernel; it has now."""
+    """Tell whether the folder had the kernel; it has now."""
     from pyperf_suite import _native
     from pyperf_suite.kernels import nvrtc
     from pyperf_suite.workloads.scratch import KernelCache

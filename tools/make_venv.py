@@ -64,7 +64,7 @@ def canonical(name: str) -> str:
 
 
 def can_import(python: Path | str, module: str) -> bool:
-    """Whether that Python imports the module; one that is there but broken counts as absent."""
+    """Tell whether that Python imports the module; one that is there but broken counts as absent."""
     return subprocess.run([str(python), "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
@@ -81,7 +81,7 @@ def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]
 
 
 def requirements(only_to_build: bool = False) -> list[str]:
-    """What pyproject.toml requires: to build, and unless only that is wanted, to run, to develop, and torch."""
+    """Return what pyproject.toml requires: to build, and unless only that is wanted, to run, to develop, and torch."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
@@ -138,7 +138,7 @@ def left_out(unmet: list[str]) -> str:
 
 
 def output_of(python: Path | str, program: str | list[str]) -> str:
-    """What the one-line program, or the script with its arguments, prints under that Python."""
+    """Return what the one-line program, or the script with its arguments, prints under that Python."""
     arguments = ["-c", program] if isinstance(program, str) else program
     return subprocess.run([str(python), *arguments], capture_output=True, text=True).stdout.strip()
 
@@ -209,7 +209,7 @@ def reach(python: Path) -> None:
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """What `pip config list` says of installing, by name of option; the environment goes before files."""
+    """Return what `pip config list` says of installing, by name of option; the environment goes before files."""
     found: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for line in listed.splitlines():

@@ -86,7 +86,7 @@ def mirrored_tests(source: Path, module: str) -> list[str]:
 
 
 def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> tuple[bool, str]:
-    """Whether pytest passed in a process of its own, and what it printed; one that lasts too long did not pass."""
+    """Tell whether pytest passed in a process of its own, and what it printed; one that lasts too long did not pass."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if not child:

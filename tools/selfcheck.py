@@ -210,7 +210,7 @@ def _settings(
 
 
 def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
-    """What `ab` does for one benchmark, with this code on both sides."""
+    """Return what `ab` does for one benchmark, with this code on both sides."""
 
     def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
         old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
@@ -349,7 +349,7 @@ _VERDICTS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided")
 
 
 def heading(selfcheck: Selfcheck) -> Remark:
-    """What was compared, under which rule, and where."""
+    """Return what was compared, under which rule, and where."""
     settings, rule = selfcheck.settings, selfcheck.settings["rule"]
     return remark(
         "Selfcheck of {machine}: {cases} benchmarks, margin {margin}, at most {budget} and {pairs} pairs a comparison",

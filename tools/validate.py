@@ -454,7 +454,7 @@ def _priced(
 
 
 def _all_refused(form: TableFormat, requested: TableSlice, members: NDArray[np.intp]) -> bool:
-    """Whether the first, the middle and the last of them are refused for one reason."""
+    """Tell whether the first, the middle and the last of them are refused for one reason."""
     reasons = set()
     for row in members[np.linspace(0, members.size - 1, ASKED_APART).astype(np.intp)]:
         try:
@@ -488,7 +488,7 @@ COLUMNS = (
 
 
 def findings_of(found: Sequence[Validated]) -> Findings:
-    """What a person reads: why rows were refused, and a table with a row a GPU, dtype and library."""
+    """Return what a person reads: why rows were refused, and a table with a row a GPU, dtype and library."""
     title = "Predicted against measured; nine of ten rows should lie in the stated interval"
     return Findings((*_of_runs(found), *_refusals(found)), (table(title, COLUMNS, found),))
 

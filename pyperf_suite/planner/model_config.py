@@ -420,7 +420,7 @@ FAMILIES |= {
 }
 # They say nothing of a model without experts.
 OF_EXPERTS = ("experts", "top_k", "expert_ffn", "shared_ffn", "router_bias", "dense_layers")
-# What families have in the place of attention, in all of their layers or in some.
+# Layers that families have in the place of attention, in all of their layers or in some.
 NOT_PRICED = {
     **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba"), "Mamba"),
     **dict.fromkeys(("mamba2", "nemotron_h", "zamba", "zamba2"), "Mamba"),
@@ -493,7 +493,7 @@ def model_config(values: Mapping[str, Any], origin: str, family: str | None = No
 
 
 def _model_of_text(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a model of several kinds of input the fields of its model of text."""
+    """Return the fields of the model of text in a model of several kinds of input."""
     text = next((values[name] for name in TEXT_PARTS if isinstance(values.get(name), dict)), None)
     if text is None:
         return values

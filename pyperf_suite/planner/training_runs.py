@@ -45,11 +45,11 @@ ENGINES: Mapping[str, Framework] = {
     "deepspeed": "deepspeed",
     "ddp": "ddp",
 }
-# What a card has that its kind has not: watts it may draw, and its memory's rate.
+# Figures of a card that its kind has not: watts it may draw, and its memory's rate.
 CARD = ("power_w", "memory_gb_s")
 # Names of GPUs in tables that the catalogue has under another.
 GPUS = {"A100 40GB": "A100 SXM 40GB"}
-# What a table calls recomputed, what the law does for it, and the share of each layer's forward pass.
+# Words of a table for what is recomputed, what the law does for it, and the share of each layer's forward pass.
 RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
     "nothing": ("nothing", 1.0),
     "attention": ("attention", 1.0),
@@ -62,7 +62,7 @@ RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
 LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_head_dim": 128, "head_dim": 192}
 # DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
 DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
-# What words of a run's note say of it, as fields of its plan.
+# Words of a run's note, as fields of its plan.
 # Megatron-Bridge's recipes send gradients in 16 bits and do not cut experts over TP (expert_tensor_parallel_size of its
 # WorkloadBaseConfig). InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3
 # times as slow as the second (Dao 2023, FlashAttention-2, abstract), the middle.
@@ -93,7 +93,7 @@ JEAN_ZAY, BLOCKED_FROM = "Jean Zay", 320
 # From that release on Bridge fuses experts and overlaps their exchange in mxfp8 (cutedsl_fused_grouped_mlp).
 FUSED = 26.06
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
-# Where torch keeps the states, a script chooses their dtype.
+# Under frameworks in which torch keeps the states, a script chooses their dtype.
 ASSUMED_STATES, OF_SCRIPTS = "the dtype of states is not stated", ("fsdp", "ddp")
 
 
@@ -136,7 +136,7 @@ class TrainingRun:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits its GPU."""
+        """Tell whether it fits its GPU."""
         return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 

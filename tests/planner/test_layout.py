@@ -168,7 +168,7 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     faster = [llama.at(int(place)) for place in llama.ranked if llama.seconds[place] < llama.surest.seconds]
     assert {each.verdict for each in faster} <= {"may not fit"}
     assert findings_of_layouts(llama, 3).remarks[0].values["what"] == "Fastest that fits surely is "
-    # What leaves less than a twentieth of the memory free is still ranked where nothing else is left.
+    # A layout that leaves less than a twentieth of the memory free is still ranked where nothing else is left.
     tight = replace(EIGHT_NODES, memory_bytes=float(llama.memory_bytes.min()))
     assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
 

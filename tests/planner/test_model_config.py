@@ -305,7 +305,7 @@ def test_a_field_left_out_is_the_family_s_and_null_is_none() -> None:
         return model_config(decoder(family, 4, 512, 1024, 8, 1000, **more), "config.json").dimensions
 
     assert of("qwen3", **GQA).head_dim == 128
-    # Of these the width is that of hidden over heads.
+    # These have the width of hidden over heads.
     assert of("qwen3", **GQA, head_dim=None).head_dim == of("glm4_moe", **GLM_WITHOUT_HEADS).head_dim == 64
     assert (of("mistral").kv_heads, of("mistral").window) == (8, 4096)
     assert (of("mistral", num_key_value_heads=None).kv_heads, of("mistral", sliding_window=None).window) == (8, 0)

@@ -74,7 +74,7 @@ SAID += (
 # Biases of dense MLPs and shared experts alone.
 REFUSED = {("deepseek_v2", "mlp_bias")}
 WINDOWED, WINDOWED_WITHOUT_A_LIST = ("sliding_attention", "chunked_attention"), ("mistral",)
-# Those of texts within models of images are compared within these.
+# Models of text within models of images are compared within these.
 WITHIN = {"qwen2_vl", "qwen2_5_vl", *(name for name in FAMILIES if name.endswith("_text"))} - {
     "gemma3_text",
     "llama4_text",

@@ -188,7 +188,7 @@ def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What one run of nccl-tests is of."""
+    """Return what one run of nccl-tests is of."""
     return row["source"], row["op_name"], row["num_gpus"]
 
 

@@ -77,7 +77,7 @@ def _percentiles(errors: Floats) -> tuple[float, float]:
 def in_band_of_others(
     missed: Floats, figure: Floats, sites: NDArray[np.intp], knots: int = MOST_KNOTS
 ) -> NDArray[np.bool_]:
-    """Which errors, log(measured / predicted), lie in the band of other sites' errors."""
+    """Tell which errors, log(measured / predicted), lie in the band of other sites' errors."""
     inside = np.zeros(missed.size, dtype=bool)
     for out in folds(sites, seed=SEED + 1):
         low, high = fit_band(missed[~out], figure[~out], knots).around(1.0, figure[out])
@@ -86,7 +86,7 @@ def in_band_of_others(
 
 
 def in_words(missed: Floats) -> str:
-    """What errors, log(measured / predicted), come to."""
+    """Return what errors, log(measured / predicted), come to."""
     errors = 100 * np.abs(np.expm1(-missed))
     tail = (1 - COVERED) / 2
     low, high = np.quantile(missed, [tail, 1 - tail])
@@ -134,7 +134,7 @@ def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:
 
 
 def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
-    """What reads a grid's nodes at the sizes, one row each."""
+    """Return what reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
 
     grid, rows = ResidualGrid(tuple(axes), np.empty([axis.size for axis in axes])), np.arange(np.size(sizes[0]))
@@ -285,7 +285,7 @@ class SiteKriging:
 def _passed(
     between: tuple[Floats, Floats], read: sparse.csr_matrix, read_from: sparse.csr_matrix, weights: Floats
 ) -> Floats:
-    """What the weights of some products say of others, by way of the nodes of what they share."""
+    """Return what the weights of some products say of others, by way of the nodes of what they share."""
     first, second = between
     heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
@@ -294,7 +294,7 @@ def _passed(
 def conjugate_gradients(
     system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
 ) -> Floats:
-    """Where `system` gives what is wanted, within that part of it, or after so many steps."""
+    """Tell where `system` gives what is wanted, within that part of it, or after so many steps."""
     from scipy.sparse.linalg import LinearOperator, cg
 
     def operator(of: Linear) -> LinearOperator:

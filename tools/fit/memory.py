@@ -20,7 +20,7 @@ from tools.fit.step import source_of, tables_in
 
 Floats = NDArray[np.float64]
 GIB = 2**30
-# What each constant is before any run is seen, its deviation, and the range that physics allows.
+# Each constant before any run is seen, its deviation, and the range that physics allows.
 PRIORS = {
     "process_bytes": (2.0 * GIB, 1.0 * GIB, 0.5 * GIB, 8.0 * GIB),
     "group_bytes": (0.5 * GIB, 0.5 * GIB, 0.0, 2.0 * GIB),
@@ -48,7 +48,7 @@ class Asked:
         return bool(self.run.memory_gib) and self.run.ran
 
     def bytes_of(self, values: Floats) -> tuple[float, float]:
-        """What is predicted by these constants, and the least where the row leaves something open."""
+        """Return what is predicted by these constants, and the least where the row leaves something open."""
         ways = float(self.predicted @ [1.0, *values]), float(self.least @ [1.0, *values])
         return ways[0], min(ways)
 

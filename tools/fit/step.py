@@ -44,7 +44,7 @@ from tools.validate import JudgedRun, right_orders
 # All tables of runs but those of cards with other power or memory than their kind, which judge the law.
 RUNS, CARDS = "training_*.csv", "training_cards.csv"
 MEASURED_GPU = "A100 SXM"
-# What a GPU of vTrain's cluster could send between nodes: HDR for two.
+# Rate at which a GPU of vTrain's cluster could send between nodes: HDR for two.
 CARRIED_BYTES_PER_S = 12.5e9
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
@@ -282,7 +282,7 @@ def errors_left_out(runs: Sequence[PricedRun], how: str) -> NDArray[np.float64]:
     return errors
 
 
-# What a run of another framework, and of another kind, says of how wide errors are; and the least that an end is.
+# Weights of a run of another framework and of another kind in the width of errors; and the least that an end is.
 OTHER_FRAMEWORK, OTHER_KIND, LEAST_END = 0.5, 0.02, 0.05
 NINE_OF_TEN = 0.9
 

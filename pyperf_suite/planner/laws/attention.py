@@ -92,7 +92,7 @@ class AttentionShape:
 
     @property
     def computed_pairs(self) -> Array:
-        """Those of all tiles that hold one of these."""
+        """Return those of all tiles that hold one of these."""
         edges = (1 + np.isfinite(self.window)) * TILE / 2 if self.causal else 0.0
         rows = self.batch * self.heads * self.seq_q
         return np.minimum(self.visible_pairs + rows * edges, rows * np.maximum(self.seq_k, TILE))

@@ -74,7 +74,7 @@ class Calibration:
         return self.blocks[name]
 
     def libraries(self, law: str) -> tuple[str, ...]:
-        """Those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
+        """Return those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
     def has(self, law: str) -> bool:
@@ -116,7 +116,7 @@ Gpu = str | GpuSpec | Calibration
 
 
 def outside(limits: Mapping[str, tuple[float, float]], sizes: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """Where any of the sizes lies beyond what was fitted; of the sizes, arrays, only those with limits count."""
+    """Tell where any of the sizes lies beyond what was fitted; of the sizes, arrays, only those with limits count."""
     beyond = [(sizes[name] < least) | (sizes[name] > most) for name, (least, most) in limits.items()]
     return np.asarray(functools.reduce(np.logical_or, beyond, np.zeros((), dtype=bool)))
 
@@ -127,7 +127,7 @@ def spec_of(gpu: Gpu) -> GpuSpec:
 
 
 def shipped_path(gpu: str) -> Path:
-    """Where the calibration shipped for a GPU of the catalogue lies, if there is one."""
+    """Tell where the calibration shipped for a GPU of the catalogue lies, if there is one."""
     return SHIPPED / f"{re.sub(r'[^a-z0-9]+', '_', gpu.lower()).strip('_')}.npz"
 
 
@@ -198,7 +198,7 @@ def correction_name(law: str) -> str:
 
 
 def _here(gpu: Gpu, law: str) -> CalibrationBlock | None:
-    """What corrects a law on this machine, if it was measured."""
+    """Return what corrects a law on this machine, if it was measured."""
     return gpu.blocks.get(correction_name(law)) if isinstance(gpu, Calibration) else None
 
 

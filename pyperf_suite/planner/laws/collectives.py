@@ -48,7 +48,7 @@ class NetworkStage:
 
 
 STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
-# Where measured times lie around the law, by bytes, and its median error in %: by the rate of the network, as
+# Places of measured times around the law, by bytes, and its median error in %: by the rate of the network, as
 # `tools.fit.collectives` finds with sources left out, and through two measured points.
 BY_RATE = (
     Band(np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])),
@@ -70,7 +70,7 @@ class Point:
     bus_bytes_per_s: float
 
 
-# What each GPU sends out of its node, bytes/s in one direction, or measured points of the cluster, ascending in bytes.
+# Rate at which each GPU sends out of its node, bytes/s in one direction, or measured points of the cluster, ascending in bytes.
 Network = float | tuple[Point, ...]
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -123,7 +123,7 @@ def between_nodes_s(
         share, steps = STAGE.direct, np.log2(np.maximum(nodes, 1))
         crossing = size * (ranks - per_node) / ranks
     else:
-        # Of rings, one for each GPU of a node, each crosses once.
+        # Each ring, one for each GPU of a node, crosses once.
         share, steps = STAGE.ring, np.maximum(nodes - 1, 0)
         crossing = size * (ranks - 1) / ranks / per_node
     latency = steps * (STAGE.step_s + np.minimum(FILL_SHARE * crossing, FILL_BYTES) / rate)
@@ -315,7 +315,7 @@ def collective_time(
 
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
-    """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
+    """Return what the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
     return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 

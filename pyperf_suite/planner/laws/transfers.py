@@ -32,7 +32,7 @@ def find_law(gpu: Gpu, law: str) -> tuple[Calibration, bool]:
 
 
 def nearest(spec: GpuSpec, known: Iterable[str]) -> GpuSpec:
-    """Of GPUs known by name the nearest one, whose law `spec` takes; of equals the first by name."""
+    """Return the nearest of GPUs known by name, whose law `spec` takes; of equals the first by name."""
     return min(
         map(find_gpu, sorted(known)),
         key=lambda other: (
@@ -71,7 +71,7 @@ HELD_DOWN_WIDTH = 0.13
 
 
 def power_a_flop(gpu: GpuSpec) -> float:
-    """What a GPU may draw for each FLOP/s of its peak in 16 bits, in joules."""
+    """Return what a GPU may draw for each FLOP/s of its peak in 16 bits, in joules."""
     return gpu.power_w / gpu.peak("fp16")
 
 
@@ -105,7 +105,7 @@ TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
 def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
-    """Whether two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
+    """Tell whether two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
     return (
         have_same_kernels(spec, source)
         and spec.compute_capability == source.compute_capability
@@ -170,7 +170,7 @@ MAMF_TFLOP_PER_S = {
 # Below this share of the dense peak the H200 and B200 of ai-dynamo/aiconfigurator's tables run for a second as fast as
 # in a burst.
 UNCAPPED_UTILIZATION = 0.45
-# What the fastest products of the others reach.
+# Rates that the fastest products of the others reach.
 USUAL_UTILIZATION = 0.8
 # A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
 # training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.

@@ -146,7 +146,7 @@ class Training:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Those that were named, or may be taken where none was."""
+        """Return those that were named, or may be taken where none was."""
         return tuple(re.findall(r"[^,\s]+", self.framework)) if self.framework else USUAL
 
     @property

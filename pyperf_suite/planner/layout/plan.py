@@ -480,7 +480,7 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
 
 
 def are_equal(training: Training, first: PredictedLayout, second: PredictedLayout) -> bool:
-    """Whether the law's error leaves open which of two layouts takes less time."""
+    """Tell whether the law's error leaves open which of two layouts takes less time."""
     chance = surely_faster(training, first, second)
     return max(chance, 1 - chance) < SURE
 

@@ -74,7 +74,7 @@ def study(
 
 
 def said_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) -> str:
-    """What `layout` says of the study's order, FlashAttention, ZeRO 1, 2, 3 and PP: each against the next.
+    """Return what `layout` says of the study's order, FlashAttention, ZeRO 1, 2, 3 and PP: each against the next.
 
     "<" is faster, "=" equal within the error, ">" slower. PP is with ZeRO 1, all that its engine has beside PP.
     """

@@ -30,7 +30,7 @@ MEANT: Mapping[str, str] = {
 }
 # From here on of ZeRO's stages, parameters are sharded by FSDP where no framework is named.
 SHARDED_FROM_STAGE = 2
-# Where none is named, layouts are compared under the first of these that runs them all.
+# Unless one is named, layouts are compared under the first of these that runs them all.
 USUAL: tuple[Framework, ...] = ("megatron", "torchtitan", "deepspeed")
 GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
@@ -154,7 +154,7 @@ def generation_of(spec: GpuSpec) -> str:
 
 
 def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron") -> FoundConstants:
-    """Those of a calibration of one's own, or those that published runs of the framework gave.
+    """Return those of a calibration of one's own, or those that published runs of the framework gave.
 
     Raises UserError for an unknown GPU or framework.
     """

@@ -45,7 +45,7 @@ CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
 # those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
-# Of each expert of a rank, which Transformer Engine's grouped products call cuBLAS for one by one: two products, as
+# Launches of each expert of a rank, which Transformer Engine's grouped products call cuBLAS for one by one: two products, as
 # many casts of their operands, and for each bias a product with the router's weight and a sum.
 PRODUCTS_AN_EXPERT, LAUNCHES_A_BIAS = 2, 2
 # The host's time for an operation, waited for where the GPU's queue runs dry; fits were held within 2 to 15 us.
@@ -285,7 +285,7 @@ def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[Kernel
     wider, tokens, layers = plan.element_bytes / HALF, plan.tokens, np.asarray(model.layers)
     stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
     yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), layers)
-    # That of routed experts is counted with the sorting of their tokens.
+    # The work of routed experts is counted with the sorting of their tokens.
     sparse = model.ffn if model.experts == 1 else model.shared_ffn
     dense = "dense activation function", model.ffn, model.dense_layers
     for name, width, those in ("activation function", sparse, model.sparse_layers), dense:

@@ -25,7 +25,7 @@ SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 # Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
 # meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
 GATHERED_BYTES = 2 + 2 + 2
-# Of a memory that is fuller, fragmentation may leave no piece that is large enough, hours into a run.
+# In a memory that is fuller, fragmentation may leave no piece that is large enough, hours into a run.
 USABLE_SHARE = NEAR_LIMIT
 # In pure bfloat16 there is no master copy; DeepSpeed keeps gradients in 16 bits, and at the optimizer's step those that
 # a rank updates in 32 as well (deepspeed/runtime/zero/stage_1_and_2.py).
@@ -115,7 +115,7 @@ class MemoryNeed:
 
 
 def verdict_of(least: float, most: float, memory_bytes: float) -> Verdict:
-    """Whether what takes between `least` and `most` bytes fits a GPU with so many, for sure, perhaps or not."""
+    """Tell whether what takes between `least` and `most` bytes fits a GPU with so many, for sure, perhaps or not."""
     usable = USABLE_SHARE * memory_bytes
     return "fits" if most <= usable else "may not fit" if least <= usable else "does not fit"
 

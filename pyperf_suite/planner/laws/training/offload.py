@@ -17,7 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import pcie_of
 
-# What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
+# Parts of a training that lie outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
 Offload = Literal["none", "optimizer", "cpu", "nvme"]
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MEANT_BY: Mapping[str, str] = {
@@ -74,12 +74,12 @@ class Host:
         return HOST_SHARE * self.host_bytes_per_s
 
     def holds(self, nbytes: Any) -> Any:
-        """Whether so many bytes a GPU have room in its memory; True where that is not known."""
+        """Tell whether so many bytes a GPU have room in its memory; True where that is not known."""
         return np.asarray(nbytes) <= (np.inf if self.memory_bytes is None else USABLE_HOST_SHARE * self.memory_bytes)
 
 
 def usual_host(gpu: GpuSpec) -> Host:
-    """What a GPU has in its maker's server."""
+    """Return what a GPU has in its maker's server."""
     grace = GRACE_BYTES_PER_S.get(gpu.name[:2])
     generation = min(max((gpu.compute_capability or (8, 0))[0], 7), 10)
     bus = gpu.host_link_bytes_per_s or pcie_of(gpu.compute_capability).gb_per_s * 1e9

@@ -155,7 +155,7 @@ class ParallelPlan(Sharding):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What its counts broadcast to, () for one plan."""
+        """Return what its counts broadcast to, () for one plan."""
         counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
                   self.zero_stage)  # fmt: skip
         return np.broadcast_shapes(*map(np.shape, counts))
@@ -177,7 +177,7 @@ class ParallelPlan(Sharding):
 
     @property
     def hides_tensor(self) -> Any:
-        """Whether TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
+        """Tell if TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
         return np.asarray(self.tensor) <= self.ranks_per_node if self.overlap_tensor else False
 
     @property

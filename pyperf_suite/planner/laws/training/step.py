@@ -194,7 +194,7 @@ def price_step(
 
 
 def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
-    """Where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
+    """Tell where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
     model, plan, c = priced.model, priced.plan, constants
     layer, ends = layer_work(priced.prices, plan, c), ends_work(priced.prices, plan, c)
     layer_s, sends = sum(layer.values()), priced.prices["sends"]
@@ -322,7 +322,7 @@ def waited_for_host(plan: ParallelPlan, host: Host, parameters: Any, forward_s: 
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
-    """What kernels cost on a GPU where products of layers are computed in that dtype.
+    """Return what kernels cost on a GPU where products of layers are computed in that dtype.
 
     Of mxfp8 and nvfp4 no table of products is published: they are priced as fp8, and the constants know the rest.
     Raises UserError where the GPU has no units for the dtype.
