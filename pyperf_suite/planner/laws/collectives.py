@@ -70,7 +70,7 @@ class Point:
     bus_bytes_per_s: float
 
 
-# Rate at which each GPU sends out of its node, bytes/s in one direction, or measured points of the cluster, ascending in bytes.
+# Bytes/s that each GPU sends out of its node in one direction, or measured points of the cluster, ascending in bytes.
 Network = float | tuple[Point, ...]
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}

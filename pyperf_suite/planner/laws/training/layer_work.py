@@ -45,7 +45,7 @@ CAST_BYTES_PER_ELEMENT = 4
 # Operations that the host hands over in one layer's forward pass, as small layers on one node show (vTrain: 0.84 ms);
 # those that cast operands in 8 bits; and those that route, sort and exchange tokens of experts.
 LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
-# Launches of each expert of a rank, which Transformer Engine's grouped products call cuBLAS for one by one: two products, as
+# Launches an expert of a rank, for Transformer Engine's grouped products call cuBLAS one by one: two products, as
 # many casts of their operands, and for each bias a product with the router's weight and a sum.
 PRODUCTS_AN_EXPERT, LAUNCHES_A_BIAS = 2, 2
 # The host's time for an operation, waited for where the GPU's queue runs dry; fits were held within 2 to 15 us.

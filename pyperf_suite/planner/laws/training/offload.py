@@ -17,7 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import pcie_of
 
-# Parts of a training that lie outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
+# Parts of a training outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
 Offload = Literal["none", "optimizer", "cpu", "nvme"]
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MEANT_BY: Mapping[str, str] = {
