@@ -31,6 +31,9 @@ _LOOK_S = 0.25
 # After SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower.
 _SLOW_S = 3.0
 
+# Held by the thread that says why this process ends, and ends it: before and after the group has formed there is one.
+_ending = threading.Lock()
+
 _VERDICT = "verdict"
 _LEFT = "left"
 
@@ -152,6 +155,8 @@ class Starting:
 
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
+        if not _ending.acquire(blocking=False):
+            return
         say(self._environment.rank, sentence)
         self.leave()
         os._exit(ExitCode.FAILED)
@@ -396,6 +401,8 @@ class Watchdog:
         return bool(ready) and signal.SIGTERM in os.read(self._signals[0], 64)
 
     def _finish(self, sentence: str) -> None:
+        if not _ending.acquire(blocking=False):
+            return
         for release in self._before_end:
             with contextlib.suppress(Exception):
                 release(sentence)
