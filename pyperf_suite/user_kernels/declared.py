@@ -91,7 +91,7 @@ class Described:
     implementations: Sequence[str]
 
 
-# Of each file, module and name in one: its kernels. Those of a file that was described need no process of their own.
+# Kernels of each file, by module and name in one. Those of a file that was described need no process of their own.
 kernels_of: dict[str, tuple[Described, ...]] = {}
 
 
