@@ -196,7 +196,7 @@ class ChildProcess:
             raise self._forged()
 
     def forget_words(self) -> None:
-        """Return what was printed until now is of something that is over."""
+        """Forget what was printed until now, which is of something that is over."""
         if not self.is_closed:
             self._heard_bytes = os.fstat(self._log.fileno()).st_size
 

@@ -238,7 +238,8 @@ def _fork(rank: int, count: int, port: int, listener: socket.socket, module: str
     if pid:
         return pid
     listener.close()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {rank}".encode())  # as `ps` and `top` show it
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {rank}".encode())  # as `ps` and `top` show it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": 1}
     os.environ |= {name: str(value) for name, value in place.items()}

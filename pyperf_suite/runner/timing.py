@@ -40,7 +40,7 @@ def timed(
     finish: Finish | None = None,
     clock: Clock = time.monotonic,
 ) -> Turns[dict[str, Any]]:
-    """Yield what is ready checked, warmed up, sampled and checked again, as the measured part of a record.
+    """Check what is ready, warm it up, sample and check it again; return the measured part of its record.
 
     Others may have a turn after each slice of samples; `clock` then counts this one's turns alone. `checks` is who
     looks at what launches leave, `finish` what adds to the result once they were timed; by default what the launches
