@@ -175,9 +175,11 @@ class WorkerPool(Workers):
     find what one of them computed.
     """
 
-    def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, device: Device, deadline_s: float = DEADLINE_S, alternates: bool = False) -> None:
+        """`alternates`: a group and a process that measures alone both stay, for a plan asks now one, now the other."""
         self._device = device
         self._deadline_s = deadline_s
+        self._alternates = alternates
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
         self._spared = SparedCases()
         self._checked: dict[str, Mapping[str, Any]] = {}
@@ -263,14 +265,16 @@ class WorkerPool(Workers):
         return key, self._workers[key]
 
     def _end_those_before(self, process: int, is_group: bool) -> None:
-        """End workers that a plan in its order asks no more, for they hold memory.
+        """End workers that a plan in its order asks no more, or not soon, for they hold memory.
 
-        These are other groups of ranks where a group begins, and those of earlier processes where one is the first of
-        its number.
+        These are other groups of ranks where a group begins, processes that measure alone where a group begins and the
+        other way round, and all of earlier processes where one is the first of its number.
         """
         is_next, self._latest = process > self._latest, max(process, self._latest)
         for key, worker in list(self._workers.items()):
-            if (is_group and len(key) > OF_A_WORKER) or (is_next and key[0] != process):
+            was_group = len(key) > OF_A_WORKER
+            is_of_another_kind = was_group != is_group and not self._alternates
+            if (was_group and is_group) or is_of_another_kind or (is_next and key[0] != process):
                 worker.let_go()
                 self._workers.pop(key).close()
 
