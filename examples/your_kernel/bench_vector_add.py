@@ -8,10 +8,10 @@ SOURCE = """extern "C" __global__ void add(float* out, const float* x, const flo
     int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at < n) out[at] = x[at] + y[at];
 }"""
-add = suite.cuda(SOURCE, "add", grid=lambda out, x, y, n: -(-n // 256), block=256)
+add = suite.cuda(SOURCE, "add", grid=lambda _out, _x, _y, n: -(-n // 256), block=256)
 
 
 @suite.kernel(n=1 << 24)
 def vector_add(n):
     x, y = suite.randn(n), suite.randn(n)
-    return suite.launch(add, suite.empty(n), x, y, n, reference=lambda out, x, y, n: x.double() + y, bytes=12 * n)
+    return suite.launch(add, suite.empty(n), x, y, n, reference=lambda _out, x, y, _n: x.double() + y, bytes=12 * n)
