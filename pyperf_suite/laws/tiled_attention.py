@@ -83,8 +83,8 @@ class TiledAttention:
 
     `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
     multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
-    the `heads_together` heads that are computed at a time (0: all of them). A block that hangs over an edge or over the
-    diagonal costs a whole one; one that no query sees is stepped over.
+    the `heads_together` heads that are computed at a time (0: all of them), or first queries first, head by head. A
+    block that hangs over an edge or over the diagonal costs a whole one; one that no query sees is stepped over.
     """
 
     batch: int
@@ -97,6 +97,7 @@ class TiledAttention:
     blocks: Blocks
     slots: int
     heads_together: int = 0
+    heaviest_first: bool = True
 
     @property
     def query_blocks(self) -> int:
@@ -148,10 +149,10 @@ class TiledAttention:
 
     def _handed_out(self) -> Iterator[int]:
         heads = self.batch * self.heads
-        together = min(self.heads_together or heads, heads)
-        heaviest_first = sorted(self.steps.tolist(), reverse=True)
+        together = min(self.heads_together or heads, heads) if self.heaviest_first else 1
+        in_order = sorted(self.steps.tolist(), reverse=self.heaviest_first)
         for first in range(0, heads, together):
-            for steps in heaviest_first:
+            for steps in in_order:
                 yield from (steps for _ in range(min(together, heads - first)))
 
 
