@@ -26,6 +26,8 @@ WARPGROUP_ROWS = 64
 # after the step before, as with two stages. By its machine code three barriers a step.
 BARRIER_CYCLES, FETCH_CYCLES, TRITON_BARRIERS, HIDING_STAGES = 48, 700, 3, 3
 ELEMENT_BYTES = 2
+# Columns of head_dim that take the tensor cores as long as the exponentials take: 4 FLOP and one of 16 a cycle a score.
+EXPONENTIAL_COLUMNS = TENSOR_FLOP // 4 // 16
 
 
 def tensor_cycles(rows: float, keys: int, head_dim: int) -> float:
@@ -43,6 +45,12 @@ def softmax_cycles(rows: float, keys: int, head_dim: int, masked: bool = False, 
     weighing = max(EXPONENTIAL * (1 - polynomial), MULTIPLICATION * (MULTIPLICATIONS + multiplied))
     correcting = 2 * EXPONENTIAL + MULTIPLICATION * head_dim / 2
     return rows / WARPGROUP_ROWS * (keys / 2 * (comparing + weighing) + correcting)
+
+
+def bounding_unit(head_dim: int) -> str:
+    """The unit that a step over 128 keys takes longest."""
+    size = (WARPGROUP_ROWS, 128, head_dim)
+    return "softmax" if softmax_cycles(*size) > tensor_cycles(*size) else "tensor cores"
 
 
 def round_cycles(parts: int, tensor: float, softmax: float, waits: float = 0.0) -> float:

@@ -220,10 +220,6 @@ class FittedLaw:
 # Head dimensions beyond which libraries take another kernel on a GPU (FlashAttention-3's tile_size.h).
 BUCKETS = (64, 96, 128, 192, 256)
 
-# Columns of head_dim that take the tensor cores of a Hopper multiprocessor as long as its exponentials take: a score
-# has one exponential, of 16 a cycle, and 4 FLOP a column, of 4,096 a cycle (NVIDIA H100 Tensor Core GPU Architecture).
-EXPONENTIAL_COLUMNS = 4096 // 4 // 16
-
 
 def bucket_of(head_dim: int) -> int:
     """Columns that a library computes for a head of `head_dim`; as it is beyond the largest bucket."""

@@ -144,6 +144,20 @@ def test_charts_of_flash_attention_3_are_predicted_at_a_clock_of_its_other_head_
     assert statistics.mean(errors) < 0.045
 
 
+def test_cudnns_published_times_on_an_h200_are_predicted_at_the_clocks_of_our_records(measured_tables: Path) -> None:
+    clocks = {causal: measured_cycles()["sdpa_cudnn", 128, causal][1] for causal in (False, True)}
+    errors = []
+    with (measured_tables / "sdpa_h200.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["data_type"] == "bfloat16" and row["success"] == "True":
+                causal, seq = row["attn_mask"] != "no_mask", int(row["q_seqlen"])
+                attention = in_turns(int(row["batch_size"]), int(row["num_q_heads"]), seq, 128, causal, CUDNN)
+                seconds = attention.cycles(H200_BYTES_PER_S / clocks[causal]) / clocks[causal]
+                errors.append(abs(seconds / (float(row["fwd_time_ms"]) * 1e-3) - 1))
+    assert len(errors) == 10
+    assert max(errors) < OFF
+
+
 def test_what_hides_the_waits_of_our_triton_kernel_is_predicted() -> None:
     def cycles(text: str, resident: int) -> float:
         blocks = Blocks.parse(text)

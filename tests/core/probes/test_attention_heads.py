@@ -273,6 +273,7 @@ def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200(
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
+    assert {each.values["units"] for each in remarks(found, "columns")} == {"softmax at 64, tensor cores at 128"}
 
 
 def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:
