@@ -82,7 +82,7 @@ class HopperAttention:
     @classmethod
     def in_turns(cls, tiled: TiledAttention, multiprocessors: int, polynomial: float = 0.0) -> HopperAttention:
         """A kernel whose warpgroups of 64 queries compute in turns, as those of FlashAttention-3 do."""
-        parts = tiled.blocks.m * tiled.slots // multiprocessors // WARPGROUP_ROWS
+        parts = max(1, tiled.blocks.m * tiled.slots // multiprocessors // WARPGROUP_ROWS)
         return cls(tiled, multiprocessors, parts, polynomial=polynomial)
 
     @classmethod
@@ -94,7 +94,8 @@ class HopperAttention:
     def step(self, masked: bool = False) -> float:
         """Cycles until all parts have computed a step."""
         tiled = self.tiled
-        size = (self._rows / self.parts, tiled.blocks.n, tiled.padded_head_dim)
+        rows = tiled.blocks.m * tiled.slots / self.multiprocessors / self.parts
+        size = (rows, tiled.blocks.n, tiled.padded_head_dim)
         waits = self.barriers * BARRIER_CYCLES + self.fetches_late * FETCH_CYCLES
         return round_cycles(self.parts, tensor_cycles(*size), softmax_cycles(*size, masked, self.polynomial), waits)
 
@@ -108,14 +109,3 @@ class HopperAttention:
         masks = min(-(-tiled.blocks.m // tiled.blocks.n), steps // tiles) if tiled.causal else 0
         moved = 2 * ELEMENT_BYTES * tiled.blocks.m * tiled.head_dim * tiled.slots / memory_bytes
         return steps * self.step() + tiles * (masks * (self.step(masked=True) - self.step()) + moved)
-
-    @property
-    def fetched(self) -> float:
-        """Bytes of K and V that a multiprocessor reads a cycle, mostly from L2."""
-        keys = self.tiled.blocks.n * self.tiled.slots / self.multiprocessors
-        return 2 * ELEMENT_BYTES * keys * self.tiled.padded_head_dim / self.step()
-
-    @property
-    def _rows(self) -> float:
-        """Queries that a multiprocessor computes at a time."""
-        return self.tiled.blocks.m * self.tiled.slots / self.multiprocessors

@@ -243,9 +243,6 @@ class HeadSizeLaw:
         """Columns of head_dim that cost as much as what each head costs whatever its size: mostly the softmax."""
         return self.per_head_s / self.per_column_s
 
-    def seconds(self, heads: int, computed_columns: int) -> float:
-        return heads * (self.per_head_s + self.per_column_s * computed_columns)
-
     @classmethod
     def fit(cls, measured: Sequence[tuple[int, int, float]]) -> HeadSizeLaw | None:
         """Fit to (heads, computed columns, seconds); None where fewer than two sizes, or none that costs more."""

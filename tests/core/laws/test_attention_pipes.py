@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.attention_pipes import HopperAttention, round_cycles, softmax_cycles, tensor_cycles
+from pyperf_suite.laws.attention_pipes import (
+    COMPARISONS,
+    MULTIPLICATIONS,
+    HopperAttention,
+    round_cycles,
+    softmax_cycles,
+    tensor_cycles,
+)
 from pyperf_suite.laws.tiled_attention import Blocks, TiledAttention
 from pyperf_suite.record.journal import read_journal
 
@@ -168,6 +175,18 @@ def test_what_hides_the_waits_of_our_triton_kernel_is_predicted() -> None:
     assert cycles("128x128:s2:w8", 1) > 1.2 * cycles("128x128:s3:w8", 1) > 1.4 * cycles("128x64:s3:w4", 2)
 
 
-def test_keys_and_values_are_read_once_a_step_by_all_parts() -> None:
-    attention = in_turns(1, 132, 4096, 128, False, Blocks(128, 128))
-    assert attention.fetched * attention.step() == 2 * 2 * 128 * 128
+@pytest.mark.slow
+def test_instructions_a_score_are_those_of_our_triton_kernels_machine_code() -> None:
+    pytest.importorskip("triton")
+    from pyperf_suite.kernels import attention, attention_defaults
+    from pyperf_suite.kernels.disassembly import disassemble
+
+    configuration = attention_defaults.default_configuration("sm_90", 64, "bfloat16")
+    binary = attention.compile_for("sm_90", configuration)
+    instructions = disassemble(binary.cubin, binary.name).instructions
+    # Of whole blocks of keys and of masked ones there is a loop each; a thread has half a score a key.
+    scores = 2 * configuration.block_n / 2
+    per_score = {name: instructions[name] / scores for name in ("MUFU", "FMNMX", "FFMA", "FADD", "F2FP")}
+    assert per_score == pytest.approx({"MUFU": 1, "FMNMX": 1, "FFMA": 1, "FADD": 1, "F2FP": 0.5}, rel=0.27)
+    assert sum(per_score[name] for name in ("FMNMX", "F2FP")) >= COMPARISONS
+    assert sum(per_score[name] for name in ("FFMA", "FADD")) >= MULTIPLICATIONS

@@ -282,7 +282,7 @@ def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() 
     ]
     law = HeadSizeLaw.fit(measured)
     assert law is not None
-    assert (law.columns, law.seconds(32, 256)) == pytest.approx((7e-6 / 60e-9, 32 * (7e-6 + 60e-9 * 256)))
+    assert (law.per_head_s, law.per_column_s, law.columns) == pytest.approx((7e-6, 60e-9, 7e-6 / 60e-9))
     assert law.held_out == pytest.approx((0, 0, 0), abs=1e-9)
     off = HeadSizeLaw.fit([*measured, (16, 192, 2 * 16 * (7e-6 + 60e-9 * 192))])
     assert off is not None
