@@ -83,8 +83,8 @@ class TiledAttention:
 
     `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
     multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
-    the `heads_together` heads that are computed at a time (0: all of them). A block that hangs over an edge or over the
-    diagonal costs a whole one; one that no query sees is stepped over.
+    the `heads_together` heads that are computed at a time (0: all of them), or first queries first, head by head. A
+    block that hangs over an edge or over the diagonal costs a whole one; one that no query sees is stepped over.
     """
 
     batch: int
@@ -97,6 +97,7 @@ class TiledAttention:
     blocks: Blocks
     slots: int
     heads_together: int = 0
+    heaviest_first: bool = True
 
     @property
     def query_blocks(self) -> int:
@@ -148,10 +149,10 @@ class TiledAttention:
 
     def _handed_out(self) -> Iterator[int]:
         heads = self.batch * self.heads
-        together = min(self.heads_together or heads, heads)
-        heaviest_first = sorted(self.steps.tolist(), reverse=True)
+        together = min(self.heads_together or heads, heads) if self.heaviest_first else 1
+        in_order = sorted(self.steps.tolist(), reverse=self.heaviest_first)
         for first in range(0, heads, together):
-            for steps in heaviest_first:
+            for steps in in_order:
                 yield from (steps for _ in range(min(together, heads - first)))
 
 
@@ -219,10 +220,6 @@ class FittedLaw:
 # Head dimensions beyond which libraries take another kernel on a GPU (FlashAttention-3's tile_size.h).
 BUCKETS = (64, 96, 128, 192, 256)
 
-# Columns of head_dim that take the tensor cores of a Hopper multiprocessor as long as its exponentials take: a score
-# has one exponential, of 16 a cycle, and 4 FLOP a column, of 4,096 a cycle (NVIDIA H100 Tensor Core GPU Architecture).
-EXPONENTIAL_COLUMNS = 4096 // 4 // 16
-
 
 def bucket_of(head_dim: int) -> int:
     """Columns that a library computes for a head of `head_dim`; as it is beyond the largest bucket."""
@@ -245,9 +242,6 @@ class HeadSizeLaw:
     def columns(self) -> float:
         """Columns of head_dim that cost as much as what each head costs whatever its size: mostly the softmax."""
         return self.per_head_s / self.per_column_s
-
-    def seconds(self, heads: int, computed_columns: int) -> float:
-        return heads * (self.per_head_s + self.per_column_s * computed_columns)
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[int, int, float]]) -> HeadSizeLaw | None:

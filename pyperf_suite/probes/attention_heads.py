@@ -24,9 +24,9 @@ from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.kernels import attention_defaults
+from pyperf_suite.laws.attention_pipes import EXPONENTIAL_COLUMNS, bounding_unit
 from pyperf_suite.laws.tiled_attention import (
     BUCKETS,
-    EXPONENTIAL_COLUMNS,
     Blocks,
     FittedLaw,
     HeadSizeLaw,
@@ -393,13 +393,15 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
         "{kernel}, {what}: a head takes {head} + {column} a computed column of head_dim in {of_pass}; the first, "
         "mostly the softmax, costs as much as {columns} columns"
     )
-    template += " (the exponentials alone take a Hopper GPU {floor})" if is_by_gpu(row) else ""
+    hopper = " (the exponentials alone take a Hopper GPU {floor}; by its instructions a step is bound by the {units})"
+    template += hopper if is_by_gpu(row) else ""
     template += "; it misses held-out head dimensions by {miss} (median)" if law.held_out else ""
     found: dict[str, Any] = {
         "head": Quantity(law.per_head_s, "us"),
         "column": Quantity(law.per_column_s, "ns"),
         "columns": round(law.columns),
         "floor": EXPONENTIAL_COLUMNS,
+        "units": ", ".join(f"{bounding_unit(columns)} at {columns}" for columns in law.head_dims),
         "miss": Quantity(statistics.median(law.held_out), "%") if law.held_out else None,
     }
     return row.remark(template, kind="law", **found, **of(row))
