@@ -85,7 +85,7 @@ def multiprocessors(device: Device) -> tuple[int, ...]:
 
 
 def ranks_of(*usual: int) -> Callable[[Device], tuple[int, ...]]:
-    """So many ranks, or as many as a launcher started."""
+    """Return a device's axis of ranks: `usual`, or as many as a launcher started."""
     return lambda _device: ranks_here(usual)
 
 

@@ -1,4 +1,4 @@
-"""What a probe found: remarks, verdicts on claims, tables, figures. Numbers are quantities until `render` writes."""
+"""Findings of a probe: remarks, verdicts on claims, tables, figures. Numbers are quantities until `render` writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Remark:
 
     @property
     def is_noise(self) -> bool:
-        """Whether its effect is not known, or its interval holds none, or it speaks of what nobody saw undisturbed."""
+        """True if the effect is unknown, its interval includes none, or a quantity was never seen undisturbed."""
         if self.disturbed or any(isinstance(each, Quantity) and each.is_unknown for each in self.values.values()):
             return True
         if not self.effect:
@@ -60,18 +60,18 @@ def remark(template: str, item: Any = None, *, kind: Kind = "", effect: str = ""
     what is named is kept. A unit after the colon makes a quantity of a number, which is predicted where `~` follows the
     unit; a Ratio or a float is one anyway.
     """
-    found, units = dict(values), {}
+    cells, units = dict(values), {}
 
     def plain(gap: re.Match[str]) -> str:
         name = gap[1].replace(".", "_")
-        if name not in found:
-            found[name] = named(item, gap[1])
+        if name not in cells:
+            cells[name] = named(item, gap[1])
         units[name] = gap[2] or ""
         return f"{{{name}}}"
 
     template = re.sub(r"\{([\w.]+)(?::([^}]+))?\}", plain, template)
-    names = found if item is None else [name for name in found if name in units]
-    return Remark(template, {name: _cell(found[name], units.get(name, "")) for name in names}, kind, effect)
+    names = cells if item is None else [name for name in cells if name in units]
+    return Remark(template, {name: _cell(cells[name], units.get(name, "")) for name in names}, kind, effect)
 
 
 def named(item: Any, path: str) -> Any:
@@ -98,7 +98,7 @@ NOT_A_NUMBER = "no value of it is known"
 
 @dataclass(frozen=True)
 class Claim:
-    """What a guide says of a ratio: that it lies from `low` to `high`, both included; never mixed into measurements."""
+    """A guide's claim on a ratio: it lies from `low` to `high`, both included; never mixed into measurements."""
 
     text: str
     source: str
@@ -132,18 +132,18 @@ class Claim:
 
         A float is counted, not timed. `remedy` says how to have more processes if --profile standard is not the way.
         """
-        known = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
-        if known.processes == 0 and math.isnan(known.low):
-            known = replace(known, low=known.value, high=known.value)
-        outcome = self.outcome(known)
+        shown = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
+        if shown.processes == 0 and math.isnan(shown.low):
+            shown = replace(shown, low=shown.value, high=shown.value)
+        outcome = self.outcome(shown)
         why, decide = "", ""
-        if math.isnan(known.value):
+        if math.isnan(shown.value):
             why = NOT_A_NUMBER
-        elif outcome == "undecided" and known.processes == 1:
+        elif outcome == "undecided" and shown.processes == 1:
             why, decide = ONE_PROCESS, remedy or "--profile standard has three"
         elif outcome == "undecided":
             why, decide = OPEN_INTERVAL, "more processes narrow it"
-        return ClaimVerdict(self, remark(template, item, measured=known, **values), known, outcome, why, decide)
+        return ClaimVerdict(self, remark(template, item, measured=shown, **values), shown, outcome, why, decide)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class ClaimVerdict:
 
 @dataclass(frozen=True)
 class Heading:
-    """What a column of a table is called, and the unit of its numbers; "" for names.
+    """Name of a table's column, and the unit of its numbers; "" for names.
 
     In a narrow terminal columns with the lowest `priority` go first.
     """
@@ -195,7 +195,7 @@ class Series:
 
     @property
     def predicted(self) -> bool:
-        """Tell whether a law says this and nobody measured it."""
+        """True for points of a law, which nobody measured."""
         return self.style == "line"
 
 
@@ -273,7 +273,7 @@ class Figure:
 def figure(
     name: str, title: str, caption: str, panels: Iterable[Panel | HeatMap | Bars], across: int = 1
 ) -> Figure | None:
-    """A figure of so many panels in a row; None without any."""
+    """A figure with `across` panels in a row; None without any panel."""
     found = tuple(panels)
     rows = tuple(found[start : start + across] for start in range(0, len(found), across))
     return Figure(name, title, caption, rows) if found else None

@@ -107,18 +107,18 @@ class Probe:
         return cases
 
     def findings(self, records: Sequence[Record]) -> Findings:
-        """Return what the records say; records of other probes are not passed."""
+        """Return the findings of these records, which are the probe's own."""
         rows = rows_of(records, self.order, self.computed)
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
             (table(each.title, each.columns, rows.where(getter(each.where))) for each in self.tables),
         )
-        found = self.analyse(rows) + own if self.analyse else own
+        result = self.analyse(rows) + own if self.analyse else own
         noisy = sum(row.reading.is_noisy for row in rows)
         if 2 * noisy <= len(rows):
-            return found
-        said = [each for each in found.remarks if isinstance(each, Remark) and not each.is_noise]
+            return result
+        said = [each for each in result.remarks if isinstance(each, Remark) and not each.is_noise]
         said = [each for each in said if each.kind != "caution"]
         unlisted = remark(UNLISTED, kind="caution", noisy=noisy, cases=len(rows), count=len(said))
-        remarks = (replace(each, disturbed=True) if each in said else each for each in found.remarks)
-        return replace(found, remarks=(unlisted, *remarks))
+        remarks = (replace(each, disturbed=True) if each in said else each for each in result.remarks)
+        return replace(result, remarks=(unlisted, *remarks))

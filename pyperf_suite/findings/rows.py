@@ -38,13 +38,13 @@ Parameters = TypeVar("Parameters")
 
 @dataclass(frozen=True)
 class Row(Generic[Parameters]):
-    """One measured case: `p` are its parameters, `reading` its times, `seen` what was observed besides, by metric.
+    """One measured case: `p` are its parameters, `reading` its times, `observed` what was observed besides, by metric.
 
     `rows` are all rows of the run, itself among them.
     """
 
     reading: Reading
-    seen: Mapping[str, float]
+    observed: Mapping[str, float]
     rows: Rows[Parameters] = field(repr=False, compare=False)
 
     @property
@@ -77,12 +77,12 @@ class Row(Generic[Parameters]):
             return getattr(self.case, name)
         if name in self.rows.computed:
             return self.rows.computed[name](self)
-        if name in self.seen and not hasattr(self.reading, name):
-            return self.seen[name]
+        if name in self.observed and not hasattr(self.reading, name):
+            return self.observed[name]
         return self.reading if name == "reading" else getattr(self.reading, name)
 
     def key(self, *but: str) -> tuple[Any, ...]:
-        """Return what the case is, apart from the named parameters: equal for rows that differ in those alone."""
+        """Return the case without the named parameters: equal for rows that differ in those alone."""
         case, parameters = self.case, self.case.parameters
         what: dict[str, Any] = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
         # Fields alone: what parameters keep once computed is no part of what they are.
@@ -101,9 +101,9 @@ class Row(Generic[Parameters]):
         other = self.like(**base)
         return None if other is None or other is self else self.faster_than(other)
 
-    def faster_than(self, other: Row[Any]) -> Ratio | None:
+    def faster_than(self, slow: Row[Any]) -> Ratio | None:
         """The other's time over its own, over the processes that measured both."""
-        return speedup(other.reading, self.reading)
+        return speedup(slow.reading, self.reading)
 
     def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
@@ -132,11 +132,11 @@ class Rows(list[Row[Parameters]]):
         )
 
     def same_except(self, row: Row[Parameters], *but: str) -> list[Row[Parameters]]:
-        """Return those that differ from a row in the named parameters at most."""
+        """Rows that differ from `row` in the named parameters at most."""
         return self._grouped(but, lambda each: each.key(*but)).get(row.key(*but), [])
 
     def sharing(self, row: Row[Parameters], key: Callable[[Row[Parameters]], Hashable]) -> list[Row[Parameters]]:
-        """Return those that a key function gives the same of as of a row."""
+        """Rows with the same key as `row`."""
         return self._grouped(key, key).get(key(row), [])
 
     def _grouped(self, name: Hashable, key: Callable[[Row[Parameters]], Any]) -> dict[Any, list[Row[Parameters]]]:
@@ -165,7 +165,7 @@ def rows_of(
     computed: Mapping[str, Callable[[Row[Any]], Any]] | None = None,
 ) -> Rows[Any]:
     """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
-    seen, rows = all_observed(records), Rows[Any]()
+    observed, rows = all_observed(records), Rows[Any]()
     static = {each.case_id: each for each in records if each.kind == "static" and each.outcome == "ok"}
     counted = [
         Reading(
@@ -180,7 +180,7 @@ def rows_of(
         )
         for each in static.values()
     ]
-    rows += [Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted)]
+    rows += [Row(reading, observed.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted)]
     rows.records, rows.computed = records, computed or {}
     if order is not None:
         rows.sort(key=order)
@@ -222,15 +222,15 @@ def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points
     return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
 
 
-def getter(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+def getter(path: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
-    if callable(what):
-        return what
-    return partial(named, path=what) if what else lambda _: True
+    if callable(path):
+        return path
+    return partial(named, path=path) if path else lambda _: True
 
 
 def misses(errors: Iterable[float]) -> dict[str, Any]:
-    """Of the errors of a law how many there are, the `median` and the `worst`, as values of a remark."""
+    """Return `count`, `median` and `worst` of a law's errors as values of a remark."""
     import statistics
 
     known = [*map(float, errors)]
@@ -273,7 +273,7 @@ class Column:
             value = named(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
-        # Those of numpy are numbers too.
+        # Numbers of numpy are numbers too.
         is_whole = isinstance(value, Integral)
         if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
             found = quantity(value, self.unit, self.predicted)

@@ -1,4 +1,4 @@
-"""What a reader sees first: what failed, cautions, the largest effects, claims that fail here, what is undecided."""
+"""Summarize a run: failures, cautions, the largest effects, claims that fail here, and undecided ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUBJECTS = {
     "attention_heads": "What the size of heads costs",
     "collectives": "The bandwidth of collectives",
 }
-# A standard run takes so many times as long as a quick one: three processes, each of twice the samples.
+# Time of a standard run over that of a quick one: three processes, each of twice the samples.
 STANDARD_OVER_QUICK = 6
 _MOST_FAILING, _MOST_UNDECIDED = 2, 2
 _MOST_CAUSES, _MOST_NAMES = 4, 3
@@ -100,7 +100,7 @@ _UNFIT = {
 
 
 def exit_code(records: Sequence[Record]) -> ExitCode:
-    """Of a run: 3 if a case failed or nothing was measured, else 0. What cannot run here is no failure."""
+    """Return a run's exit code: 3 if a case failed or none was measured, else 0. An unsupported case is no failure."""
     outcomes = {each.outcome for each in _latest(records)}
     return ExitCode.FINE if "ok" in outcomes and "failed" not in outcomes else ExitCode.FAILED
 
@@ -136,17 +136,17 @@ def _slow(trials: Sequence[Record]) -> Iterator[SummaryPoint]:
         yield SummaryPoint("slow", remark(template, factor=factor, count=len(slow), cases=len(timed)))
 
 
-def _failed(held: Sequence[Record], trials: Sequence[Record]) -> SummaryPoint:
-    names = list(dict.fromkeys(each.label for each in held))
+def _failed(failed: Sequence[Record], trials: Sequence[Record]) -> SummaryPoint:
+    names = list(dict.fromkeys(each.label for each in failed))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     message = remark(
         "{count} of {cases} cases failed, {names}: {reason}",
         count=len(names),
         cases=len({each.case_id for each in trials}),
         names=", ".join(names[:_MOST_NAMES]) + more,
-        reason=held[0].reason,
+        reason=failed[0].reason,
     )
-    return SummaryPoint("failed", message, held[0].probe if len({each.probe for each in held}) == 1 else "")
+    return SummaryPoint("failed", message, failed[0].probe if len({each.probe for each in failed}) == 1 else "")
 
 
 def _latest(records: Iterable[Record]) -> list[Record]:
@@ -155,12 +155,12 @@ def _latest(records: Iterable[Record]) -> list[Record]:
     return list(trials.values())
 
 
-def certain_weight(found: Quantity) -> float:
+def certain_weight(quantity: Quantity) -> float:
     """The logarithm of the ratio, at that end of its interval that lies nearest to no effect; 0 for what is noise."""
-    if found.unit not in ("x", "+%"):
+    if quantity.unit not in ("x", "+%"):
         return 0.0
-    added = 1.0 if found.unit == "+%" else 0.0
-    ends = [end + added for end in (found.value, found.low, found.high) if not math.isnan(end)]
+    added = 1.0 if quantity.unit == "+%" else 0.0
+    ends = [end + added for end in (quantity.value, quantity.low, quantity.high) if not math.isnan(end)]
     if not ends or not all(0 < end < math.inf for end in ends) or min(ends) <= 1 <= max(ends):
         return 0.0
     return min(abs(math.log(end)) for end in ends)
@@ -168,30 +168,30 @@ def certain_weight(found: Quantity) -> float:
 
 def _effects(findings: Mapping[str, Findings]) -> Iterator[SummaryPoint]:
     """The largest of each kind of remark: what several processes timed first, then what one did."""
-    found: dict[tuple[str, str], tuple[tuple[int, float], SummaryPoint]] = {}
-    for name, each in ((name, each) for name, held in findings.items() for each in held.remarks):
-        if isinstance(each, ClaimVerdict):
-            quantity, template = each.measured, each.claim.text
-        elif isinstance(each, Remark) and not each.kind:
-            named, template = each.values.get(each.effect), each.template
+    strongest: dict[tuple[str, str], tuple[tuple[int, float], SummaryPoint]] = {}
+    for name, message in ((name, each) for name, held in findings.items() for each in held.remarks):
+        if isinstance(message, ClaimVerdict):
+            quantity, template = message.measured, message.claim.text
+        elif isinstance(message, Remark) and not message.kind:
+            named, template = message.values.get(message.effect), message.template
             quantity = named if isinstance(named, Quantity) else Quantity(math.nan)
         else:
             continue
         weight = certain_weight(quantity)
-        fails = isinstance(each, ClaimVerdict) and each.outcome == "does not hold here"
+        fails = isinstance(message, ClaimVerdict) and message.outcome == "does not hold here"
         if not weight or quantity.predicted or fails or quantity.span > VAGUE_SPAN:
             continue
-        # What is counted is certain, but is less news than what took time.
+        # Counted figures are certain, but are less news than timed ones.
         rank = ((0, 1, 2)[min(quantity.processes, 2)], weight)
         key = (name, template)
-        if key not in found or rank > found[key][0]:
-            found[key] = rank, SummaryPoint("effect", each, name)
-    ranked = sorted(found.values(), key=lambda item: item[0], reverse=True)
+        if key not in strongest or rank > strongest[key][0]:
+            strongest[key] = rank, SummaryPoint("effect", message, name)
+    ranked = sorted(strongest.values(), key=lambda item: item[0], reverse=True)
     yield from (point for _, point in ranked)
 
 
 def _failing(verdicts: list[tuple[str, ClaimVerdict]]) -> list[SummaryPoint]:
-    """Of each claim the verdict that lies furthest outside; those beyond the second as a number."""
+    """Return for each claim the verdict that lies furthest outside; those beyond the second as a number."""
     failing = [(name, each) for name, each in verdicts if each.outcome == "does not hold here"]
     by_claim = grouped(failing, lambda item: (item[0], item[1].claim))
     points = [
@@ -233,9 +233,9 @@ BUSY_CORES = 0.1
 
 
 def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
-    """Return what touches the whole run, the cases of probes not named among it; and by probe what touches its cases.
+    """Return remarks on the whole run, with cases of probes not named, and by probe remarks on its cases.
 
-    What could not be measured comes first: whoever looks for its figures finds why there are none.
+    Cases that could not be measured come first: a reader who misses their figures finds the reason.
     """
     by_probe = grouped(records, lambda record: record.probe)
     own = {name: [*about_the_cases(by_probe.pop(name, []))] for name in probes}
@@ -287,7 +287,7 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
 
 
 def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
-    """Yield what cannot be measured here, and what did not converge."""
+    """Yield remarks on cases that cannot be measured here, and on cases that did not converge."""
     missing = [each for each in _timed(records) if each.outcome == "unsupported"]
     if missing:
         yield remark(

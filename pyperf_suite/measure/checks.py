@@ -56,7 +56,7 @@ def require_right(verdict: CheckVerdict) -> CheckVerdict:
 
 
 def excluded_rate(checked: int) -> float:
-    """Return the share of wrong launches that so many right ones, drawn at random, exclude with `CONFIDENCE`.
+    """Return the share of wrong launches that `checked` right ones, drawn at random, exclude with `CONFIDENCE`.
 
     Were it more, all of them would be right with a probability of 5 % at most: (1 − rate)^checked = 0.05, near
     3 / checked.
@@ -88,11 +88,11 @@ class Checks(ABC):
 
     @abstractmethod
     def arm(self, last: int, launches: int) -> None:
-        """Make ready that launch `last`, the end of a part of so many, will be looked at."""
+        """Announce that launch `last`, the end of a part of `launches` launches, will be looked at."""
 
     @abstractmethod
     def look(self, last: int, launches: int) -> None:
-        """Check what launch `last` left, and, as far as there is time, others of the part of so many that it ends."""
+        """Check the result of launch `last` and, as time allows, of others in the part of `launches` that it ends."""
 
     @abstractmethod
     def after_timing(self) -> None:
@@ -116,9 +116,9 @@ class Checks(ABC):
             seconds.extend(timed)
         return seconds
 
-    def samples_of_part(self, rest: int, batch: int, is_looked_at: bool) -> int:
+    def samples_of_part(self, samples_left: int, batch: int, is_looked_at: bool) -> int:
         """How many of the rest of a block's samples the next part has."""
-        return 1 + secrets.randbelow(rest) if is_looked_at else rest
+        return 1 + secrets.randbelow(samples_left) if is_looked_at else samples_left
 
     @property
     def may_look(self) -> bool:
@@ -224,11 +224,11 @@ class SetChecks(Checks):
         self._can_stop = can_stop
         return stopwatch if self._launches.unchecked else super().checking(stopwatch, can_stop)
 
-    def samples_of_part(self, rest: int, batch: int, is_looked_at: bool) -> int:
+    def samples_of_part(self, samples_left: int, batch: int, is_looked_at: bool) -> int:
         """Samples of about a rotation, no number that a kernel could count to; all where it cannot stop."""
         about = max(LEAST_BETWEEN_STOPS, self._launches.sets)
         launches = about // 2 + secrets.randbelow(about + 1)
-        return min(rest, max(1, launches // batch)) if self._can_stop else rest
+        return min(samples_left, max(1, launches // batch)) if self._can_stop else samples_left
 
     def arm(self, last: int, launches: int) -> None:
         """Poison the set that ends the part: a launch that leaves what it finds would be right again and again.

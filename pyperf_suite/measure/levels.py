@@ -34,7 +34,7 @@ TICK_S = 1e-3
 # A drift: how far medians of slices move from the first third to the last, and how seldom chance orders them so.
 MIN_DRIFT, DRIFT_CHANCE = 0.15, 1e-3
 
-# A tail: the mean over the quantile, apart from so many times what the loop scatters by.
+# A tail: least mean over quantile − 1, and least multiple of the loop's own scatter.
 MIN_EXCESS, LOOP_SCATTERS = 0.25, 4.0
 
 
@@ -65,7 +65,7 @@ def with_levels(
 
 
 Parts = Sequence[NDArray[np.float64]]
-Found = tuple[str, float, float, float] | None
+Disagreement = tuple[str, float, float, float] | None
 
 
 def levels_of(parts: Parts, loops_s: NDArray[np.float64], quantile: float) -> dict[str, Any] | None:
@@ -92,7 +92,7 @@ def levels_of(parts: Parts, loops_s: NDArray[np.float64], quantile: float) -> di
     }
 
 
-def _two_groups(samples: NDArray[np.float64], parts: Parts) -> Found:
+def _two_groups(samples: NDArray[np.float64], parts: Parts) -> Disagreement:
     """The widest gap between samples in order, if it separates two groups that slices hold side by side."""
     ordered = np.sort(samples)
     least = math.ceil(MIN_GROUP_SHARE * ordered.size)
@@ -116,7 +116,7 @@ def _are_tight(samples: NDArray[np.float64], fast_share: float) -> bool:
     return all(np.subtract(*np.quantile(group, (0.9, 0.1))) < MAX_SPREAD * np.median(group) for group in groups)
 
 
-def _drift(parts: Parts, loops: NDArray[np.float64]) -> Found:
+def _drift(parts: Parts, loops: NDArray[np.float64]) -> Disagreement:
     """Medians of slices that rise or fall while the loop does not."""
     medians = np.array([np.median(part) for part in parts])
     third = max(1, len(parts) // 3)
@@ -127,7 +127,7 @@ def _drift(parts: Parts, loops: NDArray[np.float64]) -> Found:
     return "drift", fast, slow, 0.5
 
 
-def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: float) -> Found:
+def _tail(samples: NDArray[np.float64], loops: NDArray[np.float64], quantile: float) -> Disagreement:
     """A mean beyond the quantile by more than the loop scatters."""
     fast = float(np.quantile(samples, quantile))
     if samples.mean() < (1 + MIN_EXCESS + LOOP_SCATTERS * _scatter(loops)) * fast:

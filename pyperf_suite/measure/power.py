@@ -53,8 +53,8 @@ class Meter:
         return counted_j
 
 
-# A pause ends when the mean power over so many seconds is at most this share of the cap. It lasts 0.1 s at most, and
-# all pauses of a case no longer than its slices. Energy counters of GPUs move in steps: less than 0.1 s says nothing.
+# A pause ends when the mean power over WINDOW_S is at most this share of the cap. It lasts 0.1 s at most, and all
+# pauses of a case no longer than its slices. Energy counters of GPUs move in steps: less than 0.1 s says nothing.
 WINDOW_S, SHORTEST_WINDOW_S, SHARE_OF_CAP = 0.5, 0.1, 0.95
 LONGEST_PAUSE_S, PAUSE_SHARE, STEP_S = 0.1, 1.0, 5e-3
 
@@ -77,7 +77,7 @@ class GpuSlices:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._manager, self._uuid, self.clock, self._sleep = manager, uuid, clock, sleep
-        self.joules, self._seen = self._shared.setdefault(uuid, (Meter(manager, uuid, clock), deque()))
+        self.joules, self._readings = self._shared.setdefault(uuid, (Meter(manager, uuid, clock), deque()))
         limits = manager.settings(uuid)
         self._limit_w, highest_mhz = ((limits.get(n) or 0) for n in ("power_limit_w", "maximum_sm_clock_mhz"))
         self._reference_hz = reference_clock_hz(1e6 * highest_mhz) if highest_mhz else math.inf
@@ -99,21 +99,21 @@ class GpuSlices:
         `clock_hz` is that of the slice. Above the reference clock there is no pause, which would make the time at that
         clock less certain: with pauses after each slice a fake GPU kept its highest clock, and no elasticity was known.
         """
-        seen, joules = self._seen, self.joules()
+        readings, joules = self._readings, self.joules()
         if not self._limit_w or joules is None:
             return
         begin_s = now_s = self.clock()
-        while seen and seen[0][0] < begin_s - WINDOW_S:
-            seen.popleft()
+        while readings and readings[0][0] < begin_s - WINDOW_S:
+            readings.popleft()
         left_s = PAUSE_SHARE * self._worked_s - self.paused_s
         until_s = begin_s + (0.0 if clock_hz >= self._reference_hz else min(LONGEST_PAUSE_S, left_s))
-        while seen and now_s < until_s and now_s - seen[0][0] >= SHORTEST_WINDOW_S:
-            if joules - seen[0][1] <= SHARE_OF_CAP * self._limit_w * (now_s - seen[0][0]):
+        while readings and now_s < until_s and now_s - readings[0][0] >= SHORTEST_WINDOW_S:
+            if joules - readings[0][1] <= SHARE_OF_CAP * self._limit_w * (now_s - readings[0][0]):
                 break
             self._sleep(STEP_S)
             now_s, joules = self.clock(), self.joules() or joules
         self.paused_s += now_s - begin_s
-        seen.append((now_s, joules))
+        readings.append((now_s, joules))
 
     def report(self) -> dict[str, Any]:
         """For a record: seconds since the first slice began, W and degrees Celsius of each slice, and all pauses."""
@@ -142,7 +142,7 @@ FEWEST_BLOCKS, MOST_SAMPLES = 4, 1000
 
 @dataclass(frozen=True)
 class Settled:
-    """A load of so many `launches` and `seconds`, the relative `change` of its clock over its last window.
+    """A load of `launches` launches in `seconds`, and the relative `change` of its clock over its last window.
 
     `busy` is the share of that window in which launches ran; `since` the clock's seconds and the joules at its begin.
     """

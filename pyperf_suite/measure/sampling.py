@@ -1,7 +1,7 @@
 """One measurement: warm up until times no longer change, and sample until the median is known well enough.
 
 The loop reads a stopwatch and asks two rules. Their decisions are pure functions of the samples so far and the time
-spent, so that one rank can take them for all. What is returned says how it came about.
+spent, so that one rank can take them for all. The result says how it came about.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StopRule:
 
     @classmethod
     def exactly(cls, samples: int, block_s: float) -> StopRule:
-        """So many samples, however they come out and however long they take, in blocks of `block_s`."""
+        """Return a rule that takes `samples` samples in blocks of `block_s`, whatever their values and time."""
         return cls(
             relative_half_width=math.inf,
             min_samples=samples,
@@ -92,14 +92,14 @@ class StopRule:
             max_samples=samples,
             least_samples=samples,
             min_time_s=0.0,
-            # What is left of the cap bounds a block, so it must outlast all of them.
+            # The rest of the cap bounds a block, so it must outlast all of them.
             time_cap_s=1e9,
             block_s=block_s,
         )
 
     @property
     def shortest_sample_s(self) -> float:
-        """So long that all the time there is does not make more samples than are kept."""
+        """The shortest sample, in seconds, with which the time budget does not make more samples than are kept."""
         least_s = self.min_time_s if self.quantile == USUAL else self.time_cap_s
         return least_s / self.max_samples
 
@@ -117,7 +117,7 @@ class StopRule:
         return max(1, min(self.next_checkpoint(samples) - samples, affordable))
 
     def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
-        """Tell whether `interval`, that of `samples`, is as narrow and certain as requested, from enough samples."""
+        """True if `interval`, of `samples`, is as narrow and certain as requested, from enough samples."""
         if math.isinf(self.relative_half_width):
             return len(samples) >= self.min_samples
         value = float(np.quantile(samples, self.quantile))
@@ -129,16 +129,16 @@ class StopRule:
         )
 
     def interval(self, samples: Sequence[float], slices: Sequence[int]) -> MedianInterval:
-        """Tell where the quantile lies; `slices` says how many of the samples each turn took."""
+        """Return the interval of the quantile; `slices` holds the number of samples of each slice."""
         if self.quantile == USUAL:
             return median_interval(samples, self.confidence)
         return undisturbed_interval(samples, slices, self.confidence, self.quantile)
 
-    def reached_limit(self, taken: int, elapsed_s: float) -> StoppedBy | None:
-        """Tell which limit, if any, forbids another sample after `taken` samples, discarded ones included."""
-        if taken >= self.max_samples:
+    def reached_limit(self, samples: int, elapsed_s: float) -> StoppedBy | None:
+        """Return the limit, if any, that forbids another sample after `samples` samples, discarded ones included."""
+        if samples >= self.max_samples:
             return "max_samples"
-        if elapsed_s >= self.time_cap_s and taken >= self.least_samples:
+        if elapsed_s >= self.time_cap_s and samples >= self.least_samples:
             return "time_cap"
         return None
 
@@ -147,7 +147,7 @@ class StopRule:
     ) -> tuple[MedianInterval, bool]:
         """Return the interval of the quantile, and whether it is precise enough.
 
-        With the clock of each sample, of so many `launches`, slices at one clock are the unit: the clock's own moves
+        With the clock of each sample, of `launches` launches, slices at one clock are the unit: the clock's own moves
         do not count.
         """
         if not clocks_hz or math.isinf(self.relative_half_width):
@@ -160,7 +160,7 @@ class StopRule:
     def decide(
         self,
         kept: Sequence[float],
-        taken: int,
+        samples: int,
         elapsed_s: float,
         slices: Sequence[int] = (),
         clocks_hz: Sequence[float] = (),
@@ -169,15 +169,15 @@ class StopRule:
         """Why to stop at this checkpoint, None to go on; `kept` are the samples not discarded, in order."""
         too_few = self.quantile != USUAL and len(slices) < self.min_effective_samples
         if elapsed_s < self.min_time_s or not kept or too_few or math.isinf(self.relative_half_width):
-            return self.reached_limit(taken, elapsed_s)
+            return self.reached_limit(samples, elapsed_s)
         _, precise = self.judge(kept, slices, clocks_hz, launches)
-        return "interval" if precise else self.reached_limit(taken, elapsed_s)
+        return "interval" if precise else self.reached_limit(samples, elapsed_s)
 
 
 MIN_SLICES_AT_ONE_CLOCK = 3
 
 MIN_SLICES_AT_BEST = 4
-"""With so many slices while the cores were at their best, slices of slow cores are left out of the figure."""
+"""From this number of slices at the cores' best on, slices of slow cores are left out of the figure."""
 
 RESOLUTION_SHARE = 0.01
 """A sample is long enough when the stopwatch's resolution is at most this share of it."""
@@ -192,7 +192,7 @@ class SteadyRule:
     """Warm-up lasts `min_time_s` at least and `time_cap_s` at most, but for the launch under way at the cap.
 
     `tolerance` is the relative change between two stretches of launches that still counts as steady. With `launches`
-    above 0 warm-up is exactly so many, one at a time, whatever their times.
+    above 0 warm-up is exactly that number, one at a time, whatever their times.
     """
 
     tolerance: float = 0.02
@@ -211,7 +211,7 @@ class SteadyRule:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What warming up took, whether it ended steady, what a launch took then, and how many make a sample."""
+    """Launches and seconds of the warm-up, its end, the time of a launch then, and the launches of a sample."""
 
     launches: int
     seconds: float
@@ -221,12 +221,11 @@ class WarmUp:
 
 
 def is_steady(samples: Sequence[float], tolerance: float) -> bool:
-    """Tell whether the later half of `samples` shows no change from its first part to its last.
+    """True if the later half of `samples` shows no change from its first part to its last.
 
-    The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the
-    medians of the two quarters must agree within `tolerance`, or their 95 % intervals, taken as of
-    independent samples, must overlap: what noise hides is not a change that a longer warm-up could end. Fewer
-    than four samples are never steady.
+    The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the medians of the
+    two quarters must agree within `tolerance`, or their 95 % intervals, taken as of independent samples, must overlap:
+    a longer warm-up could not end a change that noise hides. Fewer than four samples are never steady.
     """
     if len(samples) < 4:
         return False
@@ -265,7 +264,7 @@ def warm_up(
         block = stopwatch.time(launch, launches, count, batch)
         launches += count * batch
         launch_s = float(np.median(block)) / batch
-        # What a sample costs may exceed what the stopwatch says of it: a device is set up, a block queued.
+        # A sample may cost more than its measured time: a device is set up, a block queued.
         cost_s = max(launch_s * batch, (clock() - begin - elapsed_s) / count)
         elapsed_s = clock() - begin
         longer = min(_BATCH_GROWTH * batch, _LONGEST_BATCH, math.ceil(shortest_s / max(launch_s, 1e-12)))
@@ -381,7 +380,7 @@ Turns = Generator[None, bool | None, Answer]
 
 
 def to_the_end(turns: Turns[Answer]) -> Answer:
-    """Return what work comes to that has the machine to itself."""
+    """Run turns to their end without others between them, and return their answer."""
     while True:
         try:
             next(turns)
@@ -408,7 +407,7 @@ class OwnTime:
         self._spent_s, self._since_s = self(), None
 
 
-# So much of its time cap a case gets on top of it for slices in the place of disturbed ones.
+# Time for repeated slices in the place of disturbed ones, as a share of the case's time cap.
 REPEATED_SHARE = 0.5
 
 # After others had a turn, launches go uncounted for so long: threads wake, code and clocks come back.
@@ -532,9 +531,10 @@ def concluded(
     loops_s: Sequence[float] = (),
     best_loop_s: float = math.inf,
 ) -> Measurement:
-    """Conclude from all samples, in slices of so many: which count, their interval, and whether it is narrow enough.
+    """Conclude from all samples: how many count, their interval, and whether it is narrow enough.
 
-    `clocks_hz` are of the samples not discarded, `loops_s` of each slice and `best_loop_s` those of `Disturbances`.
+    `slices` holds the number of samples of each slice, `clocks_hz` are of the samples not discarded, `loops_s` of each
+    slice and `best_loop_s` those of `Disturbances`.
     """
     dropped = {index for index, _ in discarded}
     owner = [number for number, size in enumerate(slices) for _ in range(size)]

@@ -95,7 +95,7 @@ def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample:
     return seconds
 
 
-# What a record says of how gaps between launches were hidden.
+# Names in records of the ways in which gaps between launches were hidden.
 NAMES = {
     "held": "cuda events behind a held stream",
     "graph": "cuda events in a replayed graph",
@@ -243,7 +243,7 @@ class CudaStopwatch:
                 self._take_operations(max(2 * self._operations, -(-limit // half)) if half else limit + 1)
 
     def _take_operations(self, operations: int) -> None:
-        """A launch counts as so many operations; one that exceeds the queue by itself is not held back."""
+        """Set the operations that a launch counts as; one that exceeds the queue by itself is not held back."""
         self._operations = operations
         if operations > self._device.queue_limit:
             self._queueing, self._operations = "open", 1

@@ -29,7 +29,7 @@ _SYS = Path("/sys")
 
 
 def snapshot() -> dict[str, Any]:
-    """Return what can be read now: clocks in MHz, seconds since some start, counts since the process began.
+    """Read the machine's state: clocks in MHz, seconds since some start, counts since the process began.
 
     Keys, each present where readable: `monotonic_s`, `cpu_mhz` {low, median, high} over the cores this process may use,
     `allowed_cores` how many those are, `load_average` (1, 5, 15 min), `cpu_busy_s`, `cpu_steal_s` (of the whole machine
@@ -93,11 +93,10 @@ BEST_QUANTILE, FEWEST_BEST_LOOPS = 0.05, 20
 # Manual, section on Intel AVX-512 licences), which is the kernel's doing and not a slow core.
 RECOVERY_S = 2e-3
 
-# So large a share of a slice that this thread could run, and others had its core, disturbs it.
+# A slice is disturbed if its thread waited for a core during more than this share of it.
 MOST_WAITED = 0.02
 
-# The core's speed differs from one run to another as from one stretch of so many seconds to the next; of a stretch with
-# fewer loops it is not known.
+# Drift between runs equals drift between windows of STRETCH_S seconds; of a window with fewer loops it is unknown.
 STRETCH_S, FEWEST_LOOPS = 5.0, 8
 
 STOLEN, WAITED, SLOW = "stolen time", "other processes", "slow core"
@@ -210,7 +209,7 @@ class Disturbances:
 
 
 def _counters() -> dict[str, float]:
-    """Return what of a snapshot only grows."""
+    """Read the counters of a snapshot: they only grow."""
     usage = _process_usage()
     grown = ("process_cpu_s", "voluntary_context_switches", "involuntary_context_switches", "major_page_faults")
     return {"monotonic_s": time.monotonic(), **_machine_times_s(), **{name: usage[name] for name in grown}}
@@ -333,7 +332,7 @@ class AroundGpu:
 
     def __init__(self, manager: Manager, uuid: str) -> None:
         self._manager, self._uuid = manager, uuid
-        self._seen: set[str] = set()
+        self._reported: set[str] = set()
         self._throttled_s: dict[str, float] = {}
         self._sums_s: dict[str, float] = {}
         self.report: dict[str, Any] = {}
@@ -356,7 +355,7 @@ class AroundGpu:
         if now_s.keys().isdisjoint(DISCARD_REASONS):
             reasons += self._manager.throttle_reasons(self._uuid) or []
         self._throttled_s = now_s
-        self._seen.update(reasons)
+        self._reported.update(reasons)
         return next((reason for reason in reasons if reason in DISCARD_REASONS), None)
 
     def __enter__(self) -> AroundGpu:
@@ -370,7 +369,7 @@ class AroundGpu:
     ) -> None:
         sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
-        self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._seen)}
+        self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._reported)}
         if self._throttled_s:
             self.report["throttled_s"] = {name: float(f"{seconds:.4g}") for name, seconds in self._sums_s.items()}
         if self._sent_before is not None and sent_after is not None:

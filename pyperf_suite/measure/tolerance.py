@@ -28,13 +28,13 @@ def computed_anew(_name: str, compute: Callable[[], Mapping[str, Array]]) -> Map
 
 
 def module_of(values: Array) -> Any:
-    """Tell where functions of these values are: numpy or torch."""
+    """Return the module with functions of these values: numpy or torch."""
     return np if isinstance(values, np.ndarray) else sys.modules["torch"]
 
 
-def like(values: NDArray[Any], other: Array) -> Array:
-    """A numpy array as `other` is: itself, or a tensor on the same device."""
-    return values if isinstance(other, np.ndarray) else sys.modules["torch"].as_tensor(values, device=other.device)
+def like(values: NDArray[Any], array: Array) -> Array:
+    """A numpy array as `array` is: itself, or a tensor on the same device."""
+    return values if isinstance(array, np.ndarray) else sys.modules["torch"].as_tensor(values, device=array.device)
 
 
 def as_float64(values: Array) -> Array:
@@ -65,7 +65,7 @@ def largest(values: Array) -> tuple[int, int]:
 
 
 def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, ...] | None:
-    """Tell where the first NaN or infinity stands; None where there is none."""
+    """Return the index of the first NaN or infinity, None if all values are finite."""
     module, lead = module_of(values), values.shape[:-2]
     for head in np.ndindex(*lead):
         matrix = values[head]
@@ -81,7 +81,7 @@ def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a dtype does to a product, as operand (`accumulation`) and as result (`rounding`, `smallest`).
+    """Rounding of a dtype in a product, as operand (`accumulation`) and as result (`rounding`, `smallest`).
 
     `accumulation` is the unit roundoff of the sums that kernels form of products of this dtype, `rounding`
     that of storing a result in it, and `smallest` the magnitude below which a stored result may lose all
@@ -113,7 +113,7 @@ TABLE: dict[str, Precision] = {
 _SAFETY = 4.0
 
 _REFERENCE = 2.0**-50
-"""What the float64 reference may itself be off by, in relative norm: no limit can be tighter."""
+"""Relative norm by which the float64 reference may itself be off: no limit can be tighter."""
 
 
 @dataclass(frozen=True)

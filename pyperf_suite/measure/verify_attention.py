@@ -1,4 +1,4 @@
-"""Whether attention, or its gradients, are right: small cases to the last element, large ones by samples.
+"""Check attention and its gradients: small cases to the last element, large ones by samples.
 
 What goes wrong in kernels of attention - a mask by one key, a head, a block - is in every sample.
 
@@ -51,7 +51,7 @@ PAIR_BUDGET = 1 << 25
 DEVICE_PAIR_BUDGET = 1 << 34
 """The same for tensors: a few seconds of a GPU whose float64 is fast."""
 
-# A backward pair costs the reference as much as so many forward ones.
+# Cost of a backward pair for the reference, in forward pairs.
 _BACKWARD_COST = 2
 
 # Panels this large stay in a core's cache; fewer queries at a time would leave its matrix products slow.
@@ -116,15 +116,15 @@ def verify_attention(
     generator = np.random.default_rng(seed)
     groups = [(b, h) for b in range(k.shape[0]) for h in range(k.shape[1])]
     every_query = np.arange(case.queries)
-    whole, samples = groups, case.queries
+    full_groups, samples = groups, case.queries
     if not full:
         affordable = int(pair_budget / 2 / (case.pairs * case.group * weight))
         some = (groups[0], groups[-1], groups[int(generator.integers(len(groups)))])
-        whole = list(dict.fromkeys(some))[:affordable]
+        full_groups = list(dict.fromkeys(some))[:affordable]
         pairs_of_a_sample = case.keys * q.shape[0] * q.shape[1] * weight
         samples = max(_FEWEST_SAMPLES, int(pair_budget / 2 / pairs_of_a_sample))
     for group in groups:
-        in_full = group in whole
+        in_full = group in full_groups
         case.check(group, every_query if in_full else _spread_over(case.queries, samples, generator), in_full)
         if not full:
             case.check_identities(group)
@@ -161,19 +161,19 @@ class _Case:
         _, key_heads, self.keys, _ = k.shape
         names = ("o",) if do is None else ("dq", "dk", "dv")
         shapes = {"k": k.shape, "v": k.shape, "do": q.shape, "o": q.shape, "dq": q.shape, "dk": k.shape, "dv": k.shape}
-        given = dict(outputs) | {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do})
+        arrays = dict(outputs) | {"q": q, "k": k, "v": v} | ({} if do is None else {"do": do})
         fits = k.shape == (batch, key_heads, self.keys, head_dim) and heads % key_heads == 0
-        unlike = [name for name, array in given.items() if array.shape != shapes.get(name, q.shape)]
+        unlike = [name for name, array in arrays.items() if array.shape != shapes.get(name, q.shape)]
         if unlike or not fits or set(outputs) != set(names):
-            found = ", ".join(f"{name} {array.shape}" for name, array in given.items())
+            found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
             raise ValueError(f"shapes of {', '.join(names)} and their operands do not fit together: {found}")
-        for name in given.keys() - outputs.keys():
-            if first_not_finite(given[name]) is not None:
+        for name in arrays.keys() - outputs.keys():
+            if first_not_finite(arrays[name]) is not None:
                 raise ValueError(f"operand {name} holds a NaN or an infinity: there is nothing to compare with")
         self._outputs, self._q, self._k, self._v, self._do, self._keep = outputs, q, k, v, do, keep
         self.group = heads // key_heads
         self._scale = float(1 / np.sqrt(head_dim))
-        # Where query i's keys end: all are seen, or those up to i + keys − queries.
+        # End of the keys of query i: all of them, or those up to i + keys − queries.
         first = self.keys - self.queries + 1 if causal else self.keys
         self._visible = first + np.arange(self.queries) * causal
         self.pairs = int(self._visible.sum())
@@ -213,7 +213,7 @@ class _Case:
         module = module_of(self._q)
         head = KeyHead.of(self._k[group], self._v[group])
         of_keys = KeyGradients(head, self._scale) if in_full and self._do is not None else None
-        found: dict[str, list[Array]] = {}
+        panels: dict[str, list[Array]] = {}
         for at in self._heads_of(group):
             of_head: dict[str, list[Array]] = {}
             for rows in self._panels(queries):
@@ -233,8 +233,8 @@ class _Case:
             if of_keys is not None:
                 of_keys.end_head()
             for name, each in of_head.items():
-                found.setdefault(name, []).append(module.concatenate(each, 0))
-        expected: dict[str, Array] = {name: module.stack(each) for name, each in found.items()}
+                panels.setdefault(name, []).append(module.concatenate(each, 0))
+        expected: dict[str, Array] = {name: module.stack(each) for name, each in panels.items()}
         if self._do is None:
             expected["mask"] = expected["mask"].swapaxes(1, 2)
         return expected | (of_keys.references(self._roundings) if of_keys is not None else {})
@@ -295,7 +295,7 @@ _EXPONENTIAL_UNITS = 16
 
 @dataclass(frozen=True)
 class Roundings:
-    """What a dtype, the head's size and the longest sum make of every value: u, η, and parts of β and E."""
+    """Rounding by dtype, head size and longest sum: u, η, and parts of β and E."""
 
     unit: float
     smallest: float
@@ -353,7 +353,7 @@ class ScorePanel:
 
 @dataclass(frozen=True)
 class ScoreGradients:
-    """What `do` [queries, head_dim] makes of a panel's scores: dS [queries, keys], and the squares of E."""
+    """Gradients of a panel's scores for `do` [queries, head_dim]: dS [queries, keys], and the squares of E."""
 
     panel: ScorePanel
     do: Array
@@ -379,12 +379,12 @@ class KeyGradients:
             {name: nothing(head.k) for name in ("dk", "dv")} for _ in range(3)
         )
 
-    def add(self, found: ScoreGradients) -> None:
-        keys, panel = found.ds.shape[1], found.panel
-        q_squares, do_squares = (as_float32(each**2) for each in (panel.q, found.do))
-        self._of_head["dk"][:keys] += self._scale * (found.ds.T @ panel.q)
-        self._of_head["dv"][:keys] += panel.p.T @ found.do
-        self._spread["dk"][:keys] += self._scale**2 * (found.error_squares.T @ q_squares)
+    def add(self, gradients: ScoreGradients) -> None:
+        keys, panel = gradients.ds.shape[1], gradients.panel
+        q_squares, do_squares = (as_float32(each**2) for each in (panel.q, gradients.do))
+        self._of_head["dk"][:keys] += self._scale * (gradients.ds.T @ panel.q)
+        self._of_head["dv"][:keys] += panel.p.T @ gradients.do
+        self._spread["dk"][:keys] += self._scale**2 * (gradients.error_squares.T @ q_squares)
         self._spread["dv"][:keys] += (panel.wobble**2).T @ do_squares
 
     def end_head(self) -> None:
@@ -461,7 +461,7 @@ MISTAKES = (
     "each query sees one key too many",
 )
 
-# Where one key has more than this weight, the limit per element sees it missing.
+# A missing key with more than this weight exceeds the limit per element.
 _LARGEST_WEIGHT = 0.5
 
 # The mistake made has a share of 1 and a right mask one of 0; in between, noise must be as unlikely as this many of
@@ -488,7 +488,7 @@ class MaskErrors:
     """The share of each mistake in the errors of all outputs compared."""
 
     def __init__(self) -> None:
-        self._found = np.zeros(len(MISTAKES))
+        self._mistake_sums = np.zeros(len(MISTAKES))
         self._size = np.zeros(len(MISTAKES))
         self._noise = np.zeros(len(MISTAKES))
 
@@ -496,14 +496,14 @@ class MaskErrors:
         """Take in the errors of outputs `o` [queries, head_dim] with their `mask_weights`; `v` is their key head's."""
         for mistake, at in enumerate(_keys_at(visible, v.shape[0])):
             moved = weights[mistake][:, None] * (as_float64(v[like(at, v)]) - o)
-            self._found[mistake] += inner_product(error, moved)
+            self._mistake_sums[mistake] += inner_product(error, moved)
             self._size[mistake] += inner_product(moved, moved)
             moved *= o_limit
             self._noise[mistake] += inner_product(moved, moved)
 
     def explanation(self) -> str | None:
         """The mistake that explains the errors; None if no mistake does, or if rounding could pass for it."""
-        for mistake, found, size, noise in zip(MISTAKES, self._found, self._size, self._noise, strict=True):
+        for mistake, found, size, noise in zip(MISTAKES, self._mistake_sums, self._size, self._noise, strict=True):
             deviation = np.sqrt(noise) / _DEVIATIONS_IN_LIMIT
             if found > _DECISIVE_SHARE * size > _CERTAINTY * deviation:
                 return mistake

@@ -1,4 +1,4 @@
-"""Whether the result of any function is right: arrays, numbers, text and containers of them, given the reference's.
+"""Check the result of any function against its reference's: arrays, numbers, text and containers of them.
 
 Nothing is known of the function, so what rounding may do to an element follows from the result's dtype and from how
 the reference itself answers to moves of its inputs (user_kernels/sensitivity.py). An element of value r that sums K
@@ -47,7 +47,7 @@ _NARROW_UNITS, _WIDE_UNITS = 2.0, 16.0
 # How much more an element may be off by on unusual inputs.
 _UNUSUAL_SLACK = 4.0
 
-# Of the least likely of many elements, as a multiple of what is usual.
+# Least likely of many elements, as a multiple of the usual error.
 _WORST_OF_MANY = 4.0
 
 # Fewest whole numbers of which some may be off by one.
@@ -68,7 +68,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What errors a result may have.
+    """Errors that a result may have.
 
     `relative`, where given, is the relative norm that the file's author allows, and ten times that of an element.
     Else `terms` is K, the number of inputs that an element depends on, and S is in `sizes`, by the array's name, or
@@ -130,14 +130,14 @@ class _Rule:
         return np.asarray((self.units + self.sums) * np.maximum(true, size))
 
     def limit(self, usual: Array, rms: float) -> Array:
-        """Return what an element may be off by at most."""
+        """Return the largest error that an element may have."""
         if self.relative is not None:
             return 10 * (usual + self.relative * rms) + self.smallest
         return _WORST_OF_MANY * (usual + self.units * rms) + self.smallest
 
 
 def _rule(dtypes: tuple[str, str], tolerance: Tolerance, name: str) -> _Rule:
-    """Of the coarser of two dtypes: a reference that is no float64 is itself off by so much."""
+    """Return the rule of the coarser of two dtypes: a reference that is no float64 is itself off by that."""
     precision = max((TABLE.get(_real(each), TABLE["float32"]) for each in dtypes), key=lambda each: each.rounding)
     unit = precision.rounding
     slack = _UNUSUAL_SLACK if tolerance.unusual else 1.0
@@ -155,7 +155,7 @@ def _rule(dtypes: tuple[str, str], tolerance: Tolerance, name: str) -> _Rule:
 
 _MEANT = "if that is meant, tolerance= allows it, check= decides instead, and inputs= leaves out kinds of inputs"
 
-# What a result of these types can hold; of bfloat16 what float32 can.
+# Largest value of each dtype; bfloat16 has the range of float32.
 _LARGEST = {
     "float16": 65504.0,
     "float32": float(np.finfo(np.float32).max),
@@ -175,7 +175,7 @@ def _real(dtype: str) -> str:
 
 
 def compare(
-    found: Mapping[str, Any],
+    result: Mapping[str, Any],
     expected: Mapping[str, Any],
     load: Any,
     tolerance: Tolerance,
@@ -186,16 +186,16 @@ def compare(
     `which` is "found" or "expected"; bfloat16 and float8 come as float32. A verdict, never an exception for what the
     measured function returned. `name` is what messages call the result.
     """
-    if _is_nothing(found) and not _is_nothing(expected):
+    if _is_nothing(result) and not _is_nothing(expected):
         return refused(NOTHING, f"it returned nothing, where the reference returns {_called(expected)}")
-    ours, theirs = _items(found), _items(expected)
+    ours, theirs = _items(result), _items(expected)
     if ours is None and theirs is None:
-        if found["kind"] == "plain" and expected["kind"] == "plain":
-            return _compare_plain(found["value"], expected["value"], tolerance, name)
-        arrays = _array("found", found, load, tolerance), _array("expected", expected, load, tolerance)
+        if result["kind"] == "plain" and expected["kind"] == "plain":
+            return _compare_plain(result["value"], expected["value"], tolerance, name)
+        arrays = _array("found", result, load, tolerance), _array("expected", expected, load, tolerance)
         return _compare_arrays(*arrays, tolerance, name)
-    if ours is None or theirs is None or found["kind"] != expected["kind"] or ours.keys() != theirs.keys():
-        return refused(WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}")
+    if ours is None or theirs is None or result["kind"] != expected["kind"] or ours.keys() != theirs.keys():
+        return refused(WRONG_SHAPE, f"{name} is {_called(result)}, where the reference returns {_called(expected)}")
     verdicts = [compare(ours[key], theirs[key], load, tolerance, f"{name}[{key!r}]") for key in ours]
     wrong = next((each for each in verdicts if not each.passed), None)
     worst = max(verdicts, key=lambda each: each.relative_norm, default=None)
@@ -203,7 +203,7 @@ def compare(
 
 
 def _items(tree: Mapping[str, Any]) -> Mapping[Any, Any] | None:
-    """Return what a tuple or a dict holds, by index or key; None for anything else."""
+    """Return the items of a tuple or a dict by index or key; None for anything else."""
     return dict(enumerate(tree["items"])) if tree["kind"] == "tuple" else tree.get("items")
 
 
@@ -236,9 +236,9 @@ def _compare_plain(ours: Any, theirs: Any, tolerance: Tolerance, name: str) -> V
 
 
 def _compare_arrays(
-    found: tuple[Array, str], expected: tuple[Array, str], tolerance: Tolerance, name: str
+    result: tuple[Array, str], expected: tuple[Array, str], tolerance: Tolerance, name: str
 ) -> Verification:
-    (out, dtype), (reference, wanted) = found, expected
+    (out, dtype), (reference, wanted) = result, expected
     if out.shape != reference.shape:
         return refused(
             WRONG_SHAPE, f"{name} has the shape {list(out.shape)}, where the reference has {list(reference.shape)}"
@@ -279,18 +279,18 @@ def _compare_floats(out: Array, reference: Array, dtype: str, rule: _Rule, name:
         block = slice(begin, begin + _BLOCK)
         part, true = _wide(flat[block]), _wide(right[block])
         with np.errstate(all="ignore"):
-            known = np.isfinite(true) & (np.abs(true) <= rule.largest)
-            same = known | (np.isnan(true) & np.isnan(part)) | (true == part) | math.isfinite(rule.largest)
-            bad = ~(np.isfinite(part) | ~known) | ~same
+            is_finite = np.isfinite(true) & (np.abs(true) <= rule.largest)
+            same = is_finite | (np.isnan(true) & np.isnan(part)) | (true == part) | math.isfinite(rule.largest)
+            bad = ~(np.isfinite(part) | ~is_finite) | ~same
             if bad.any():
                 at = _index(begin + int(bad.argmax()), out.shape)
                 message = f"{named(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
                 return Verification(False, "full", math.inf, 0.0, math.inf, at, message, NOT_FINITE)
-            error = np.where(known, np.abs(part - true), 0.0)
-            usual = rule.usual(np.where(known, np.abs(true), 0.0), block)
+            error = np.where(is_finite, np.abs(part - true), 0.0)
+            usual = rule.usual(np.where(is_finite, np.abs(true), 0.0), block)
             allowed = rule.limit(usual, rms)
             ratio = np.where(error > 0, error / allowed, 0.0)
-            usual = np.where(known, np.minimum(usual / scale, 1e100), 0.0)
+            usual = np.where(is_finite, np.minimum(usual / scale, 1e100), 0.0)
             error /= scale
         squared_usual += _sum_of_squares(usual)
         squared_error += _sum_of_squares(error)
@@ -301,7 +301,7 @@ def _compare_floats(out: Array, reference: Array, dtype: str, rule: _Rule, name:
     norm = math.sqrt(squared_error / squares) if squares else 0.0
     norm_limit = math.sqrt(squared_usual / squares) if squares else math.inf
     at = _index(worst_at, out.shape)
-    # So much of the norm is lost where values are below the least that the type holds well.
+    # Error in the norm by values below the smallest that the type holds well.
     too_far = math.sqrt(squared_error) > math.sqrt(squared_usual) + rule.smallest / scale * math.sqrt(finite)
     if worst_ratio <= 1 and not too_far:
         message = f"correct (full): relative norm {norm:.2g}, worst element at {worst_ratio:.2g} of its limit"

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan, PlannedCase
 
 TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine", "your kernels")
-"""What probes are about, in the order in which they are listed and shown."""
+"""Topics of probes, in the order in which they are listed and shown."""
 
 PACKAGE = "pyperf_suite.probes"
 PROBES = Path(__file__).parent
 
-Found = TypeVar("Found", "Probe", "Listed")
+ProbeType = TypeVar("ProbeType", "Probe", "Listed")
 
 FindProbe = Callable[[str], "Probe"]
 """`find_probe`, or what gives some probes more to judge by."""
@@ -74,12 +74,12 @@ def find_probe(name: str) -> Probe:
 
 
 def is_users(name: str) -> bool:
-    """Tell whether a name is of a user's file or kernel, whatever probes there are."""
+    """True if a name is of a user's file or kernel, whatever probes there are."""
     return name.endswith(".py") or ":" in name
 
 
 def is_known(name: str) -> bool:
-    """Tell whether `find_probe` can say what records of that probe mean."""
+    """True if `find_probe` can say what records of that probe mean."""
     return is_users(name) or name in probe_names()
 
 
@@ -97,19 +97,19 @@ def all_probes(names: Container[str] | None = None, find: FindProbe = find_probe
     return _by_topic((name for name in probe_names() if names is None or name in names), find)
 
 
-def _by_topic(names: Iterable[str], find: Callable[[str], Found]) -> list[Found]:
-    found = []
+def _by_topic(names: Iterable[str], find: Callable[[str], ProbeType]) -> list[ProbeType]:
+    chosen = []
     for name in names:
         try:
-            found.append(find(name))
+            chosen.append(find(name))
         except UserError as error:
             warnings.warn(str(error), stacklevel=3)
     places = {topic: place for place, topic in enumerate(TOPICS)}
-    return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
+    return sorted(chosen, key=lambda each: places.get(each.topic, len(TOPICS)))
 
 
 class Listed(NamedTuple):
-    """What a list shows of a probe."""
+    """A probe as a list shows it."""
 
     topic: str
     name: str
@@ -176,9 +176,9 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
     """
     from pyperf_suite.runner.plan import PlannedCase
 
-    known = {(planned.probe, planned.case.case_id) for planned in plan.cases}
+    planned_keys = {(planned.probe, planned.case.case_id) for planned in plan.cases}
     begun = [PlannedCase(r.probe, r.parsed_case()) for r in records if r.probe in plan.probes]
-    yield from _new(begun, known)
+    yield from _new(begun, planned_keys)
     asking = {name: ask for name in plan.probes if (ask := find_probe(name).follow_up) is not None}
     for _ in range(MOST_ROUNDS if asking else 0):
         # Read once a round: records may lie on a disk.
@@ -188,19 +188,19 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
             for name, ask in asking.items()
             for case in ask([record for record in theirs if record.probe == name])
         ]
-        wanted = _new(requested, known)
+        wanted = _new(requested, planned_keys)
         if not wanted:
             return
         yield from wanted
 
 
-def _new(requested: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
-    """Return those not requested before, which from now on are known."""
-    found = []
+def _new(requested: Sequence[PlannedCase], planned_keys: set[tuple[str, str]]) -> list[PlannedCase]:
+    """Return the cases not requested before, and add them to the known ones."""
+    fresh = []
     for planned in requested:
         key = (planned.probe, planned.case.case_id)
-        if key not in known:
+        if key not in planned_keys:
             planned.case.validate()
-            known.add(key)
-            found.append(planned)
-    return found
+            planned_keys.add(key)
+            fresh.append(planned)
+    return fresh

@@ -107,7 +107,7 @@ REAL_LIFE = {
 
 
 def known_as(along: str, size: int) -> str | None:
-    """Return what people know this size of this dimension as, if it is no size that another would be padded to."""
+    """Return the common name of this size of this dimension, None if there is no reason to pad to another size."""
     for case in REAL_LIFE.values():
         off_by_one = any((size - offset) % OFF_BY_ONE_MULTIPLE == 0 for offset in case.offsets)
         if along == case.along and (size in case.sizes or off_by_one):
@@ -145,7 +145,7 @@ class DimensionSweep:
 OWN_LAYOUT, OWN_HINTS = "own", "own"
 
 EVERY_OFFSET = tuple(range(-16, 17))
-# Of larger ones the nearest to a base's size is far from it.
+# Ladder of powers of two; the size nearest to a base's size is far from it for larger ones.
 LADDER = tuple(1 << power for power in range(17))
 EVERY_CLASS = tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS)
 EVERY_SPAN = (0.5, 1.0)
@@ -161,7 +161,7 @@ GPU_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "in
 
 
 def own_kernels(device: Device) -> tuple[str, ...]:
-    """Return that for compute capability 8.0 too, which takes any size by narrower paths: they show what TMA wins."""
+    """Return the device's own kernels and those of compute capability 8.0, whose narrower paths show what TMA wins."""
     return tuple(dict.fromkeys((*own_kernel(device), "cuda_sm80", "triton")))
 
 
@@ -293,11 +293,11 @@ LINE_BYTES = {"cpu": 64, "cuda": 128}
 CLIFF = 1.15
 # Padded by more than this part of itself, a dimension is another one.
 MOST_PADDING = 0.25
-# Of larger sizes that take about the same time, the smallest is the one to pad to.
+# Padding of at most this share is searched; among sizes of about the same time, the smallest is the one to pad to.
 ABOUT_THE_SAME = 1.02
-# A search begins between sizes of which one is at most so many times the other.
+# A search begins between two sizes whose ratio is at most this.
 WIDEST_SEARCH = 2.5
-# So many edges are closed in on in one round.
+# Edges that one round closes in on.
 SEARCHES_AT_ONCE = 4
 
 
@@ -311,7 +311,7 @@ class Pad(BaselinePair):
 
     @property
     def at_each_call(self) -> Ratio | None:
-        """Return what padding wins together with the padding and the slice of each call, if that was measured."""
+        """Return the gain of padding with the padding and the slice at each call included, if that was measured."""
         name = f"{self.row.implementation}_padded"
         calls = [
             call
@@ -323,7 +323,7 @@ class Pad(BaselinePair):
 
     @property
     def verdict(self) -> str:
-        """Return what to do about the size: pad it where it is made, at each call as well, or leave it."""
+        """Return the advice about the size: pad it where it is made, at each call as well, or leave it."""
         call = self.at_each_call
         if not wins(self.gain):
             return "leave it" if is_settled(self.gain) else "undecided"
@@ -360,7 +360,7 @@ def sweeps_of(rows: Rows[MatmulParameters]) -> list[Sweep]:
 
 
 def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
-    """Return those in which the same multiplies in the same way."""
+    """Group sweeps with the same operands, implementation and other dimensions."""
     return list(grouped(sweeps, lambda sweep: sweep.base.key("m", "n", "k")).values())
 
 
@@ -418,7 +418,7 @@ def _step(edge: BaselinePair) -> int:
 
 
 def is_found(edge: BaselinePair) -> bool:
-    """Tell whether no size of this class lies between the two."""
+    """True if no size of this class lies between the two."""
     return edge.size - edge.other == _step(edge)
 
 
@@ -436,7 +436,7 @@ def next_of_searches(rows: Rows[MatmulParameters]) -> list[Case]:
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-# A cell names so many sizes; the tables of sizes and the picture hold them all.
+# Sizes that a cell names; the tables of sizes and the picture hold all of them.
 MOST_NAMED = 3
 # A sweep of fewer sizes is a table's row, not a picture.
 FEWEST_SIZES = 3
@@ -467,7 +467,7 @@ def analyse(rows: Rows[MatmulParameters]) -> Findings:
 
 
 def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
-    """Yield what is left of a kernel whose compiler is not told that pointers and strides divide by 16."""
+    """Yield the loss of a kernel whose compiler is not told that pointers and strides divide by 16."""
     copies = count("instructions_LDGSTS")
     ordered = sorted(rows, key=lambda row: (row.p.target, row.p.kernel))
     for target, similar in grouped(ordered, lambda row: row.p.target).items():
@@ -479,8 +479,8 @@ def _by_hints(rows: Rows[Any]) -> Iterator[Remark | Table]:
                 target=target,
                 left=copies(untold),
                 all=copies(told),
-                shared=Quantity(untold.seen["dynamic_shared_memory"], "B"),
-                before=Quantity(told.seen["dynamic_shared_memory"], "B"),
+                shared=Quantity(untold.observed["dynamic_shared_memory"], "B"),
+                before=Quantity(told.observed["dynamic_shared_memory"], "B"),
             )
     yield table("Our Triton product by what its compiler is told to divide by 16", HINT_COLUMNS, ordered)
 
@@ -496,7 +496,7 @@ JUMPS = PLACE + " runs at {rate} the rate of {other}, which has the same divisor
 def _advice(pad: Pad) -> Remark:
     call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
     sentence = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
-    # That padding wins nothing is an answer, that nobody knows is none.
+    # An answer that padding wins nothing is an effect; an undecided one is not.
     return remark(sentence, pad, effect="" if pad.verdict == "leave it" else "gain")
 
 
@@ -524,7 +524,7 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
 
 
 def _kernel(row: Row[MatmulParameters]) -> str:
-    """Return what ran: its name, with the path where that is not all there is to say."""
+    """Return the kernel's name, with its path where the name does not hold it."""
     kernel = row.reading.kernel
     path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name

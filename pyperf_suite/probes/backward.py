@@ -28,7 +28,7 @@ from pyperf_suite.workloads.training.layers import (
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
 TWICE_THE_TIME = Claim("2 x the FLOPs in backward take about 2 x the time, sometimes more", TRANSFORMERS, low=1.8)
-# What is limited by nothing but bandwidth is as fast as a copy; a third less allows three streams instead of two.
+# Memory-bound operations are as fast as a copy; a third less allows three streams instead of two.
 BANDWIDTH_BOUND = Claim("activations are usually bandwidth-limited: about as fast as a copy", TRANSFORMERS, low=0.67)
 # The guide: forward reads once, backward twice.
 READS_MORE = Claim("an activation reads more data in backward than in forward", TRANSFORMERS, low=1.01)
@@ -144,7 +144,7 @@ def of_forward(row: Row[LayerPassParameters]) -> Ratio | None:
 
 
 def of(phase: str, name: str) -> Callable[[Row[LayerPassParameters]], Any]:
-    """Return what that pass of a row's layer has by a name, None where it was not measured."""
+    """Return a column of another pass of the same layer, None where it was not measured."""
     return lambda row: other.by_name(name) if (other := row.like(phase=phase)) else None
 
 
@@ -196,7 +196,7 @@ PROBE = Probe(
         RowClaim(
             READS_MORE,
             "{name} ({where}) reads {tensor:MB} in forward and {measured} as much in backward",
-            ratio=lambda row: (row.seen["saved"] + tensor(row)) / tensor(row) if "saved" in row.seen else None,
+            ratio=lambda row: (row.observed["saved"] + tensor(row)) / tensor(row) if "saved" in row.observed else None,
             where=lambda row: row.p.layer in ACTIVATIONS and row.p.phase == "forward",
         ),
     ),

@@ -53,13 +53,13 @@ def own_kernel(device: Device) -> tuple[str, ...]:
 
 
 def own_and_triton(device: Device) -> tuple[str, ...]:
-    """Return that kernel, and the one that Triton compiles."""
+    """Return the device's own kernel, and Triton's."""
     return (*own_kernel(device), "triton")
 
 
 @dataclass(frozen=True)
 class ProductAxes(AxisTable):
-    """What every probe of products varies; workers are cores, or a GPU's multiprocessors."""
+    """Axes of every probe of products; workers are cores, or a GPU's multiprocessors."""
 
     workers: Workers = by(all_cores, cuda=multiprocessors)
     implementation: Implementations = by(("native",), cuda=own_kernel)
@@ -99,7 +99,7 @@ class Sweep:
 
     @property
     def setting(self) -> str:
-        """Tell who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
+        """Implementation and schedule, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.case.mode == "burst" else row.case.mode
         schedule = "" if row.p.schedule.policy == "library" else row.p.schedule
@@ -145,7 +145,7 @@ class BaselinePair:
 
 
 def sweeps_along(along: str, rows: Rows[MatmulParameters], fewest: int = 2) -> list[Sweep]:
-    """Sweeps of at least so many sizes."""
+    """Return sweeps of at least `fewest` sizes."""
     groups = ({getattr(row.p, along): row for row in group} for group in rows.groups(along))
     return [Sweep(along, dict(sorted(by_size.items()))) for by_size in groups if len(by_size) >= fewest]
 
@@ -176,8 +176,8 @@ def measured_tiles(device: Device) -> tuple[str, ...]:
 class BaselineAxes(ProductAxes):
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU.
 
-    The tile `chosen` lets our kernel choose; of several tiles the fastest counts. Each `tile_n` is a tile of so many
-    columns more, of the kernels that take any multiple of 8.
+    The tile `chosen` lets our kernel choose; of several tiles the fastest counts. Each `tile_n` adds a tile of that
+    number of columns, for the kernels that take any multiple of 8.
     """
 
     workers: Workers = by(one_and_all_cores, cuda=multiprocessors)
@@ -211,7 +211,7 @@ def sweep(axes: BaselineAxes) -> Iterator[Case]:
 
 
 def is_fastest(row: Row[MatmulParameters]) -> bool:
-    """Tell whether it is our kernel's fastest tile and schedule for a product."""
+    """True if it is our kernel's fastest tile and schedule for a product."""
     if row.p.schedule.policy == "library":
         return False
     similar = row.rows.same_except(row, "schedule", "tile")
@@ -226,9 +226,9 @@ def float32_of(row: Row[MatmulParameters]) -> Row[MatmulParameters] | None:
 
 
 def peak_of(row: Row[MatmulParameters]) -> float | None:
-    """Return what the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
+    """Return the most that the instructions of our CPU kernel multiply on its cores, FLOP/s; None where unknown.
 
-    The highest that any row of the same saw: others who use the cores can only lower it.
+    The highest of all rows with the same setting: other users of the cores can only lower it.
     """
     same = row.rows.sharing(row, lambda each: (each.implementation, each.p.dtype, each.p.schedule.workers))
     seen = (other.reading.details.get("peak_flop_per_s") or 0.0 for other in same)
@@ -236,13 +236,13 @@ def peak_of(row: Row[MatmulParameters]) -> float | None:
 
 
 def share_of_peak(row: Row[MatmulParameters]) -> float | None:
-    """Of what the instructions of our CPU kernel can multiply; None where that was not measured."""
+    """Return the rate as a share of our CPU kernel's peak; None where that was not measured."""
     return row.reading.flop_per_s / peak if (peak := peak_of(row)) else None
 
 
 def watts(row: Row[MatmulParameters]) -> float | None:
     """Mean power under a sustained load, in W; None of a burst, and where it was not read."""
-    return row.seen.get("power") if row.case.mode == "sustained" else None
+    return row.observed.get("power") if row.case.mode == "sustained" else None
 
 
 def joules_per_tflop(row: Row[MatmulParameters]) -> float | None:

@@ -121,7 +121,7 @@ def analyse(rows: Rows) -> Findings:
 
 
 def time_by_part(parts: Rows) -> Remark:
-    """Tell which parts a block's forward spends its time in."""
+    """Return the remark on how a block's forward divides its time among its parts."""
     whole = sum(row.seconds for row in parts)
     slowest = max(parts, key=lambda row: row.seconds)
     return slowest.remark(
@@ -151,12 +151,12 @@ def guides_flop(shape: TransformerShape, parameters: int) -> float:
 
 
 def is_step(row: Row) -> bool:
-    """Tell whether it is no part and no product."""
+    """True for a row of a step, neither a part nor a product."""
     return bool(row.case.operator == "training_step")
 
 
 def precision(row: Row) -> str:
-    """Of a step or a part."""
+    """Return the precision of a step or a part."""
     return str(row.p.precision if is_step(row) else row.p.dtype)
 
 
@@ -184,7 +184,7 @@ def share_of_product(row: Row, flop: float) -> Ratio | None:
 
 
 def mfu(row: Row) -> Ratio | None:
-    """Of what the model requests; what checkpointing computes again does not count."""
+    """Return MFU, by the FLOPs that the model requests; FLOPs that checkpointing computes again do not count."""
     return share_of_product(row, requested_flop(row.p))
 
 

@@ -1,4 +1,4 @@
-"""What dropping activations and computing them again costs, what it frees, and whether a larger batch pays for it.
+"""Cost and freed bytes of dropping activations to compute them again, and whether a larger batch pays for it.
 
 After every policy at the same batch, the largest batch that fits a budget of bytes is searched for under each. Bytes
 grow with the batch in a straight line but for what the allocator does, so a line through two batches says where to
@@ -31,7 +31,7 @@ from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)
 
-# What the CUDA context and the libraries take of a GPU's memory before anything is placed there.
+# Memory of a GPU that the CUDA context and the libraries take before anything is placed there.
 CONTEXT_BYTES = 1 << 30
 
 TRAINS = (
@@ -48,7 +48,7 @@ NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", 
 
 
 def megabytes(device: Device) -> tuple[int, ...]:
-    """Return what a GPU's memory holds next to CUDA's context."""
+    """Return the megabytes of a GPU's memory next to CUDA's context."""
     return (math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6),)
 
 
@@ -119,7 +119,7 @@ class BatchSearch:
 
     @property
     def _predicted(self) -> int:
-        """Tell where the line through the bytes of one sequence and of the largest batch meets the budget."""
+        """Return the batch where the line through the bytes of one sequence and the largest batch meets the budget."""
         seen = self.fits[self.largest]
         if self.largest > 1:
             each, start = (seen["peak"] - seen["peak_of_one"]) / (self.largest - 1), seen["peak_of_one"]
@@ -129,21 +129,21 @@ class BatchSearch:
 
 
 def searches(records: Sequence[Record]) -> list[BatchSearch]:
-    """Return what records say of each policy, those without a budget left out."""
-    held = all_observed(records)
-    found: dict[TrainingStepParameters, BatchSearch] = {}
+    """Return a search for each policy with a budget in these records."""
+    observed = all_observed(records)
+    by_policy: dict[TrainingStepParameters, BatchSearch] = {}
     for record in records:
         p = record.parsed_case().parameters
         if not p.budget_bytes:
             continue
-        search = found.setdefault(replace(p, batch=1), BatchSearch(replace(p, batch=1)))
+        search = by_policy.setdefault(replace(p, batch=1), BatchSearch(replace(p, batch=1)))
         if record.outcome == "ok":
-            search.fits[p.batch] = held[record.case_id]
+            search.fits[p.batch] = observed[record.case_id]
         elif record.outcome == "unsupported" and "does not fit" in record.reason:
             search.too_large.add(p.batch)
         else:
             search.broken = True
-    return sorted(found.values(), key=lambda search: _order(search.parameters))
+    return sorted(by_policy.values(), key=lambda search: _order(search.parameters))
 
 
 def follow_up(records: Sequence[Record]) -> list[Case]:
@@ -179,21 +179,23 @@ def by_flop(row: Row[TrainingStepParameters]) -> Quantity:
 
 
 def is_reported(row: Row[TrainingStepParameters]) -> bool:
-    """Tell whether both it and none were measured at no larger batch."""
+    """True for the largest batch of a policy that was also measured without checkpointing."""
     return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if relative(each)), None)
 
 
 def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
-    """Return what other policies cost, the largest batches, whether they repay it, and what to do."""
-    found = searches(rows.records)
-    after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
-    settled = [replace(each.parameters, batch=each.largest) for each in found if each.is_settled]
+    """Return the cost of other policies, the largest batches, whether they repay it, and advice."""
+    batch_searches = searches(rows.records)
+    after = {
+        replace(each.parameters, batch=batch - 1): "does not fit" for each in batch_searches for batch in each.too_large
+    }
+    settled = [replace(each.parameters, batch=each.largest) for each in batch_searches if each.is_settled]
     largest = [row for p in settled for row in rows if row.p == p]
     return findings(
         (_cost(row) for row in rows.where(is_reported)),
         (_headroom(rows, row) for row in largest if row.p.checkpointing == NONE),
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
-        table("Largest batch that fits", LARGEST, found),
+        table("Largest batch that fits", LARGEST, batch_searches),
         table(
             "Steps by checkpointing and batch",
             (*STEPS, Column("batch after it", lambda row: after.get(row.p))),
@@ -249,7 +251,7 @@ def _repaid(rows: Rows[TrainingStepParameters]) -> Iterator[Remark | ClaimVerdic
 
 
 def _headroom(rows: Rows[TrainingStepParameters], largest: Row[TrainingStepParameters]) -> Iterator[Remark]:
-    """Yield what the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
+    """Yield the budget that the smallest batch leaves, the gain of the largest, and a warning if it is too near."""
     smallest = rows.same_except(largest, "batch")[0]
     faster = largest.faster_than(smallest) if smallest.p.batch < largest.p.batch else None
     if faster:
@@ -257,12 +259,12 @@ def _headroom(rows: Rows[TrainingStepParameters], largest: Row[TrainingStepParam
             "Batch {batch} leaves {unused:MB} of {budget:MB} unused: it could be {larger}, which trains {gain} the "
             "tokens a second ({model})",
             effect="gain",
-            unused=smallest.p.budget_bytes - smallest.seen["peak"],
+            unused=smallest.p.budget_bytes - smallest.observed["peak"],
             budget=smallest.p.budget_bytes,
             larger=largest.p.batch,
             gain=faster * (largest.p.batch / smallest.p.batch),
         )
-    if largest.seen["peak"] > NEAR_LIMIT * largest.p.budget_bytes:
+    if largest.observed["peak"] > NEAR_LIMIT * largest.p.budget_bytes:
         yield largest.remark(
             "Batch {batch} takes {peak:MB} of {budget:MB}, within 5 % of the limit: fragmentation may end a long run "
             "({model})",
@@ -294,9 +296,9 @@ PROBE = Probe(
         "rate": rate,
         "relative": relative,
         "by_flop": by_flop,
-        "kept": lambda row: Quantity(row.seen["kept"], "MB"),
+        "kept": lambda row: Quantity(row.observed["kept"], "MB"),
         "kept_without": lambda row: (
-            Quantity(without.seen["kept"], "MB") if (without := row.like(checkpointing=NONE)) else None
+            Quantity(without.observed["kept"], "MB") if (without := row.like(checkpointing=NONE)) else None
         ),
     },
     order=lambda row: _order(row.p),

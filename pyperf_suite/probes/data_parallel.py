@@ -55,7 +55,7 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 
-# Of fewer steps each that is left out takes too much away from two constants.
+# With fewer steps, each that is left out takes too much away from two constants.
 FEWEST_STEPS = 4
 FEWEST_SIZES = 2
 
@@ -70,7 +70,7 @@ class Fitted:
 
 
 def setting_of(row: Row) -> str:
-    """Tell where steps and all_reduces belong together."""
+    """Return the key of steps and all_reduces that belong together."""
     library = "gloo" if row.implementation == "gloo" else "NCCL"
     direct = "" if row.p.peer_to_peer else " without direct copies between GPUs"
     return f"{row.p.ranks} rank{'' if row.p.ranks == 1 else 's'} over {library}{direct}, {row.p.dtype}"
@@ -176,7 +176,7 @@ DDP_BEATS_DP = Claim("DDP is typically faster than DP: 101 s against 110 s over 
 LINKS_MATTER = Claim("DDP is slower over slow links: 131 s without NVLink, 101 s with it", TRANSFORMERS, low=1.0)
 DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s against 131 s", TRANSFORMERS, low=1.0)
 
-# What the law is wanted to keep to, as a median over steps that it has not seen.
+# Error that the law should keep to, as a median over steps that were not fitted.
 WANTED_ERROR = 0.10
 FEWEST_BUCKETS = 3
 
@@ -259,20 +259,20 @@ def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> 
 
 
 def analyse(rows: Rows) -> Findings:
-    """Return what the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
+    """Return the cost of the exchange, how it is hidden, the guides' claims, and the law with its held-out error."""
     slowest_s = last_rank_s(rows.records)
-    found: list[Any] = []
+    items: list[Any] = []
     for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
         steps = Rows(members)
         # DDP's steps with nothing but their buckets chosen, model by model.
         ddp = steps.where(exchange="ddp", accumulate=1).groups("bucket_bytes")
         all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
         fitted = fitted_to(steps, all_reduces, slowest_s)
-        found += [_costs(ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
-        found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
+        items += [_costs(ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        items += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
     correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
     trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
-    return findings(found, remark(correct, trials=len(trials)) if found else None)
+    return findings(items, remark(correct, trials=len(trials)) if items else None)
 
 
 def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
@@ -291,14 +291,14 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimV
     linked = [(step, step.like(peer_to_peer=True)) for step in unlinked]
     dp = [(other(step, "dp"), step) for step in best]
     dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.p.peer_to_peer]
-    for claim, found, sentence in (
+    for claim, compared, sentence in (
         (OVERLAPS, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
         (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
         (DDP_BEATS_DP, dp, "With {setting}, DDP is {measured} as fast as DP"),
         (LINKS_MATTER, linked, "DDP with {setting} takes {measured} the time with them"),
         (DP_BEATS_UNLINKED, dp_linked, "DP with direct copies is {measured} as fast as DDP with {setting}"),
     ):
-        pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
+        pairs = [(slow.reading, fast.reading) for slow, fast in compared if slow and fast]
         if (ratio := mean_speedup(pairs)) is not None:
             yield claim.judge(f"{sentence} (models: {{models}})", ratio, setting=setting, models=len(pairs))
 

@@ -38,7 +38,7 @@ GPU_SHAPES = parsed(Shape, "8192x14336x4096 8192x2048x7168")
 
 @dataclass(frozen=True)
 class GroupedAxes(AxisTable):
-    """What the probe varies. M of a `shape` are the rows of all experts together; a skew of 0 spreads them evenly."""
+    """Axes of the probe. M of a `shape` are the rows of all experts together; a skew of 0 spreads them evenly."""
 
     implementation: tuple[str, ...] = by(WAYS[:3], cuda=WAYS)
     experts: tuple[int, ...] = by((8,), (4, 8, 32), (4, 8, 32, 64), cuda=by((8,), (8, 64), (4, 8, 32, 64)))
@@ -57,7 +57,7 @@ def sweep(axes: GroupedAxes) -> Iterator[Case]:
 
 
 def waves(row: Row[GroupedMatmulParameters]) -> int:
-    """Of tiles that the slots take at once; of a library whose tile is not known, of single rows in one slot."""
+    """Return the waves of tiles over the slots; of a library whose tile is unknown, of single rows in one slot."""
     details = row.reading.details
     (tile_m, tile_n, *_), slots = details.get("tile", (1, row.p.n)), details.get("slots", 1)
     rows = [count for count in row.p.rows_of_experts if count]

@@ -55,7 +55,7 @@ MOST_CORES = 32
 
 
 def none_and_two(_device: Device) -> tuple[int, ...]:
-    """No loader, and two where there are so many cores."""
+    """No loader, and two where there are two cores."""
     return (0, min(2, cpu.detect().usable_cores))
 
 
@@ -126,7 +126,7 @@ def analyse(rows: Rows[InputPipelineParameters]) -> Findings:
 
 
 def with_loaders(task: Rows[InputPipelineParameters]) -> Iterator[Remark | ClaimVerdict]:
-    """What loaders give over loading in the training process, more of them, and deeper queues; the law's error."""
+    """Yield the gain of loaders over none, of more loaders and of deeper queues, and the law's error."""
     fed, alone = task.where(lambda row: row.p.loaders > 0), task.first(loaders=0)
     if not fed:
         return
@@ -143,7 +143,7 @@ def with_loaders(task: Rows[InputPipelineParameters]) -> Iterator[Remark | Claim
         if faster := row.against(prefetch=USUAL.prefetch):
             template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
             yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch)
-        # Whether pinned memory is faster to copy from is `transfer`'s to judge.
+        # The probe `transfer` judges whether pinned memory is faster to copy from.
         if faster := row.against(pinned=False):
             template = "Feeding {task}, pinned memory and copies that the host does not wait for are {faster} as fast"
             yield row.remark(template, effect="faster", faster=faster)
@@ -160,7 +160,7 @@ def what_binds(best: Row[InputPipelineParameters]) -> Iterator[Remark]:
     """How long the model waits with the best setting, and what keeps it from being faster by the law."""
     yield best.remark("Fed by {how}, the model waits {starved:%} of the time ({task})")
     law = law_of(best)
-    if best.seen["starved"] <= FED or not law:
+    if best.observed["starved"] <= FED or not law:
         return
     enough = law.enough(MOST_LOADERS)
     if law.binds(best.p.loaders) == "the model":
@@ -182,7 +182,7 @@ def law_of(row: Row[InputPipelineParameters]) -> InputPipelineLaw | None:
     for alone in row.rows.same_except(row, *SETTINGS):
         if not alone.p.loaders and not alone.p.pinned and is_complete(alone):
             cores = int(alone.reading.details["cores"])
-            return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.p.model == "host")
+            return InputPipelineLaw(alone.observed["wait"], alone.observed["model"], cores, alone.p.model == "host")
     return None
 
 
@@ -211,12 +211,12 @@ def iteration(row: Row[InputPipelineParameters]) -> float:
 
 
 def is_complete(row: Row[InputPipelineParameters]) -> bool:
-    """Tell whether all was observed that is reported besides time."""
-    return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
+    """True if all reported figures besides time were observed."""
+    return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.observed.keys()
 
 
 def is_plain(row: Row[InputPipelineParameters]) -> bool:
-    """Whether it has the settings that most of its task share: what was not varied besides the number of loaders."""
+    """True if a row has the settings that most of its task share: those not varied besides the number of loaders."""
     shared = mode(each.p.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.p.loaders)
     return not settings(row) and row.p.prefetch == shared
 
@@ -228,7 +228,7 @@ def in_words(row: Row[InputPipelineParameters]) -> str:
 
 
 def settings(row: Row[InputPipelineParameters]) -> str:
-    """Return those that are not the usual ones."""
+    """Return the settings that are not the usual ones."""
     ended = "" if row.p.persistent else "workers end with the epoch"
     return ", ".join(filter(None, ("pinned" if row.p.pinned else "", ended)))
 
@@ -274,7 +274,7 @@ PROBE = Probe(
                 Column("law", "bound", "ms", predicted=True),
                 Column("binds"),
                 Column("first batch", "first_batch", "ms"),
-                Column("in iterations", lambda row: row.seen["first_batch"] / iteration(row), priority=0),
+                Column("in iterations", lambda row: row.observed["first_batch"] / iteration(row), priority=0),
                 Column("next epoch", "next_epoch", "ms"),
             ),
             where=is_complete,

@@ -46,7 +46,7 @@ ANATOMY = Claim("memory is weights, gradients, optimizer state and saved activat
 FORMULA = Claim("a layer keeps sbh(34 + 5as/h) bytes", KORTHIKANTI, 0.95, 1.05)
 RULE = Claim("parameters x 18 below 75 % of the memory needs no model parallelism", BIGSCIENCE, 0.0, 1.0)
 # Models that the rule is tried on by the law, as GPT-3's table 2.1 (Brown et al. 2020) and Llama have them.
-KNOWN = {
+KNOWN_MODELS = {
     "GPT-3 1.3B": ModelDimensions(24, 2048, 8192, 16, 50257, bias=True, tied=True, positions=2048),
     "GPT-3 6.7B": ModelDimensions(32, 4096, 16384, 32, 50257, bias=True, tied=True, positions=2048),
     "GPT-3 13B": ModelDimensions(40, 5120, 20480, 40, 50257, bias=True, tied=True, positions=2048),
@@ -120,16 +120,16 @@ def law(row: Row[TrainingStepParameters], **changed: Any) -> float:
 
 def law_off(row: Row[TrainingStepParameters]) -> float:
     """By what share the law is above what was counted."""
-    return law(row) / row.seen["activations"] - 1
+    return law(row) / row.observed["activations"] - 1
 
 
 def together(row: Row[TrainingStepParameters]) -> float:
     """Bytes of all parts."""
-    return sum(row.seen[part] for part in PARTS)
+    return sum(row.observed[part] for part in PARTS)
 
 
 def is_explicit(row: Row[TrainingStepParameters]) -> bool:
-    """Tell whether scores are written out, and kept."""
+    """True if scores are written out, and kept."""
     return row.p.attention == "explicit" and row.p.checkpointing == NONE
 
 
@@ -137,26 +137,26 @@ def of_formula(row: Row[TrainingStepParameters]) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
     p = row.p
     recompute: Recompute = "nothing" if is_explicit(row) else FORMULA_OF[p.checkpointing.kind]
-    return row.seen["activations"] / float(activation_bytes(p.dimensions, p.batch, p.seq, recompute=recompute))
+    return row.observed["activations"] / float(activation_bytes(p.dimensions, p.batch, p.seq, recompute=recompute))
 
 
 def kept(row: Row[TrainingStepParameters], policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
     under = row.like(checkpointing=policy)
-    return None if under is None else under.seen["activations"] / row.seen["activations"]
+    return None if under is None else under.observed["activations"] / row.observed["activations"]
 
 
 def first(
     is_wanted: Callable[[Row[TrainingStepParameters]], bool],
 ) -> Callable[[Row[TrainingStepParameters]], bool]:
-    """Tell whether a row is the first GPT or the first Llama of those wanted."""
+    """Return a test for the first GPT or the first Llama of those wanted."""
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.p.gated)), None)
 
 
 def share_of(part: str) -> Callable[[Row[TrainingStepParameters]], float]:
     """Bytes of a part among those of all; cast copies count as weights."""
     parts = ("weights", "weight_copies") if part == "weights" else (part,)
-    return lambda row: sum(row.seen[each] for each in parts) / together(row)
+    return lambda row: sum(row.observed[each] for each in parts) / together(row)
 
 
 def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
@@ -186,28 +186,30 @@ def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
 
 
 def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
-    """Return what a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
-    capacity = row.seen.get("capacity")
+    """Return the memory that a step leaves unused, and the batch that would fill it as far as is safe."""
+    capacity = row.observed.get("capacity")
     if capacity is None:
         return None
-    if row.seen["peak"] > NEAR_LIMIT * capacity:
+    if row.observed["peak"] > NEAR_LIMIT * capacity:
         sentence = (
             "{configuration} takes {peak:size} of {capacity:size}, within 5 % of the limit: fragmentation may end a "
             "long run"
         )
         return row.remark(sentence, kind="caution", capacity=capacity)
-    of_one = row.seen["activations"] / row.p.batch
-    batch = row.p.batch + math.floor((NEAR_LIMIT * capacity - row.seen["peak"]) / of_one)
+    of_one = row.observed["activations"] / row.p.batch
+    batch = row.p.batch + math.floor((NEAR_LIMIT * capacity - row.observed["peak"]) / of_one)
     sentence = (
         "{configuration} leaves {unused:size} of {capacity:size} unused: by what it keeps its batch could be {larger}; "
         "`checkpointing` measures what that gains"
     )
-    return row.remark(sentence, kind="predicted", unused=capacity - row.seen["peak"], capacity=capacity, larger=batch)
+    return row.remark(
+        sentence, kind="predicted", unused=capacity - row.observed["peak"], capacity=capacity, larger=batch
+    )
 
 
 COUNTED = (
     Column("configuration", priority=2),
-    Column("weights", lambda row: row.seen["weights"], "MB"),
+    Column("weights", lambda row: row.observed["weights"], "MB"),
     Column("gradients", unit="MB"),
     Column("AdamW", "optimizer", "MB"),
     Column("activations", unit="MB"),
@@ -223,7 +225,7 @@ KEPT = (
 
 
 def _rule_by_law() -> Table:
-    """Tell where the rule of 75 % breaks, for models that people know."""
+    """Return by model where the rule of 75 % breaks, for models that people know."""
 
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
         kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
@@ -238,7 +240,7 @@ def _rule_by_law() -> Table:
             Column("selective", partial(sequences, kind="selective"), predicted=True),
             Column("every layer", partial(sequences, kind="every"), predicted=True),
         ),
-        KNOWN.items(),
+        KNOWN_MODELS.items(),
     )
 
 
@@ -253,7 +255,7 @@ def _figure(rows: Rows[TrainingStepParameters]) -> Figure | None:
 
 
 def _panels(row: Row[TrainingStepParameters]) -> tuple[Panel, ...]:
-    """Return those that differ in batch alone, those that differ in sequence alone, and the law between them."""
+    """Return panels of rows that differ in batch alone and in sequence alone, with the law between them."""
     panels = []
     for axis, label, at in (
         ("batch", "batch", f"seq {row.p.seq}"),
@@ -291,7 +293,7 @@ PROBE = Probe(
         RowClaim(
             EIGHTEEN,
             "Weights in both precisions, gradients and AdamW's state take {measured} a parameter ({configuration})",
-            ratio=lambda row: (together(row) - row.seen["activations"]) / row.seen["parameters"],
+            ratio=lambda row: (together(row) - row.observed["activations"]) / row.observed["parameters"],
             where=first(lambda row: row.p.precision.startswith("autocast")),
             unit="B",
         ),
@@ -300,14 +302,14 @@ PROBE = Probe(
             "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), gradients "
             "({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations "
             "({share_of_activations:%}): {configuration}",
-            ratio=lambda row: row.seen["peak"] / together(row),
+            ratio=lambda row: row.observed["peak"] / together(row),
             where=first(lambda row: row.p.checkpointing == NONE),
         ),
         RowClaim(
             FORMULA,
             "With scores written out and dropout, activations on a {path} take {measured} the formula: {configuration}",
             ratio=of_formula,
-            # What it is made for: a GPT in 16 bits with dropout and nothing dropped.
+            # The formula's own case: a GPT in 16 bits with dropout and nothing dropped.
             where=first(
                 lambda row: is_explicit(row) and row.p.dropout > 0 and row.p.element != "float32" and not row.p.gated
             ),
@@ -316,7 +318,7 @@ PROBE = Probe(
             RULE,
             "Where parameters x 18 fill 75 % of a memory, activations of {tokens} tokens take {measured} the rest "
             "({configuration})",
-            ratio=lambda row: row.seen["activations"] / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
+            ratio=lambda row: row.observed["activations"] / (LEFT_BYTES_A_PARAMETER * row.observed["parameters"]),
             where=first(lambda row: row.p.checkpointing == NONE),
         ),
     ),

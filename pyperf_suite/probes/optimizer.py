@@ -25,7 +25,7 @@ MANY_SMALL = Claim(
 )
 # Two moments of 4 bytes; the guide's 8 of 18 bytes a parameter.
 ADAMW_STATE = Claim("AdamW's moments take 8 bytes a parameter", BEKMAN, 7.99, 8.01)
-# Below so many elements a tensor is small: a matrix of 256 x 256.
+# Elements below which a tensor is small: a matrix of 256 x 256.
 SMALL_ELEMENTS = 1 << 16
 
 # The same total in few large tensors, in some between, in many small ones and in the most.
@@ -67,7 +67,7 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[OptimizerUpdateParameters]) -> Findings:
-    """Return what is left of each way's speed on few large tensors, where no guide claims any."""
+    """Return the speed of each way on large tensors relative to the loop, where no guide claims any."""
     large = rows.where(lambda row: row.p.tensors.elements_each > SMALL_ELEMENTS and not row.p.tensors.shape)
     return findings(
         group[0].remark(
@@ -88,7 +88,7 @@ def is_plain(row: Row[OptimizerUpdateParameters]) -> bool:
 
 def per_element(metric: str) -> Callable[[Row[OptimizerUpdateParameters]], float | None]:
     """Bytes of what was observed by that name, by parameter of the model."""
-    return lambda row: row.seen[metric] / row.p.tensors.elements if metric in row.seen else None
+    return lambda row: row.observed[metric] / row.p.tensors.elements if metric in row.observed else None
 
 
 def in_words(row: Row[OptimizerUpdateParameters]) -> str:

@@ -1,4 +1,4 @@
-"""Whether communication hides behind compute: a product and an all_reduce at once, and what each does to the other."""
+"""Measure whether communication hides behind compute: a product and an all_reduce at once, each against alone."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def over_product(row: Row[OverlapParameters]) -> Ratio | None:
 
 
 def of_nccl(name: str) -> Callable[[Row[OverlapParameters]], int | None]:
-    """Return what a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
+    """Return a column of NCCL's kernel as a run recorded it: its blocks or the GPU's multiprocessors."""
     return lambda row: (
         max((run.reading.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
     )
 
 
 def analyse(rows: Rows[OverlapParameters]) -> Findings:
-    """Return what the product and the all_reduce cost each other, on the mean of all settings."""
+    """Return the slowdown of product and all_reduce by each other, on the mean of all settings."""
     sentence = "While both run, the {run} takes {longer} as long as alone (settings: {settings})"
     remarks = []
     for run in ("product", "all_reduce"):

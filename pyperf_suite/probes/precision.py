@@ -66,9 +66,9 @@ class PrecisionAxes(AxisTable):
     Each `precision` is crossed with each `batch`, those `extra` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
-    with so many `micro_batches` of `cached_batch` sequences. Those of `process` are trained by AdamW in a process of
-    their own as well, with each `batch` and `checkpointing`, for what nvidia-smi or the resident set shows of it. The
-    MLP has 4 times hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
+    with `micro_batches` micro-batches of `cached_batch` sequences. Those of `process` are trained by AdamW in a process
+    of their own as well, with each `batch` and `checkpointing`, for what nvidia-smi or the resident set shows of it.
+    The MLP has 4 times hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
     """
 
     # float32 in full and in tfloat32, which torch leaves off by default.
@@ -103,7 +103,7 @@ def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
 
 
 def models(axes: PrecisionAxes) -> Iterator[TrainingStepParameters]:
-    """Yield those that are named, or of every size."""
+    """Yield the named models, or models of every size."""
     for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
         yield TrainingStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
     if not axes.shape:
@@ -145,34 +145,34 @@ def model(row: Row) -> str:
 
 
 def is_step(row: Row) -> bool:
-    """Tell whether it was timed, and is no process that was looked at."""
+    """True if it was timed, and is no process whose memory was read."""
     return bool(row.case.operator == "precision_step")
 
 
 def is_aligned(row: Row) -> bool:
-    """Tell whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
+    """True if every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
     p = row.p
     return all(size % 8 == 0 for size in (p.hidden, p.head_dim, p.width, p.vocab, p.seq))
 
 
 def is_plain(row: Row) -> bool:
-    """Tell whether it is a step of one micro-batch with autocast's usual cache."""
+    """True if it is a step of one micro-batch with autocast's usual cache."""
     return bool(is_step(row) and row.p.micro_batches == 1 and row.p.cast_cache == "iteration")
 
 
 def is_cast(row: Row) -> bool:
-    """Tell whether autocast chooses the types."""
+    """True if autocast chooses the types."""
     return bool(row.p.precision.startswith(AUTOCAST))
 
 
 def states(row: Row) -> float:
     """Bytes of the model and of AdamW, whose moments have the type of the weights."""
-    return (1 + MOMENTS) * row.seen["weights"] + row.seen["gradients"]
+    return (1 + MOMENTS) * row.observed["weights"] + row.observed["gradients"]
 
 
 def needed(row: Row) -> float:
     """Bytes that are held at once, between forward and backward."""
-    return states(row) + row.seen["activations"] + row.seen["weight_copies"]
+    return states(row) + row.observed["activations"] + row.observed["weight_copies"]
 
 
 def base(row: Row) -> Row | None:
@@ -183,7 +183,7 @@ def base(row: Row) -> Row | None:
 def freed(row: Row) -> float:
     """Bytes of activations that float32 keeps and it does not."""
     plain = base(row)
-    return plain.seen["activations"] - row.seen["activations"] if plain else 0.0
+    return plain.observed["activations"] - row.observed["activations"] if plain else 0.0
 
 
 def compared(row: Row) -> list[Row]:
@@ -197,13 +197,13 @@ def nested(row: Row) -> Row | None:
 
 
 def is_reported(row: Row) -> bool:
-    """Tell whether float32 was measured at no larger batch; of odd models only where there are no others."""
+    """True if float32 was measured at no larger batch; of odd models only where there are no others."""
     is_largest = is_plain(row) and base(row) and row is compared(row)[-1]
     return bool(is_largest and (is_aligned(row) or not any(is_plain(each) and is_aligned(each) for each in row.rows)))
 
 
 def is_judged(row: Row) -> bool:
-    """Tell whether a guide speaks of it."""
+    """True if a guide speaks of it."""
     return is_cast(row) and is_reported(row)
 
 
@@ -213,7 +213,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_pure(row) for row in rows.where(is_reported) if not is_cast(row)),
         (_break_even(row) for row in rows.where(is_judged) if len(compared(row)) > 1 and freed(row) > 0),
-        (row.remark(SHOWN) for row in rows.where(operator="training_memory") if "shown" in row.seen),
+        (row.remark(SHOWN) for row in rows.where(operator="training_memory") if "shown" in row.observed),
         (_alignment(odd, plain) for odd in plain if is_cast(odd) and not is_aligned(odd)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
     )
@@ -239,7 +239,7 @@ def _break_even(row: Row) -> Remark:
         "{break_even:count~} it needs more memory than float32",
         kind="predicted",
         of_one=of_one,
-        break_even=math.floor(row.seen["weight_copies"] / of_one),
+        break_even=math.floor(row.observed["weight_copies"] / of_one),
     )
 
 
@@ -290,7 +290,9 @@ PROBE = Probe(
         RowClaim(
             NOT_HALF,
             "{precision} keeps {measured} the activations of float32 at batch {batch} ({model})",
-            ratio=lambda row: row.seen["activations"] / plain.seen["activations"] if (plain := base(row)) else None,
+            ratio=lambda row: (
+                row.observed["activations"] / plain.observed["activations"] if (plain := base(row)) else None
+            ),
             where=is_judged,
         ),
         RowClaim(
@@ -304,7 +306,9 @@ PROBE = Probe(
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             ratio=lambda row: (
-                row.seen["casts"] / (row.p.micro_batches * step.seen["casts"]) if (step := nested(row)) else None
+                row.observed["casts"] / (row.p.micro_batches * step.observed["casts"])
+                if (step := nested(row))
+                else None
             ),
             where=lambda row: row.p.cast_cache == "iteration",
         ),
@@ -328,7 +332,7 @@ PROBE = Probe(
                 Column("weight copies", "weight_copies", "MB"),
                 Column("model and AdamW", "states", "MB"),
                 Column("saved", unit="MB"),
-                Column("peak", lambda row: row.seen.get("peak"), "MB", priority=0),
+                Column("peak", lambda row: row.observed.get("peak"), "MB", priority=0),
             ),
             where=is_plain,
         ),
@@ -353,12 +357,12 @@ PROBE = Probe(
                 Column("checkpointing", priority=0),
                 Column("shown", unit="MB", priority=2),
                 Column("context", unit="MB"),
-                Column("reserved", lambda row: row.seen.get("reserved"), "MB"),
-                Column("allocated", lambda row: row.seen.get("allocated"), "MB"),
+                Column("reserved", lambda row: row.observed.get("reserved"), "MB"),
+                Column("allocated", lambda row: row.observed.get("allocated"), "MB"),
                 Column("tensors", unit="MB", priority=2),
                 *published_columns("memory", "MB"),
             ),
-            where=lambda row: not is_step(row) and "shown" in row.seen,
+            where=lambda row: not is_step(row) and "shown" in row.observed,
         ),
     ),
     analyse=analyse,

@@ -1,4 +1,4 @@
-"""What our GPU kernels cost in registers, memory and instructions, read from machine code on any machine.
+"""Read our GPU kernels' registers, memory and instructions from machine code, on any machine.
 
 The figures are exact: one that changes is a change of the source or of the compiler, and both are in the record.
 """
@@ -22,7 +22,7 @@ KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
 
 @dataclass(frozen=True)
 class StaticKernelsAxes(AxisTable):
-    """What the probe varies in every profile, as nothing is sampled; kernels are a target's default set."""
+    """Axes of the probe in every profile, as nothing is sampled; kernels are a target's default set."""
 
     compiler: tuple[str, ...] = tuple(KERNELS)
     target: tuple[str, ...] = tuple(dict.fromkeys((*cuda_targets(), *triton_targets())))
@@ -36,21 +36,21 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[CompiledKernelParameters]) -> Findings:
-    """Tell which kernels touch local memory, and which has the most registers."""
-    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
-    most = max(rows, key=lambda row: row.seen["registers"], default=None)
+    """Return the kernels that touch local memory, and the one with the most registers."""
+    spilling = rows.where(lambda row: row.observed["instructions_LDL"] + row.observed["instructions_STL"] > 0)
+    most = max(rows, key=lambda row: row.observed["registers"], default=None)
     return findings(
         remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)) if rows else None,
         (row.remark("{kernel} for {target} uses local memory") for row in spilling),
-        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.seen["registers"]))
+        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.observed["registers"]))
         if most
         else None,
     )
 
 
 def count(metric: str) -> Callable[[Row[CompiledKernelParameters]], int]:
-    """Return what was observed by that name, a whole number."""
-    return lambda row: round(row.seen[metric])
+    """Return a column of an observed whole number."""
+    return lambda row: round(row.observed[metric])
 
 
 def instructions(*names: str) -> Callable[[Row[CompiledKernelParameters]], str | None]:

@@ -60,11 +60,11 @@ SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 EVERY_TILE_COUNT = 16
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8
-# So many rows of tiles share what they read in L2.
+# Rows of tiles that share their reads in L2.
 MOST_ROWS_ACROSS = 16
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
 WIDEST_STEP_SHARE = 8
-# The first picture shows so many schedules below the one of which most sizes were measured.
+# Schedules in the first picture below the one with the most sizes.
 MOST_OTHER_SCHEDULES = 2
 # A sweep of fewer sizes is only a corner of one along the other dimension.
 FEWEST_SIZES = 3
@@ -82,7 +82,7 @@ def gpu_tiles(device: Device) -> tuple[Tile, Tile]:
 
 
 def rows_of_tiles(device: Device) -> tuple[int, ...]:
-    """So many as divide the multiprocessors, so that columns of tiles meet the edges of waves.
+    """Return the largest number of tile rows that divides the multiprocessors: columns of tiles then meet wave edges.
 
     A single row of tiles would read its operands at the speed of memory and show that instead.
     """
@@ -159,7 +159,7 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 
 
 def _sizes_inside(steps: Sequence[int], edges: Sequence[int], count: int, multiple: int) -> Iterator[int]:
-    """Spread so many sizes evenly within each step, but for those that have one of the edges' sizes near.
+    """Spread `count` sizes evenly within each step, except sizes with one of the edges near.
 
     Each is a multiple of a power of two, so that no step has a kernel of its own for rows without alignment.
     """
@@ -198,7 +198,7 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def opens(self) -> str:
-        """Return what the next tile opens: a wave, where those before the edge fill their last one."""
+        """Return "a wave" if the tiles before the edge fill their last wave, else "a tile"."""
         return "a wave" if fills_wave(self.row, self.row.p.m, self.row.p.n) else "a tile"
 
     @property
@@ -209,7 +209,7 @@ class MeasuredCliff(BaselinePair):
 
 
 def _cost(slower: Ratio) -> Quantity:
-    """Return what a ratio of times adds to the shorter one."""
+    """Return the extra time of the slower one, as a share of the faster."""
     return Quantity(slower.value - 1, "+%", slower.low - 1, slower.high - 1, slower.processes)
 
 
@@ -253,7 +253,7 @@ def fit(rows: Rows[MatmulParameters]) -> JudgedLaw | None:
 
 
 def fills_wave(row: Row[MatmulParameters], m: ArrayLike, n: ArrayLike) -> NDArray[np.bool_]:
-    """Tell whether products of these sizes in the row's tiles fill their last wave."""
+    """True where products of these sizes in the row's tiles fill their last wave."""
     return np.asarray(tile_count(m, n, tile_of(row)) % in_slots(row).workers == 0)
 
 
@@ -362,22 +362,22 @@ def _library_law(sweep: Sweep) -> Remark | None:
     )
 
 
-def _law(row: Row[MatmulParameters], found: JudgedLaw) -> Remark:
-    step, peak = found.law.tile_seconds(row.p.k), peak_of(row)
+def _law(row: Row[MatmulParameters], judged: JudgedLaw) -> Remark:
+    step, peak = judged.law.tile_seconds(row.p.k), peak_of(row)
     tile = tile_of(row)
     rate = 2.0 * tile.m * tile.n * row.p.k / step if step else 0.0
     return row.remark(
         "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
         + (", which is {share:%} of a core's peak" if peak and rate else "")
         + "; fitted to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; "
-        "worst {worst})" + ("; noise alone explains {noise}" if found.noise else ""),
+        "worst {worst})" + ("; noise alone explains {noise}" if judged.noise else ""),
         kind="law",
-        overhead=found.law.overhead_s,
+        overhead=judged.law.overhead_s,
         step=step,
         share=rate * row.p.schedule.workers / peak if peak and rate else None,
-        fitted=found.fitted_on,
-        noise=Quantity(found.noise, "%"),
-        **misses(found.held_out),
+        fitted=judged.fitted_on,
+        noise=Quantity(judged.noise, "%"),
+        **misses(judged.held_out),
     )
 
 
@@ -443,7 +443,7 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
 
 
 def _headline(sweep: Sweep) -> str:
-    """Say what the first wave costs; where noise hides it, what the picture is about."""
+    """Return the cost of the first wave; where noise hides it, the subject of the picture."""
     first = next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None)
     if first is None or first.gain.value >= 1 or not first.cost.excludes(0.0):
         return "Tile and wave quantization"
@@ -451,35 +451,35 @@ def _headline(sweep: Sweep) -> str:
 
 
 def _panel(
-    sweep: Sweep, found: JudgedLaw | None, sizes: NDArray[np.int64], what: str, library: Sequence[Series] = ()
+    sweep: Sweep, judged: JudgedLaw | None, sizes: NDArray[np.int64], value: str, library: Sequence[Series] = ()
 ) -> Panel:
     """Time or rate of a sweep with its law at these sizes, and the library's."""
     row, width, largest = sweep.base, getattr(sweep.base.p.tile, sweep.along), int(sizes[-1])
-    drawn = [series("measured", sweep.rows.values(), sweep.along, "throughput" if what == "rate" else what)]
-    if found is not None:
+    drawn = [series("measured", sweep.rows.values(), sweep.along, "throughput" if value == "rate" else value)]
+    if judged is not None:
         m, n = (row.p.m, sizes) if sweep.along == "n" else (sizes, row.p.n)
-        seconds = found.law.seconds(critical_path(m, n, row.p.k, tile_of(row), in_slots(row)))
-        y = 2.0 * m * n * row.p.k / seconds if what == "rate" else seconds
+        seconds = judged.law.seconds(critical_path(m, n, row.p.k, tile_of(row), in_slots(row)))
+        y = 2.0 * m * n * row.p.k / seconds if value == "rate" else seconds
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.p.m, edges) if sweep.along == "n" else (edges, row.p.n)))
     return Panel(
         title=str(row.p.schedule),
         x_label=sweep.name,
-        y_label=what,
-        y_unit="TFLOP/s" if what == "rate" else "us",
+        y_label=value,
+        y_unit="TFLOP/s" if value == "rate" else "us",
         series=(*drawn, *library),
         strong_edges=tuple(edges[strong].tolist()),
         weak_edges=tuple(edges[~strong].tolist()),
     )
 
 
-def _libraries(sweep: Sweep, what: str) -> list[Series]:
+def _libraries(sweep: Sweep, y_label: str) -> list[Series]:
     """The library's times or rates at the sizes of a sweep; on a GPU its law as well."""
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if not library:
         return []
-    value = "throughput" if what == "rate" else what
+    value = "throughput" if y_label == "rate" else y_label
     drawn = [series(library[0].implementation, library, sweep.along, value, "baseline")]
     if by_law := _library_rows(sweep):
         law, _ = _staircase(sweep, by_law)
@@ -488,7 +488,7 @@ def _libraries(sweep: Sweep, what: str) -> list[Series]:
         shapes = [_shape_at(sweep, size) for size in places]
         times = [law[0] + law[1] * library_area(m, n, sweep.base.reading.details["slots"]) for m, n in shapes]
         rates = [2.0 * m * n * sweep.base.p.k / time for (m, n), time in zip(shapes, times, strict=True)]
-        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if what == "rate" else times, "line"))
+        drawn.append(Series(f"{by_law[0].implementation} law", places, rates if y_label == "rate" else times, "line"))
     return drawn
 
 

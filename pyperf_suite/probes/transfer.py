@@ -74,7 +74,7 @@ class TransferAxes(AxisTable):
 
     memcpy and the ways over a GPU's bus take each `size`, torch each `torch_size` on each number of `workers`, reads of
     a file each `disk_size`. `memory` is the host's end of a copy to or from a GPU. `folder` names the disk, "results"
-    for that of the results. What is measured in host memory does not change with the GPU.
+    for that of the results. Figures of host memory do not change with the GPU.
     """
 
     way: Annotated[tuple[str, ...], OneOf(WAYS)] = by(
@@ -166,7 +166,7 @@ def rate(row: Row[TransferParameters]) -> Quantity:
 
 
 def is_largest_of_both(row: Row[TransferParameters]) -> bool:
-    """Tell whether it is of the largest size that is measured in pinned and in pageable memory."""
+    """True for the largest size that is measured in pinned and in pageable memory."""
     both = [each for each in row.rows.same_except(row, "size_bytes") if each.p.pinned and each.against(pinned=False)]
     return row in both[-1:]
 

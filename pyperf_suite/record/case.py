@@ -22,7 +22,7 @@ MODES = ("burst", "sustained")
 
 
 class CaseOperator(Protocol):
-    """What a case asks of its operator: the type of its parameters, and whether they and an implementation can be."""
+    """A case's operator as the case needs it: its parameters' type, and checks of parameters and implementation."""
 
     name: str
 
@@ -84,7 +84,7 @@ class Case:
 
     @functools.cached_property
     def label(self) -> str:
-        """Return what a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
+        """Return the case for people: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
         return label_of(self.to_json())
 
     def validate(self) -> None:

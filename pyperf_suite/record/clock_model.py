@@ -43,12 +43,13 @@ FIT_ROUNDS, REFIT_ROUNDS, LEAST_RESIDUAL = 30, 12, 1e-5
 
 @dataclass(frozen=True)
 class AtOneClock:
-    """Seconds of a launch at `reference_hz`, within [`low`, `high`]; `clock_hz` is the median clock that was seen.
+    """Seconds of a launch at `reference_hz`, within [`low`, `high`]; `clock_hz` is the median clock over all slices.
 
-    `elasticity` is None if it is unknown: the bounds then span what any of UNKNOWN_ELASTICITY gives. `half_width` is
-    that of the interval by slices alone, as a share. `log_of_doubt` is by which logarithm the conversion may be off,
-    with its sign, 0 if there is no doubt: two cases at the same clock share it, so that their ratio has none.
-    `samples`, in `slices` of so many, are all at the reference clock, with two quantiles; a discarded slice has 0.
+    `elasticity` is None if it is unknown: the bounds then span all of UNKNOWN_ELASTICITY. `half_width` is the relative
+    half-width of the interval by slices alone. `log_of_doubt` is the logarithm, with its sign, of the conversion's
+    possible error, 0 if there is none: two cases at the same clock share it, so that their ratio has none. `samples`
+    are all at the reference clock, with two quantiles; `slices` holds the number of samples of each slice, 0 for a
+    discarded one.
     """
 
     seconds: float
@@ -83,7 +84,7 @@ def at_one_clock(
     is_compute: bool = True,
     launches_per_sample: int = 1,
 ) -> AtOneClock:
-    """Convert samples of a launch, taken in slices of so many, to the reference clock.
+    """Convert samples of a launch to the reference clock; `slices` holds the number of samples of each slice.
 
     Without a usable fit cycles are constant for a compute-bound launch that fills the GPU, seconds for any other.
     """
@@ -124,7 +125,7 @@ def at_one_clock(
 def interval_at_one_clock(
     seconds: Sequence[float], clocks_hz: Sequence[float], slices: Sequence[int], confidence: float, launches: int
 ) -> MedianInterval:
-    """The interval of the median of samples of so many `launches`, as wide as that of their times at one clock.
+    """Return the interval of the median of samples of `launches` launches each, as wide as that of times at one clock.
 
     It is the narrower one of cycles and of seconds, where no elasticity can be fitted: which of the two a launch keeps
     is not known before its work is.

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """Where the median lies, in the samples' unit; `confidence` was reached, maybe less than requested."""
+    """Interval of the median, in the samples' unit; `confidence` was reached, maybe less than requested."""
 
     low: float
     high: float
@@ -90,28 +90,28 @@ Where that is seen to drift by more within a run (`Disturbances.drift`), that ta
 def undisturbed_interval(
     samples: Sequence[float] | NDArray[np.float64], slices: Sequence[int], confidence: float, share: float = UNDISTURBED
 ) -> MedianInterval:
-    """Where that quantile lies within this process; `slices` says how many samples, in order, were taken at a time.
+    """Return the interval of a quantile within this process; `slices` holds the number of samples of each slice.
 
     Slices are the unit, for their samples resemble each other: the standard error of the logarithms of their quantiles,
     times Student's t. One slice says nothing: then it is the interval of the median, and no more than a look.
     """
     values = np.asarray(samples, dtype=np.float64)
-    whole = float(np.quantile(values, share))
+    quantile = float(np.quantile(values, share))
     parts = np.split(values, np.cumsum(slices)[:-1])
     if len(parts) < 2:
         middle = median_interval(values, confidence)
-        return MedianInterval(min(whole, middle.low), middle.high, middle.confidence, len(parts))
+        return MedianInterval(min(quantile, middle.low), middle.high, middle.confidence, len(parts))
     logs = np.log([np.quantile(part, share) for part in parts])
     error = float(np.std(logs, ddof=1)) / math.sqrt(len(parts))
     half_width = student_quantile(len(parts) - 1, (1 + confidence) / 2) * error
-    return MedianInterval(whole * math.exp(-half_width), whole * math.exp(half_width), confidence, len(parts))
+    return MedianInterval(quantile * math.exp(-half_width), quantile * math.exp(half_width), confidence, len(parts))
 
 
 def another_runs(value: float, within: MedianInterval, drift: float = 0.0) -> tuple[float, float]:
-    """Tell where the figure of another run on the same machine, whose speed drifts so much, lies with that confidence.
+    """Return the prediction interval for another run on this machine, given its drift.
 
-    Both figures have the error that slices show and what runs differ by, so their difference has twice the variance.
-    An interval that is sure of nothing, as that of a single sample, stays as it is.
+    Both figures have the error that slices show and what runs differ by, so their difference has twice the variance. An
+    interval of confidence 0, as of a single sample, stays as it is.
     """
     if within.confidence <= 0 or within.low <= 0:
         return within.low, within.high
@@ -276,12 +276,12 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def binomial_tail(count: int, tries: int) -> float:
-    """The probability that at most `count` of so many tries succeed, each with a probability of one half."""
+    """Return the probability that at most `count` of `tries` tries succeed, each with a probability of one half."""
     return 1.0 if count >= tries else incomplete_beta(tries - count, count + 1, 0.5)
 
 
 def student_tail(freedom: float, t: float) -> float:
-    """The probability that Student's t with so many degrees of freedom is above `t`, which is not negative."""
+    """Return the probability that Student's t with `freedom` degrees of freedom exceeds `t`, which is not negative."""
     return 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 

@@ -23,13 +23,13 @@ from pyperf_suite import files
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.record.record import OtherSchema, Record
 
-Own = TypeVar("Own", bound="Journal")
+JournalType = TypeVar("JournalType", bound="Journal")
 
 
 class Journal:
     """records.jsonl of one run, open for appending. Use as a context manager."""
 
-    # What is to be done where the disk refuses a line.
+    # Advice where the disk refuses a line.
     ADVICE = "All earlier records are kept; free some space and go on with --resume."
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self: Own) -> Own:
+    def __enter__(self: JournalType) -> JournalType:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -45,7 +45,7 @@ change, of which 0 is none.
 """
 
 
-# What spans more is no headline, and is written with two digits; beyond the second, it is hardly known at all.
+# Ratio of upper to lower bound above which a value is no headline and has two digits, and above which it is unknown.
 VAGUE_SPAN, UNKNOWN_SPAN = 4.0, 100.0
 
 
@@ -78,7 +78,7 @@ class Quantity:
 
     @property
     def has_interval(self) -> bool:
-        """Tell whether its bounds are known and apart."""
+        """True if the bounds are known and differ."""
         return self.low < self.high
 
     @property
@@ -90,11 +90,11 @@ class Quantity:
 
     @property
     def is_unknown(self) -> bool:
-        """Tell whether nothing was seen undisturbed, or so little that its bounds say nothing."""
+        """True if nothing was measured undisturbed, or the bounds span more than UNKNOWN_SPAN."""
         return self.noisy or self.span > UNKNOWN_SPAN
 
     def excludes(self, value: float) -> bool:
-        """Tell whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
+        """True if the whole interval lies on one side of `value`: a ratio beyond 1 is no noise."""
         return self.low > value or self.high < value
 
     def scaled(self, value: float) -> float:

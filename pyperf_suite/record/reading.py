@@ -73,7 +73,7 @@ class Reading:
         return self.per_second(self.flop, "TFLOP/s")
 
     def per_second(self, amount: float, unit: str) -> Quantity:
-        """So much a launch, bytes or FLOP, as a rate with its bounds."""
+        """Return `amount` bytes or FLOP of a launch as a rate with its bounds."""
         return self._quantity(amount / self.seconds, unit, amount / self.high, amount / self.low)
 
     def _quantity(self, value: float, unit: str, low: float, high: float) -> Quantity:
@@ -99,7 +99,7 @@ def _reading(trials: list[Record]) -> Reading:
     medians = [time.value for time in times]
     clocks = [record.metrics["sm_clock"].value for record in latest if "sm_clock" in record.metrics]
     converted = [record.at_clock for record in latest if record.at_clock is not None]
-    known = [at.elasticity for at in converted if at.elasticity is not None]
+    elasticities = [at.elasticity for at in converted if at.elasticity is not None]
     alone = len(times) == 1
     groups = _groups(latest[0]) if alone else ()
     return Reading(
@@ -117,7 +117,7 @@ def _reading(trials: list[Record]) -> Reading:
         groups=groups,
         drift=_drift(latest[0]) if alone else 0.0,
         clock_hz=statistics.median(clocks) if clocks else 0.0,
-        elasticity=statistics.median(known) if known else None,
+        elasticity=statistics.median(elasticities) if elasticities else None,
         log_of_doubt=statistics.fmean(at.log_of_doubt for at in converted) if converted else 0.0,
         is_noisy=all(_is_noisy(record) for record in latest),
     )
@@ -128,7 +128,7 @@ _REACH, _WIDER = 1.645, 1.96
 
 
 def _is_noisy(record: Record) -> bool:
-    """Tell whether it reports what a launch takes undisturbed, of which no slice was seen."""
+    """True if no undisturbed slice was sampled although the undisturbed time is reported."""
     is_usual = record.sampling.get("quantile", USUAL) == USUAL
     return not is_usual and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
 
@@ -203,12 +203,12 @@ def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
 
 
 def wins(ratio: Ratio) -> bool:
-    """Tell whether it is faster beyond its interval, and by enough to act on."""
+    """True if it is faster beyond its interval, and by enough to act on."""
     return ratio.low > 1 and ratio.value >= WORTH
 
 
 def is_settled(ratio: Ratio) -> bool:
-    """Tell whether it is distinguished from, or shown to be below, what is worth acting on."""
+    """True if the ratio is a win, or shown to be below WORTH."""
     return wins(ratio) or ratio.high < WORTH
 
 
@@ -242,7 +242,7 @@ def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
 _FEWEST_PAIRS = 6
 
 
-# Of a ratio to what was never seen undisturbed: two busy processes on two cores made 1.05 times 5, and 17 of others.
+# Error of a ratio with a side that was never undisturbed: two busy processes on two cores made 1.05 into 5 or 17.
 _NOT_KNOWN = 100.0
 
 
@@ -252,11 +252,11 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
         return _NOT_KNOWN
     rounds = sorted(slow.slices.keys() & fast.slices.keys())
     if len(rounds) < _FEWEST_PAIRS:
-        apart = 0.0 if _shared_groups(slow, fast) else _WIDER
-        return math.hypot(slow.within, fast.within, apart * slow.drift, apart * fast.drift)
+        factor = 0.0 if _shared_groups(slow, fast) else _WIDER
+        return math.hypot(slow.within, fast.within, factor * slow.drift, factor * fast.drift)
     import statistics
 
     logs = [math.log(slow.slices[at] / fast.slices[at]) for at in rounds]
     # Times are what the better slices took: where all slices together say another ratio, neither is sure.
-    apart = statistics.fmean(logs) - math.log(slow.seconds / fast.seconds)
-    return math.hypot(apart, _WIDER * statistics.stdev(logs) / math.sqrt(len(rounds)))
+    disagreement = statistics.fmean(logs) - math.log(slow.seconds / fast.seconds)
+    return math.hypot(disagreement, _WIDER * statistics.stdev(logs) / math.sqrt(len(rounds)))

@@ -83,7 +83,7 @@ class Metric:
 
 
 def _is_finite(value: Any) -> bool:
-    """Tell whether it is a number that every reader can reckon with; integers beyond a float's range are none."""
+    """True for a finite number that every reader can hold; integers beyond a float's range are not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -LARGEST < value < LARGEST
@@ -96,7 +96,7 @@ def _are_samples(samples: Any) -> bool:
 
 
 def _are_finite(values: list[Any]) -> bool:
-    """Whether each is a finite number; checked all at once where they are plain numbers, for a journal has millions."""
+    """True if all are finite numbers; checked at once where all are plain numbers, for a journal has millions."""
     if values and set(map(type, values)) <= {int, float}:
         within = min(values) > -LARGEST and max(values) < LARGEST
         return within and (total := sum(values)) == total  # a nan makes the total one

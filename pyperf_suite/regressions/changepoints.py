@@ -1,9 +1,9 @@
-"""Where a series of times changed its level.
+"""Find where a series of times changed its level.
 
 Levels are fitted by least squares, and their number is chosen by the likelihood of what the fit leaves over as an
-autoregressive process of order one: noise of benchmarks remembers itself, and a detector that takes it for independent
-sees steps everywhere. A change is nominated where it is large enough to matter, beyond what the series' own noise could
-do, and sharper than a drift. It is never more than nominated: a paired rerun decides.
+autoregressive process of order one: noise of benchmarks remembers itself, and a detector that assumes independence sees
+steps everywhere. A change is nominated where it is large enough to matter, beyond what the series' own noise could do,
+and sharper than a drift. It is never more than nominated: a paired rerun decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 # Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
 LEAST_EFFECT = 2 * MARGIN
 
-# Of so many series without a change, one would have a step beyond its noise if noise were as modelled.
+# Series without a change of which one would have a step beyond its noise, if noise were as modelled.
 ONE_ALARM_IN = 100
 
 # Fitting takes time as the square of the points; of longer series the newest are searched.
@@ -35,17 +35,16 @@ MOST_POINTS = 12_000
 # Fewer points are no level: one or two odd ones next to each other are outliers.
 FEWEST_POINTS = 3
 
-# An outlier lies further than so many standard deviations from the median of so many neighbours, and is drawn in to
-# there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
+# An outlier lies further than OUTLIER standard deviations from the median of its NEIGHBOURHOOD neighbours, and is drawn
+# in to there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
 
-# The criterion rises by so many log(n) for each step, chosen by simulation. 3 is the modified BIC of
-# Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is known; what is estimated, and
-# correlated, needs more.
+# The criterion rises by STEP_PENALTY · log(n) for each step, chosen by simulation. 3 is the modified BIC of Zhang and
+# Siegmund (Biometrics 63, 2007) for independent noise of known variance; estimated and correlated noise needs more.
 STEP_PENALTY = 5.0
 
-# A drift is looked for in all points, their newest half and quarter, by the means of so many blocks.
+# Parts searched for a drift, all points and their newest half and quarter, by the means of this number of blocks.
 DRIFTS_SEARCHED = (1, 2, 4)
 FEWEST_BLOCKS, MOST_BLOCKS = 8, 20
 
@@ -108,7 +107,7 @@ def find_changes(
     times = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(times) & (times > 0)):
         raise ValueError("a series of times holds finite positive numbers only")
-    found = []
+    changes = []
     for members in comparable_points(len(times), groups):
         logs = np.log(times[members])
         steps = detect_steps(logs)
@@ -120,10 +119,10 @@ def find_changes(
             last, first = int(members[start - 1]), int(members[start])
             step = _step(cleaned, steps, starts, left, start, right)
             change = _change(members, start, np.mean(cleaned[left:start]), step, start - left, right - start)
-            found.append(
+            changes.append(
                 replace(change, commit_before=commits[last], commit_after=commits[first]) if commits else change
             )
-    return sorted(found, key=lambda change: change.index)
+    return sorted(changes, key=lambda change: change.index)
 
 
 def find_newest(values: Sequence[float], members: np.ndarray, begin: int) -> Change | None:
@@ -157,7 +156,7 @@ def find_drift(values: Sequence[float], members: np.ndarray, explained: float = 
     for good, `points_before` all points before it.
     """
     logs = draw_in_outliers(np.log(np.asarray(values, dtype=np.float64)[members]))
-    least = math.log1p(LEAST_EFFECT)
+    least_log = math.log1p(LEAST_EFFECT)
     for count in (len(logs) // part for part in DRIFTS_SEARCHED):
         length = max(FEWEST_POINTS, count // MOST_BLOCKS)
         blocks = count // length
@@ -168,11 +167,11 @@ def find_drift(values: Sequence[float], members: np.ndarray, explained: float = 
         # Differences of a random walk's means share a part, which makes their sum vary half as much again.
         error = float(np.std(np.diff(means), ddof=1)) * math.sqrt(1.5 * (blocks - 1))
         drift = LogDifference(float(means[-1] - means[0]), max(error, LEAST_NOISE), blocks - 2)
-        if drift.centre - max(explained, 0.0) <= least or drift.p_value(least) >= 1 / (
+        if drift.centre - max(explained, 0.0) <= least_log or drift.p_value(least_log) >= 1 / (
             ONE_ALARM_IN * len(DRIFTS_SEARCHED)
         ):
             continue
-        passed = begin + length * int(np.flatnonzero(means <= means[0] + least)[-1] + 1)
+        passed = begin + length * int(np.flatnonzero(means <= means[0] + least_log)[-1] + 1)
         return _change(members, passed, means[0], drift, passed - begin, len(logs) - passed)
     return None
 
@@ -191,7 +190,7 @@ def comparable_points(count: int, groups: Sequence[Hashable] = ()) -> list[np.nd
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
-def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int, ...]:
+def _those_that_stand(cleaned: Floats, steps: Steps, least_log: float) -> tuple[int, ...]:
     """The steps that are large, beyond noise and no drift.
 
     The weakest of those that are not is taken out first and its two levels become one, for a step that was split in two
@@ -205,8 +204,9 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int,
         for left, start, right in _levels_around(cleaned, starts):
             step = _step(cleaned, steps, starts, left, start, right)
             effects.append(abs(step.centre))
-            # Of steps as large as the least effect half are estimated smaller: those within their error of it count.
-            is_real = abs(step.centre) + step.error >= least and step.p_value(0.0) < alpha
+            # Half of the steps as large as the least effect are estimated smaller: steps within their error of it
+            # count.
+            is_real = abs(step.centre) + step.error >= least_log and step.p_value(0.0) < alpha
             stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
         if all(stands):
             break
@@ -216,7 +216,7 @@ def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int,
 
 
 def _is_sharp(values: Floats, start: int) -> bool:
-    """Tell whether two levels leave less over of the values than a straight line: a drift is no step."""
+    """True if two levels leave smaller squares than a straight line: a drift is no step."""
     places = np.arange(len(values))
     line = np.polyval(np.polyfit(places, values, 1), places)
     return bool(np.sum((values - _levels(values, [start])) ** 2) <= np.sum((values - line) ** 2))
@@ -233,7 +233,7 @@ def _step(cleaned: Floats, steps: Steps, starts: Sequence[int], left: int, start
     near = (cleaned - _levels(cleaned, starts))[left:right]
     # A series may be noisier here than it is elsewhere.
     noise = max(steps.noise, float(np.sqrt(np.sum(near**2) / max(len(near) - 2, 1))))
-    # What a short series says of its own memory is little, and errs towards none: a standard error more is taken.
+    # A short series estimates its own memory badly, and errs towards none: one standard error is added.
     memory = min(steps.correlation + 1 / math.sqrt(len(cleaned)), MOST_CORRELATED)
     variance = _variance_of_mean(start - left, memory) + _variance_of_mean(right - start, memory)
     centre = float(np.mean(cleaned[start:right]) - np.mean(cleaned[left:start]))
@@ -251,7 +251,7 @@ def detect_steps(values: Floats) -> Steps:
     if count < 2 * FEWEST_POINTS:
         return Steps((), *(_noise(values - np.median(values)) if count else (LEAST_NOISE, 0.0)))
     cleaned = draw_in_outliers(values)
-    # What a step must save in squares so that independent noise rarely has one.
+    # Squares that a step must save so that independent noise rarely has one.
     starts = _least_squares(cleaned, 2 * _noise_of_differences(cleaned) ** 2 * math.log(count))
     best: tuple[int, ...] = ()
     criterion = math.inf
@@ -287,7 +287,7 @@ def _levels(values: Floats, starts: Any) -> Floats:
 
 
 def _variance_of_mean(count: int, correlation: float) -> float:
-    """Variance of the mean of so many successive points whose own variance is 1, correlated as AR(1).
+    """Variance of the mean of `count` successive points whose own variance is 1, correlated as AR(1).
 
     (1 + 2 sum over lags k of (1 - k/n) r^k) / n, as in any text on time series.
     """
@@ -301,7 +301,7 @@ def _noise_of_differences(values: Floats) -> float:
 
 
 def _least_squares(values: Floats, penalty: float) -> list[int]:
-    """Tell where the levels begin that minimise squares + penalty x steps, none shorter than the fewest points."""
+    """Return the starts of levels that minimise squares + penalty x steps, none shorter than the fewest points."""
     count = len(values)
     centred = values - np.median(values)
     sums = np.concatenate([[0.0], np.cumsum(centred)])
@@ -348,7 +348,7 @@ def _criterion(residuals: Floats, steps: int) -> float:
 
 
 def _correlation(residuals: Floats) -> float:
-    """Of successive residuals, never below none: noise that alternates is no reason to believe in smaller steps."""
+    """Correlation of successive residuals, at least 0: noise that alternates does not make smaller steps credible."""
     squares = float(residuals @ residuals)
     if squares <= 0:
         return 0.0
@@ -374,7 +374,7 @@ def _moved_to_best_places(values: Floats, starts: tuple[int, ...]) -> tuple[int,
 
 
 def _best_split(values: Floats) -> int:
-    """Tell where to split values into two levels so that the squares are least."""
+    """Return the place that splits values into two levels with the least squares."""
     count = len(values)
     sums = np.cumsum(values - values.mean())[FEWEST_POINTS - 1 : count - FEWEST_POINTS]
     places = np.arange(FEWEST_POINTS, count - FEWEST_POINTS + 1)

@@ -36,9 +36,9 @@ from pyperf_suite.user_kernels.probe import is_test
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
-# So few runs tell no noise, and fewer than so many nothing of spoilt ones.
+# Fewest runs that tell noise, and fewest that tell which runs are spoilt.
 FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
-# A run is spoilt that lies so many standard deviations off its neighbours, unless more than this share of runs does.
+# A run is spoilt if it lies FAR_OUT standard deviations off its neighbours, unless more than this share of runs does.
 FAR_OUT, SPOILT_SHARE = 5.0, 0.05
 # A run off its neighbours by this share of a difference may be what explains it, unless it is as much larger.
 AS_FAR, MUCH_FURTHER = 0.6, 3.2
@@ -75,18 +75,18 @@ class RunNoise:
 
     def doubt(self, old: Measured, new: Measured, difference: float) -> str:
         """Why that difference may be one spoilt run's, as a sentence; "" if it is not."""
-        far = AS_FAR * abs(difference)
+        explains_from = AS_FAR * abs(difference)
         if self.runs < FEWEST_TO_DECIDE:
             return f"One run may be spoilt, which only {FEWEST_TO_DECIDE} and more stored runs can exclude."
-        if self.largest >= far or self.spoilt < math.inf:
+        if self.largest >= explains_from or self.spoilt < math.inf:
             return "Single runs of its own stood out of their neighbours as far."
         for which, run, other in (("old", old, new), ("new", new, old)):
             before, after = self.around.get(run.run_id) or self.around.get("") or (None, None)
             log = math.log(run.value)
-            if before is None or abs(log - before) < far:
+            if before is None or abs(log - before) < explains_from:
                 continue
-            is_alone = which == "old" and abs(math.log(other.value) - before) <= far
-            if is_alone if after is None else abs(log - after) >= far:
+            is_alone = which == "old" and abs(math.log(other.value) - before) <= explains_from
+            if is_alone if after is None else abs(log - after) >= explains_from:
                 return f"The {which} run stands out of the runs around it as far."
         return ""
 
@@ -110,16 +110,18 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
-    least = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
-    segments = [part for group in groups for part in _without_breaks(series, group, logs, least)]
+    step_limit = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
+    segments = [part for group in groups for part in _without_breaks(series, group, logs, step_limit)]
     off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
-    spoilt = [far for part in off for far in part if far > least]
+    spoilt = [far for part in off for far in part if far > step_limit]
     noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
     noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
     if len(spoilt) > SPOILT_SHARE * len(kept):
         return replace(noise, spoilt=min(spoilt))
-    good = [[log for log, far in zip(*pair, strict=True) if far <= least] for pair in zip(segments, off, strict=True)]
-    stayed = [abs(step) for step in _steps(good) if abs(step) > least]
+    good = [
+        [log for log, far in zip(*pair, strict=True) if far <= step_limit] for pair in zip(segments, off, strict=True)
+    ]
+    stayed = [abs(step) for step in _steps(good) if abs(step) > step_limit]
     if len(spoilt) + len(stayed) > SPOILT_SHARE * len(kept):
         stayed = []
     if not spoilt and not stayed:
@@ -127,20 +129,20 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     named = [f"{len(spoilt)} spoilt"] if spoilt else []
     named += [f"{len(stayed)} step{'s' if len(stayed) > 1 else ''}"] if stayed else []
     source = f"{len(kept) - len(spoilt)} runs of its own, {' and '.join(named)} left out,"
-    calm = _noise_of([step for step in _steps(good) if not stayed or abs(step) <= least], source)
-    largest = max(far for part in off for far in part if far <= least)
+    calm = _noise_of([step for step in _steps(good) if not stayed or abs(step) <= step_limit], source)
+    largest = max(far for part in off for far in part if far <= step_limit)
     calm = replace(calm, runs=len(kept), largest=largest, around=noise.around)
     return replace(noise, calm=calm, spoilt=min(spoilt, default=math.inf), step=min(stayed, default=math.inf))
 
 
 def _without_breaks(
-    series: BenchmarkSeries, group: Sequence[int], logs: Sequence[float], least: float
+    series: BenchmarkSeries, group: Sequence[int], logs: Sequence[float], step_limit: float
 ) -> list[list[float]]:
     """The logarithms of a group's runs, in a list anew after each break at which they step."""
     starts = [each.index for each in series.breaks]
     parts: list[list[float]] = [[]]
     for last, index in zip([group[0], *group], group, strict=False):
-        if abs(logs[index] - logs[last]) > least and any(last < start <= index for start in starts):
+        if abs(logs[index] - logs[last]) > step_limit and any(last < start <= index for start in starts):
             parts.append([])
         parts[-1].append(logs[index])
     return parts
@@ -155,13 +157,13 @@ def _around(
 ) -> dict[str, tuple[float | None, float | None]]:
     """The medians of the runs before and after each of these, None without any; under "" those of the newest."""
     places = {point.run_id: index for index, point in enumerate(series.points) if point.run_id in runs}
-    found = {}
+    around = {}
     for run_id, place in {**places, "": len(logs)}.items():
         same = [at for at in kept if not run_id or series.groups[at] == series.groups[place]]
         sides = ([at for at in same if at < place][-NEIGHBOURS:], [at for at in same if at > place][:NEIGHBOURS])
         before, after = (statistics.median(logs[at] for at in side) if side else None for side in sides)
-        found[run_id] = (before, after)
-    return found
+        around[run_id] = (before, after)
+    return around
 
 
 def _steps(segments: Iterable[Sequence[float]]) -> list[float]:
@@ -283,16 +285,16 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         return judgement(word, None, sentence, *between, figures=changed)
     known = noise_of(new)
     noise = known and known.beside(difference(old.medians, new.medians, known).centre)
-    seen = difference(old.medians, new.medians, noise)
-    verdict = judge(seen, margin, may_decide=noise is not None)
+    change = difference(old.medians, new.medians, noise)
+    verdict = judge(change, margin, may_decide=noise is not None)
     clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
-    is_machine = _explains(verdict, max(cause * math.copysign(1, seen.centre) for cause in (clock, sentinel)), margin)
+    is_machine = _explains(verdict, max(cause * math.copysign(1, change.centre) for cause in (clock, sentinel)), margin)
     # The sentinel is taken to be as noisy as the benchmark.
-    apart = replace(seen, centre=seen.centre - sentinel, error=math.sqrt(2) * seen.error)
+    apart = replace(change, centre=change.centre - sentinel, error=math.sqrt(2) * change.error)
     beside = judge(apart, margin, may_decide=bool(is_machine and sentinel))
     if beside.word == "equivalent":
         verdict = beside
-    doubt = noise.doubt(old, new, seen.centre) if noise and verdict.word in ("slower", "faster") else ""
+    doubt = noise.doubt(old, new, change.centre) if noise and verdict.word in ("slower", "faster") else ""
     word = "undecided" if doubt or (is_machine and verdict is not beside) else verdict.word
     return judgement(
         word,
@@ -321,7 +323,7 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
 
 
 def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
-    """Tell whether a move of the machine by that logarithm, in the verdict's direction, may be all there is."""
+    """True if a move of the machine by that logarithm, in the verdict's direction, may explain it."""
     nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
     return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
 
@@ -330,15 +332,15 @@ def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
     """The judgements with slower and faster only where they stand among all the others."""
     tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
     adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
-    found = []
-    for number, one in enumerate(judged):
-        word, sentence = one.verdict, one.sentence
+    adjusted_judgements = []
+    for number, judgement in enumerate(judged):
+        word, sentence = judgement.verdict, judgement.sentence
         if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
             sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
             word = "undecided"
-        details = {**one.details, "adjusted_p_value": adjusted.get(number)}
-        found.append(replace(one, verdict=word, sentence=sentence, details=details))
-    return found
+        details = {**judgement.details, "adjusted_p_value": adjusted.get(number)}
+        adjusted_judgements.append(replace(judgement, verdict=word, sentence=sentence, details=details))
+    return adjusted_judgements
 
 
 def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:

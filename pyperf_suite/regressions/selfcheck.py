@@ -22,7 +22,7 @@ MANIFEST = "selfcheck.json"
 COMPARISONS = "comparisons.jsonl"
 SCHEMA_VERSION = 1
 
-# From so many comparisons of identical code on, a newer selfcheck speaks for the machine in place of an older one.
+# Comparisons of identical code from which on a newer selfcheck speaks for the machine in place of an older one.
 ENOUGH = 50
 
 
@@ -57,14 +57,14 @@ class Comparison:
         """The inverse of `to_json`. Raises ValueError for what is not a comparison."""
         try:
             known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-            found = cls(**known | {"log_ratios": tuple(float(item) for item in data["log_ratios"])})
-            ratio = 1.0 if found.ratio is None else found.ratio
-            figures = (found.shift, found.seconds, found.number, ratio, *found.log_ratios)
-            if not all(math.isfinite(figure) for figure in figures) or found.verdict not in WORDS:
+            comparison = cls(**known | {"log_ratios": tuple(float(item) for item in data["log_ratios"])})
+            ratio = 1.0 if comparison.ratio is None else comparison.ratio
+            figures = (comparison.shift, comparison.seconds, comparison.number, ratio, *comparison.log_ratios)
+            if not all(math.isfinite(figure) for figure in figures) or comparison.verdict not in WORDS:
                 raise ValueError("figures that are not finite, or an unknown verdict")
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a comparison: {error}") from None
-        return found
+        return comparison
 
 
 @dataclass(frozen=True)
@@ -121,27 +121,27 @@ def open_selfcheck(path: Path) -> Selfcheck:
         raise UserError(f"{path / MANIFEST} is damaged: it does not hold JSON.") from None
     if not isinstance(settings, dict) or settings.get("schema_version") != SCHEMA_VERSION:
         raise UserError(f"{path / MANIFEST} is not of a selfcheck that this version can read.")
-    found: dict[tuple[float, int], Comparison] = {}
+    comparisons: dict[tuple[float, int], Comparison] = {}
     for line in lines:
         try:
             comparison = Comparison.from_json(json.loads(line))
         except (ValueError, RecursionError):
             continue
         place = (comparison.shift, comparison.number)
-        if place not in found or found[place].verdict == "failed":
-            found[place] = comparison
-    return Selfcheck(path, settings, tuple(found.values()))
+        if place not in comparisons or comparisons[place].verdict == "failed":
+            comparisons[place] = comparison
+    return Selfcheck(path, settings, tuple(comparisons.values()))
 
 
 def selfchecks(results: Path, machine: str) -> list[Selfcheck]:
     """All of a machine's (its slug) that can be read, oldest first."""
-    found = []
+    opened = []
     for manifest in sorted((results / machine).glob(f"selfcheck-*/{MANIFEST}")):
         try:
-            found.append(open_selfcheck(manifest.parent))
+            opened.append(open_selfcheck(manifest.parent))
         except UserError:
             continue  # a damaged one is no reason to hide the others
-    return found
+    return opened
 
 
 def latest_selfcheck(results: Path, machine: str) -> Selfcheck | None:

@@ -19,9 +19,9 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 
-# What is tolerated unless somebody says otherwise: the only place that says 1 %.
+# Margin unless the user gives another: the only place that says 1 %.
 MARGIN = 0.01
-# What makes the exit code other than 0: each level all that the one before it does, and one thing more.
+# Reasons for an exit code other than 0: each level has all of the one before it, and one more.
 FAIL_ON = ("never", "slower", "probably-slower", "failed", "undecided")
 DEFAULT_FAIL_ON = "undecided"
 TABLE = "tool.pyperf_suite.regressions"
@@ -30,7 +30,7 @@ _KEYS = ("margin", "margins")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a project tolerates; `margins` maps a probe or a pattern of labels to a share, in the file's order."""
+    """Margins of a project; `margins` maps a probe or a pattern of labels to a share, in the file's order."""
 
     margin: float = MARGIN
     margins: Mapping[str, float] = field(default_factory=dict)
@@ -106,11 +106,11 @@ def _thresholds(path: Path, table: Any) -> Thresholds:
     )
 
 
-def _share(path: Path, what: str, value: Any) -> float:
+def _share(path: Path, name: str, value: Any) -> float:
     try:
         return parse_share(value)
     except ValueError as reason:
-        raise UserError(f"{path}: {what}: {reason}.") from None
+        raise UserError(f"{path}: {name}: {reason}.") from None
 
 
 def parse_share(value: Any) -> float:
@@ -137,7 +137,7 @@ def selects(pattern: str | None, probe: str, label: str, case_id: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Tell whether text is what the pattern says, where * is any text and ? any character; brackets are themselves.
+    """True if text matches a pattern where * is any text and ? any character; brackets are themselves.
 
     Labels are full of brackets, which a shell's patterns would take for sets of characters.
     """

@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30
 
-# A change may have come so many points before or after its place.
+# Points by which a change may have come before or after its place.
 PLACED_WITHIN = 2
 
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
 
-# So many points on either side show what the clock and the sentinel did; less than that share is nothing.
+# Points on either side that show the clock's and the sentinel's move; a smaller share is no move.
 POINTS_COMPARED, LEAST_MOVE = 10, 0.01
 SENTINEL_MOVED = " The sentinel, the same code in every run, took {} with it."
 
-# So many notes of a kind are printed one by one.
+# Notes of a kind that are printed one by one.
 MOST_NOTES = 10
 
 # A later run is of the same choice of benchmarks where it holds this share of those measured together.
@@ -74,13 +74,13 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
         return find_changes(values, [point.commit for point in points], series.groups)
     starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
     edges = [0, *starts, len(values)]
-    found = []
+    changes = []
     for left, index, right in zip(edges, edges[1:], edges[2:], strict=False):
         before, after = values[index - 1], values[index]
         ratio = after / before if before else float("inf")
         levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
-        found.append(Change(*levels, points[index - 1].commit, points[index].commit))
-    return found
+        changes.append(Change(*levels, points[index - 1].commit, points[index].commit))
+    return changes
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,16 @@ class Nomination:
 
     @property
     def is_slower(self) -> bool:
-        """Tell whether the new level takes more time, or more of what is scarce."""
+        """True if the new level takes more time, or more of a scarce resource."""
         return (self.change.ratio.value > 1) != (self.series.metric in LESS_IS_WORSE)
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether this is a figure of machine code, of which there is no doubt and no noise."""
+        """True for static metrics (registers, spills), which have no noise."""
         return self.series.kind == "static"
 
     def is_recent(self, since: str | None) -> bool:
-        """Tell whether the change began at or after that ISO date, or without one among the newest points."""
+        """True if the change began at or after that ISO date, or without one among the newest points."""
         points_since = len(self.series.points) - self.change.index
         return self.first.made_at >= since if since else points_since <= RECENT_POINTS
 
@@ -181,7 +181,7 @@ class Nomination:
 
     @property
     def _hypotheses(self) -> str:
-        """Return what else may have moved the time, and the command that tells it from the code."""
+        """Return other possible causes of the move, and the command that tells them from the code."""
         if not self.moved:
             return ""
         came = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.moved.items())
@@ -239,7 +239,7 @@ class Nomination:
 
 @dataclass
 class Tracked:
-    """What was found: changes that stand, the most recent first, and the rest, for notes.
+    """Changes that stand, the most recent first, and the others, for notes.
 
     `newest` are of one run or two, which are no level yet.
     """
@@ -254,21 +254,21 @@ class Tracked:
 
     @property
     def notes(self) -> list[str]:
-        found = [f"{self.searched or 'No'} series were searched for changes."]
+        notes = [f"{self.searched or 'No'} series were searched for changes."]
         if self.too_short:
-            found.append(
+            notes.append(
                 f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points of one GPU and state: "
                 "too few for a change to be seen."
             )
-        found += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
-        found += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
-        found += _some(
+        notes += _some([f"Outside the range of its level: {each.sentence}" for each in self.newest], "newest runs")
+        notes += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
+        notes += _some(
             [f"The machine's state changed: {what} at {when[:16]}Z." for when, what in self.breaks],
             "breaks",
         )
         if older := sum(not each.undone for each in self.earlier):
-            found.append(f"Older changes, which --since DATE lists: {older}.")
-        return found
+            notes.append(f"Older changes, which --since DATE lists: {older}.")
+        return notes
 
 
 def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentinels: Iterable[Measured] = ()) -> Tracked:
@@ -276,7 +276,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
 
     A change is the machine's where the sentinels of the same runs, among the series or besides, changed by as much.
     """
-    found = Tracked()
+    tracked = Tracked()
     times: dict[tuple[str, str], dict[str, float]] = {}
     for one in (*sentinels, *(point for series in searched if series.kind == "sentinel" for point in series.points)):
         if one.medians:
@@ -285,26 +285,26 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
     for series in searched:
         groups = comparable_points(len(series.points), series.groups) if series.kind != "static" else []
         if series.kind != "static" and not groups:
-            found.too_short += 1
+            tracked.too_short += 1
             continue
-        found.searched += 1
+        tracked.searched += 1
         for each in series.breaks if series.kind != "static" else ():
             when = series.points[each.index].made_at
             if not since or when >= since:
-                breaks[when[:13], each.what] = None
+                breaks[when[:13], each.description] = None
         steps = nominations(series)
         newest, drift = _newest_and_drift(series, groups, [each.change for each in steps], since)
-        found.newest += [_with_sentinel(each, times) for each in newest]
+        tracked.newest += [_with_sentinel(each, times) for each in newest]
         for nomination in (_with_sentinel(each, times) for each in (*steps, *drift)):
             if not nomination.is_drift and (not nomination.is_recent(since) or nomination.undone):
-                found.earlier.append(nomination)
+                tracked.earlier.append(nomination)
             elif nomination.is_machine:
-                found.of_the_machine.append(nomination)
+                tracked.of_the_machine.append(nomination)
             else:
-                found.current.append(nomination)
-    found.current.sort(key=lambda each: order_of(each.first.run_id, each.first.started_at), reverse=True)
-    found.breaks = sorted(breaks, reverse=True)
-    return found
+                tracked.current.append(nomination)
+    tracked.current.sort(key=lambda each: order_of(each.first.run_id, each.first.started_at), reverse=True)
+    tracked.breaks = sorted(breaks, reverse=True)
+    return tracked
 
 
 def _with_sentinel(nomination: Nomination, sentinels: Mapping[tuple[str, str], Mapping[str, float]]) -> Nomination:
@@ -326,7 +326,7 @@ def nominations(series: BenchmarkSeries) -> list[Nomination]:
         return []
     changes = changes_of(series)
     if is_exact:
-        # Where its compiler or driver differs as well, that is why.
+        # A changed compiler or driver explains a change of exact figures.
         broken = {each.index for each in series.breaks}
         changes = [each for each in changes if each.index not in broken]
     return [
@@ -357,8 +357,11 @@ def _newest_and_drift(
     later = members[[points[index].made_at >= since for index in members]] if since else members
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
     drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
-    found: tuple[list[Nomination], list[Nomination]] = [], []
-    for change, those, length in ((newest, found[0], 1), (drift, found[1], drift.points_before if drift else 0)):
+    pair: tuple[list[Nomination], list[Nomination]] = [], []
+    for change, kind, length in (
+        (newest, pair[0], 1),
+        (drift, pair[1], drift.points_before if drift else 0),
+    ):
         if change:
             within = later if change is drift else members
             start = int(np.searchsorted(within, change.index))
@@ -366,12 +369,12 @@ def _newest_and_drift(
             last = own[-1] if change is drift else own[1]
             named = replace(change, commit_before=own[0].commit, commit_after=last.commit)
             same = _is_one_commit(own if change is drift else _about(series, change))
-            those.append(Nomination(series, named, same_code=same, is_drift=change is drift))
-    return found
+            kind.append(Nomination(series, named, same_code=same, is_drift=change is drift))
+    return pair
 
 
 def _makes_good(later: Change, change: Change) -> bool:
-    """Tell whether a later level is back where the change came from, or beyond."""
+    """True if a later level is back at the change's start, or beyond."""
     if change.ratio.value > 1:
         return later.after <= change.before * (1 + LEAST_EFFECT)
     return later.after >= change.before / (1 + LEAST_EFFECT)
@@ -387,9 +390,9 @@ def _is_one_commit(points: Sequence[Measured]) -> bool:
     return len({point.commit for point in points}) == 1 and not any(p.dirty or not p.commit for p in points)
 
 
-def _some(sentences: Sequence[str], what: str) -> list[str]:
+def _some(sentences: Sequence[str], kind: str) -> list[str]:
     rest = len(sentences) - MOST_NOTES
-    return [*sentences[:MOST_NOTES], *([f"{rest} more {what} of this kind."] if rest > 0 else [])]
+    return [*sentences[:MOST_NOTES], *([f"{rest} more {kind} of this kind."] if rest > 0 else [])]
 
 
 def absent(
@@ -408,36 +411,34 @@ def absent(
             runs[_run_of(one)][case] = one
             trials[one.machine, case].append(one)
     later: dict[Run, list[Measured]] = {}
-    found = []
-    for (_, case), own in trials.items():
-        newest = _run_of(own[-1])
+    judgements = []
+    for (_, case), history in trials.items():
+        newest = _run_of(history[-1])
         if newest not in later:
             later[newest] = _later_runs(newest, runs)
         gone = [one for one in later[newest] if case not in runs[_run_of(one)]]
-        if not is_wanted(own[-1]) or (gone and gone[0].made_at < since if since else len(gone) > RECENT_POINTS):
+        if not is_wanted(history[-1]) or (gone and gone[0].made_at < since if since else len(gone) > RECENT_POINTS):
             continue
-        if own[-1].metrics:
-            if min(len(gone), len(own)) < FEWEST_POINTS:
+        if history[-1].metrics:
+            if min(len(gone), len(history)) < FEWEST_POINTS:
                 continue
-            last: Measured | None = own[-1]
+            last: Measured | None = history[-1]
             missed = gone
-            said = (
-                f"vanished: {_runs(gone)} measured what was measured with it.{_new_name(own[-1], trials, list(runs))}"
-            )
+            sentence = f"vanished: {_runs(gone)} measured what was measured with it.{_new_name(history[-1], trials, list(runs))}"
         else:
-            last = next((one for one in reversed(own) if one.metrics), None)
-            if not (last or own[-1].failed):
+            last = next((one for one in reversed(history) if one.metrics), None)
+            if not (last or history[-1].failed):
                 continue
-            missed = own[own.index(last) + 1 :] if last else own
-            said = f"not measured in {_runs(missed)}, the newest: {own[-1].why_absent}."
-        said = f"{f'Last measured {last.made_at[:16]}Z' if last else 'Never measured'}, {said}"
-        details = {"machine": own[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
-        found.append(Judgement(own[-1].label, *case, "failed", None, 0.0, said, details))
-    return found
+            missed = history[history.index(last) + 1 :] if last else history
+            sentence = f"not measured in {_runs(missed)}, the newest: {history[-1].why_absent}."
+        sentence = f"{f'Last measured {last.made_at[:16]}Z' if last else 'Never measured'}, {sentence}"
+        details = {"machine": history[-1].machine, "run_id": missed[-1].run_id, "runs": len(missed)}
+        judgements.append(Judgement(history[-1].label, *case, "failed", None, 0.0, sentence, details))
+    return judgements
 
 
-def _run_of(one: Measured) -> Run:
-    return one.machine, one.profile, one.run_id
+def _run_of(point: Measured) -> Run:
+    return point.machine, point.profile, point.run_id
 
 
 def _later_runs(newest: Run, runs: dict[Run, dict[Case, Measured]]) -> list[Measured]:
@@ -472,7 +473,7 @@ Rerun = tuple[Nomination, PairedCase]
 def rerunnable(
     wanted: Iterable[Nomination], machine: str, journals: Mapping[tuple[str, str], Path]
 ) -> tuple[list[Rerun], list[Judgement]]:
-    """Those that can be rerun on this machine, with their cases; and judgements of those that cannot, with the reason.
+    """Return the changes that can be rerun on this machine, with their cases, and judgements of the others.
 
     `journals` has the journal of each run, by machine and run_id.
     """
@@ -528,17 +529,17 @@ def confirm(
     for nomination, case in wanted:
         commits = (nomination.change.commit_before, nomination.change.commit_after)
         suites.setdefault((*commits, is_users(case.probe)), []).append((nomination, case))
-    found: list[Judgement] = []
+    judgements: list[Judgement] = []
     for (before, after, _), members in suites.items():
         cases = [case for _, case in members]
         try:
             old, new = arms_of(before, after, list(dict.fromkeys(case.probe for case in cases)))
         except UserError as reason:
-            found += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
+            judgements += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
         decided = compare_arms(old, new, cases, device, rule, seed, **how)
-        found += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
-    return found
+        judgements += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
+    return judgements
 
 
 def _not_rerun(nomination: Nomination, reason: str) -> Judgement:

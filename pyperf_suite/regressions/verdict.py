@@ -125,7 +125,7 @@ class Proportion:
 
     @property
     def low(self) -> float:
-        """The lowest rate that would give so many hits or more in one of forty series."""
+        """The lowest rate that would give as many hits or more in one of forty series."""
         if not self.hits:
             return 0.0
         from scipy import special
@@ -149,15 +149,15 @@ WORDS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided", "faile
 # How often slower or faster may be said of what lies just within the margin, equivalent of what lies just beyond it.
 ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
 
-# Of what a suite calls slower or faster beyond the margin, at most this share is expected to be mistaken, even if all
-# the others lay just within the margin; for identical code it is far less.
+# At most this share of the changes that a suite calls slower or faster beyond the margin is expected to be mistaken,
+# even if all the others lay just within the margin; for identical code it is far less.
 FALSE_DISCOVERY_RATE = 0.05
 
 # Probably slower is what stayed undecided with the whole interval beyond the margin, at this confidence at least.
 PROBABLE = 0.95
 
-# What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
-# even, falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
+# Share of the alarms' error rate for the first look; the other looks split the rest evenly. Simulated against even,
+# falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
 # Each look at half as many pairs again: closer ones take more from each other's share than they save in pairs.
 GROWTH = 1.5
@@ -172,7 +172,7 @@ LESS_IS_WORSE = {"resident_warps", "resident_blocks"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What evidence shows.
+    """Decision on the evidence.
 
     `ratio` is time of the new over time of the old, with the interval that decided: it covers the truth with a
     probability of at least `confidence`. `p_value` is for "no slower and no faster than the margin". `further_pairs`
@@ -227,7 +227,7 @@ def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
 
 
 class Interval(NamedTuple):
-    """Where a logarithm lies, and with what confidence."""
+    """Interval of a logarithm, and its confidence."""
 
     low: float
     high: float
@@ -403,7 +403,7 @@ class SequentialRule:
         object.__setattr__(self, "max_pairs", looks[-1])
 
     def for_suite(self, comparisons: int) -> SequentialRule:
-        """The rule for one of so many benchmarks: its alarms are rare enough to stand among all the others.
+        """Return the rule for one of `comparisons` benchmarks: its alarms are rare enough to stand beside the others.
 
         An alarm by this rule always survives `suite_words`; seven pairs that all agree, which are no rarer than 1 in
         500, might not. Up to five comparisons it is the same rule. Raises ValueError for no comparisons.
@@ -418,11 +418,11 @@ class SequentialRule:
         return pairs in self.looks
 
     def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:
-        """What a look after so many pairs may spend of `alpha` and `alpha_equivalent`; over the looks each sums to 1.
+        """Return the alpha spending of a look at `pairs` pairs, of `alpha` and `alpha_equivalent`; each sums to 1.
 
         Alarms are wanted early, so their looks spend nearly equal shares; being equivalent takes many pairs if it is
         noisy and few if it is not, so its looks spend in proportion to their pairs. A final look spends all that is
-        left: its time was set by a budget, not by what was seen. Beyond the last look its share is what there is.
+        left: its time was set by a budget, not by what was seen. Beyond the last look its share is left.
         """
         here = min(sum(look < pairs for look in self.looks), len(self.looks) - 1)
         spent = slice(here, None if final else here + 1)
@@ -497,16 +497,16 @@ def suite_words(verdicts: Sequence[Verdict]) -> list[Word]:
 
 
 def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
-    """Tell whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
+    """True if a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
 
     `slower` counts what got slower; `probably-slower` also what stayed open with the whole interval beyond the margin;
-    `failed` also what could not be measured; `undecided` also what else stayed open.
+    `failed` also what could not be measured; `undecided` also all others that stayed open.
     """
     return judgement.severity in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
 def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON, unchanged: int = 0) -> ExitCode:
-    """What failed, if that counts or nothing else was measured; else a regression, else what stayed open, else fine.
+    """Return the exit code: failures, if they count or are alone; else a regression, an undecided one, or fine.
 
     `unchanged` counts benchmarks that were searched and have no judgement.
     """

@@ -1,4 +1,4 @@
-"""What a worker does with cases: prepare, verify and warm up each, sample them by turns, verify again, report.
+"""Measure cases in a worker: prepare, verify and warm up each, sample them by turns, verify again, report.
 
 Runs inside the worker process, which owns the device; returns plain JSON, so that the parent never touches a tensor.
 A turn is a slice of some milliseconds, so a disturbance of half a second costs each case a slice and none its result.
@@ -50,7 +50,7 @@ from pyperf_suite.workloads.workload import (
 # In the place of a block's iterations: the case is left until its next turn.
 END_OF_TURN = "end of turn"
 
-# Samples of so many ranks are kept one by one; of more, each rank's quantiles.
+# Samples of up to this number of ranks are kept one by one; of more, each rank's quantiles.
 RANKS_KEPT_WHOLE = 16
 
 Answer = TypeVar("Answer")
@@ -326,8 +326,8 @@ class _Rank:
         return do_together(self.group, doing, action, self.deadline_s)
 
 
-def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
-    checks = [Checked(**each) for each in found]
+def _everywhere(answers: Sequence[Mapping[str, Any]]) -> Checked:
+    checks = [Checked(**each) for each in answers]
     return together(
         [
             replace(each, first=f"rank {rank} has {each.wrong} of {each.compared} elements wrong: {each.first}")
@@ -389,7 +389,7 @@ class _Lead(Prepared, Checks):
         result["sampling"] |= _seen_by(times) | {
             "nodes": self._group.environment.nodes,
             "clock_uncertainty_s": max(uncertain_ns) * 1e-9,
-            # What the GPUs' counters saw is of all of these.
+            # Sums over the ranks whose GPU counters were read.
             "iterations": self._rank.iterations,
         }
         # In rank 0's telemetry the other ranks of its machine are not other processes.
@@ -474,13 +474,13 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 
 
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
-    """Return what each rank saw; null for one that took no part."""
+    """Return each rank's own times; null for a rank that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
 
     def quantiles(share: float) -> list[float | None]:
         return [float(np.quantile(each.seconds, share)) if each.seconds.size else None for each in times]
 
-    seen: dict[str, Any] = {
+    report: dict[str, Any] = {
         "ranks": len(times),
         "rank_median_s": quantiles(0.5),
         "rank_q20_s": quantiles(0.2),
@@ -490,5 +490,5 @@ def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
         ],
     }
     if len(times) <= RANKS_KEPT_WHOLE:
-        seen["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
-    return seen
+        report["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
+    return report

@@ -1,4 +1,4 @@
-"""What a run will measure, and how long it will take: cases of probes in a seeded random order, in several processes.
+"""Plan a run and estimate its time: cases of probes in a seeded random order, in several processes.
 
 The time is an estimate from what each case computes, corrected by what its trials really take. Its constants were read
 off `trial_s` of records of every probe on two-core machines.
@@ -42,7 +42,7 @@ class PlannedCase:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether its figures are read and not timed: they are the same in every process, so one suffices."""
+        """True if figures are read and not timed: they are the same in every process, so one suffices."""
         return find_workload(self.case.operator).is_exact
 
     @property
@@ -128,9 +128,9 @@ NEIGHBOURS = 0.02
 def most_informative_first(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCase, ...]:
     """The cases in an order that may be cut anywhere: for a run with a budget.
 
-    What is compared stays together: all implementations and schedules of one problem, and problems whose sizes differ
-    by at most 2 %. Of such bundles each dtype, layout or other kind of problem comes in turn, and within a kind its
-    sizes from coarse to fine: the middle, the quarters, the eighths. Ties are drawn by the seed.
+    Cases that are compared stay together: all implementations and schedules of one problem, and problems whose sizes
+    differ by at most 2 %. Of such bundles each dtype, layout or other kind of problem comes in turn, and within a kind
+    its sizes from coarse to fine: the middle, the quarters, the eighths. Ties are drawn by the seed.
     """
     drawn = in_random_order(cases, seed)
     problems: dict[tuple[object, ...], dict[tuple[float, ...], list[PlannedCase]]] = {}
@@ -143,7 +143,7 @@ def most_informative_first(cases: Sequence[PlannedCase], seed: int) -> tuple[Pla
 
 
 def _problem(planned: PlannedCase) -> tuple[tuple[object, ...], tuple[float, ...]]:
-    """What kind of problem a case is, and its sizes; tiles, schedules and implementations are ways to solve it."""
+    """Return a case's kind of problem, and its sizes; tiles, schedules and implementations are ways to solve it."""
     values = vars(planned.case.parameters)
     kind = tuple((name, value) for name, value in values.items() if isinstance(value, str | bool))
     sizes = tuple(float(value) for value in values.values() if isinstance(value, int) and not isinstance(value, bool))
@@ -191,7 +191,7 @@ LINE_EVERY_S = 10.0
 START_S = {"cpu": 0.7, "cuda": 7.0}
 IMPORT_OF_TORCH_S = 2.0
 START_OF_A_GROUP_S = 4.0
-# What follows the last trial: the sentinel, in a process that is there, then pictures and files.
+# Time after the last trial: the sentinel, in a process that is there, then pictures and files.
 END_S = 1.2
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
@@ -208,14 +208,14 @@ CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.1, "torch": 0.25}
 # The share of their caps that warm-up and sampling take, slices included that are measured again; of a user's kernels,
 # which converge sooner.
 SHARE_OF_CAPS, USERS_SHARE_OF_CAPS = 0.9, 0.6
-# So many times as long as on an idle machine everything takes that computes: from here on every slice is disturbed, and
-# measured again within half of the time.
+# Slowdown of a busy machine, against an idle one, from which on every slice is disturbed, and measured again within
+# half of the time.
 BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
 
-# Of computing, by which it is seen how busy the cores are, and how often.
+# Seconds of computing that show how busy the cores are, and how often.
 LOOKED_FOR_S, LOOKS = 0.01, 5
 
 # Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
@@ -297,7 +297,7 @@ class Outlook:
             return AROUND_WHAT_IS_READ_S * slowed()
         effort, on_gpu = self._plan.profile.effort, self._plan.device.kind == "cuda"
         effort = effort.sustained(settles=on_gpu) if case.mode == "sustained" else effort
-        is_counted = math.isinf(effort.stop.relative_half_width)  # so many launches, however long they take
+        is_counted = math.isinf(effort.stop.relative_half_width)  # a number of launches, however long they take
         visits = 2 if self._plan.has_two_visits and is_ready_fast(workload) and not is_counted else 1
         seconds = visits * AROUND_A_USERS_CASE_S[workload.library]
         seconds += CHECKS_OF_A_USERS_CASE_S[workload.library] / effort.processes
@@ -337,7 +337,7 @@ def in_words(seconds: float) -> str:
 
 
 class ProgressLines:
-    """Says through `write` how far a run is, at most every so many seconds."""
+    """Print through `write` how far a run is, at most once in `every_s` seconds."""
 
     def __init__(
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic, every_s: float = LINE_EVERY_S
@@ -371,7 +371,7 @@ def slowed() -> float:
     return max(1.0, math.sqrt(now * queue) if queue > 1 else now)
 
 
-# Of what its units do at FLOAT64_HZ, which all GPUs exceed, products of torch in float64 reach so much.
+# Share of its units' peak at FLOAT64_HZ, a clock that all GPUs exceed, that torch's products in float64 reach.
 FLOAT64_SHARE, FLOAT64_HZ = 0.5, 1.4e9
 
 
@@ -384,7 +384,7 @@ def gpu_float64_flop_per_s(device: Device) -> float:
 
 @functools.cache
 def host_flop_per_s() -> float:
-    """What this machine's cores multiply in float64 through numpy: the best of a few products, some milliseconds."""
+    """Return this machine's float64 FLOP/s through numpy: the best of a few products, some milliseconds."""
     size = 384
     a = np.ones((size, size))
     best_s = float("inf")

@@ -12,8 +12,8 @@ from pyperf_suite.measure.power import PAUSE_SHARE, SettleRule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.interval import UNDISTURBED, USUAL
 
-# So long a CPU works before a sustained measurement begins. A GPU does until its clock has settled, and is then sampled
-# for so long, in blocks that leave it as few pauses.
+# Work of a CPU before a sustained measurement begins. A GPU works until its clock has settled, and is then sampled for
+# SUSTAINED_SAMPLES_S, in blocks that leave it as few pauses.
 SUSTAINED_S = 2.0
 SUSTAINED_SAMPLES_S = 1.0
 
@@ -23,9 +23,9 @@ VISIT_SHARE_OF_CAP = 0.3
 
 @dataclass(frozen=True)
 class Effort:
-    """What one trial of a case may spend on warming up and on samples.
+    """Limits of one trial of a case for warm-up and samples.
 
-    It is one of so many `processes`, which share the case's checks.
+    The trial is one of `processes`, which share the case's checks.
     """
 
     warm_up: SteadyRule
@@ -86,7 +86,7 @@ class Profile:
 
 
 def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
-    """Return what a launch takes when nothing else disturbs it, from as many slices as it takes to see that."""
+    """Return the rule for the undisturbed time of a launch: it takes as many slices as show it."""
     return StopRule(
         relative_half_width,
         confidence=0.9,

@@ -1,4 +1,4 @@
-"""Where runs live: `<results>/<machine>/<run-id>/` with run.json, records.jsonl and the pictures drawn from them."""
+"""Find runs in `<results>/<machine>/<run-id>/`, with run.json, records.jsonl and the pictures drawn from them."""
 
 from __future__ import annotations
 
@@ -163,13 +163,13 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
     raise UserError(f"There is no run of the same cases and profile in {folder}: start one, with no --resume.")
 
 
-def find_run_folder(name: str, results: Path, held: Sequence[str] = (RECORDS,)) -> Path:
+def find_run_folder(name: str, results: Path, files: Sequence[str] = (RECORDS,)) -> Path:
     """The folder of the run of that name: its id, `latest`, or `latest~1` for the one before on the same machine.
 
-    A run is a folder in which one of the files `held` has something in it. Raises UserError if there is no such run,
+    A run is a folder in which one of the files `files` has something in it. Raises UserError if there is no such run,
     or several machines have one.
     """
-    filled = [path for path in run_files(results, held) if path.is_file() and path.stat().st_size]
+    filled = [path for path in run_files(results, files) if path.is_file() and path.stat().st_size]
     runs = list({(path.parent.parent.name, path.parent.name): path.parent for path in filled}.values())
     if not runs:
         what = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"

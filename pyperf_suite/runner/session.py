@@ -53,11 +53,11 @@ SENTINEL_EFFORT = Effort(
 
 # Cases that a sentence names.
 MOST_NAMED = 3
-# What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
+# Time that a run with a budget keeps for its end: the last sentinel in a fresh process, the findings and pictures.
 CLOSING_S = 10.0
 
 
-# Cases that take turns: so long together, and no more than a kill may cost; so many, for each may have processes.
+# Limits of cases that take turns: seconds together, no more than a kill may cost; cases, for each may have processes.
 GROUP_S, GROUP_CASES = 15.0, 64
 
 # The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
@@ -66,12 +66,12 @@ GPU_CACHE_BYTES = 128 * 2**20
 # Part of a case's time that is left after the first of two visits.
 VISIT_SHARE = 0.5
 
-# Of a case's operands, at least: those that are launched on, and a reference in float64.
+# Copies of a case's operands, at least: those that are launched on, and a reference in float64.
 COPIES = 3
 
 
 def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | None:
-    """Return what cases have in common that can take turns in one worker; None for one that must not be interrupted."""
+    """Return the key of cases that can take turns in one worker; None for a case that must not be interrupted."""
     case, workload = planned.case, find_workload(planned.case.operator)
     counted = math.isinf(effort.stop.relative_half_width)
     if workload.is_exact or workload.fresh_ranks or not workload.takes_turns or counted or case.mode == "sustained":
@@ -92,7 +92,8 @@ class Session:
 
     plan: Plan
     folder: RunFolder
-    # Who measures, and last whose first process, which has done nothing yet, measures the last sentinel.
+    # The workers that measure; the first process of the last one, which has done nothing yet, measures the last
+    # sentinel.
     workers: Sequence[Workers]
     # Seconds from `open` on that the run may take, its end included.
     budget_s: float = math.inf
@@ -113,7 +114,7 @@ class Session:
         self._began_s = self.clock()
         # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
         self._last_trials: dict[tuple[str, str], int] = {}
-        # Where the cases after each begin in the plan.
+        # Index of the next case in the plan.
         self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
         self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
         # By trial, the place of its record; and the trials of which that is a first visit.
@@ -246,7 +247,7 @@ class Session:
 
     @property
     def kept(self) -> str:
-        """Return what a resumed run already holds, in a sentence; empty for a new run."""
+        """Return a sentence about the trials that a resumed run already has; empty for a new run."""
         trials = self.trials()
         held = sum(self._is_held(*trial) for trial in trials)
         if not held:
@@ -256,7 +257,7 @@ class Session:
 
     @property
     def cut_short(self) -> str:
-        """Return what the budget left out and how to go on, in a sentence; empty where it left out nothing."""
+        """Return a sentence about the trials that the budget left out, and how to go on; empty if it left out none."""
         if not self.left_out and self._due:
             return (
                 f"The budget of {self.budget_s:g} s left no time for the second visit of {len(self._due)} of "
@@ -264,14 +265,14 @@ class Session:
             )
         if not self.left_out:
             return ""
-        whole = sum(self.is_finished(planned) for planned in self.plan.cases)
+        complete = sum(self.is_finished(planned) for planned in self.plan.cases)
         begun = len({planned for planned, _ in self.trials()} - {p for p, process in self.left_out if process == 0})
         if not begun:
             ends = f"starting and ending a run takes about {CLOSING_S:g} s of it, so ask for more."
             return f"The budget of {self.budget_s:g} s leaves no time for a case: {ends}"
         return (
             f"The budget of {self.budget_s:g} s left out {len(self.left_out)} trials: of {len(self.plan.cases)} cases, "
-            f"{begun} were measured by at least one process and {whole} by all. "
+            f"{begun} were measured by at least one process and {complete} by all. "
             f"Go on with --resume {self.folder.run_id}."
         )
 
@@ -311,19 +312,19 @@ class Session:
         kind = worker_kind(planned, self.plan.profile.effort)
         left_s = min(GROUP_S, self.budget_s - CLOSING_S - (self.clock() - self._began_s))
         after = self.plan.cases[self._places.get(planned.key, len(self.plan.cases)) :]
-        for other in after if kind is not None else ():
+        for candidate in after if kind is not None else ():
             if len(group) == GROUP_CASES:
                 break
-            key = _key(other, process)
+            key = _key(candidate, process)
             if key not in self._due if is_due else key in self._finished:
                 continue
-            if worker_kind(other, self.plan.profile.effort) != kind:
+            if worker_kind(candidate, self.plan.profile.effort) != kind:
                 continue
-            seconds += self.outlook.trial_s(other, process)
-            held_bytes += self._held_bytes(other)
+            seconds += self.outlook.trial_s(candidate, process)
+            held_bytes += self._held_bytes(candidate)
             if seconds > left_s or held_bytes > self._room_bytes:
                 break
-            group.append(other)
+            group.append(candidate)
         return group
 
     def _held_bytes(self, planned: PlannedCase) -> int:
@@ -367,7 +368,7 @@ class Session:
         return self.record(planned, self._last_trials[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
-        """Tell whether a resumed run already holds the case from every process, with all its visits."""
+        """True if the run has the case from every process, with all its visits."""
         keys = [_key(planned, process) for process in self.processes(planned)]
         return all(key in self._finished and key not in self._due for key in keys)
 

@@ -10,7 +10,7 @@ from pyperf_suite.record.record import NOT_RUN, cause_of
 
 
 class SparedCases:
-    """Which cases need not be run, since others of the implementation failed of a cause that does not depend on them.
+    """Spares cases after others of the implementation failed of a cause that does not depend on them.
 
     An answer's `witnesses` is how many cases have to fail of its cause before the others are spared. 1 is for what came
     before any value of the case mattered: an import, a missing driver. 2 is for what may depend on the case: a crash, a
@@ -19,7 +19,7 @@ class SparedCases:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str, str], set[str]] = {}
+        self._failures: dict[tuple[str, str, str], set[str]] = {}
         self._answers: dict[tuple[str, str], dict[str, Any]] = {}
         self._ran: set[tuple[str, str]] = set()
 
@@ -29,7 +29,7 @@ class SparedCases:
         if answer["outcome"] == "ok":
             self._ran.add(of)
         if witnesses := answer.get("witnesses"):
-            seen = self._seen.setdefault((*of, cause_of(answer["reason"], case.to_json()["parameters"])), set())
+            seen = self._failures.setdefault((*of, cause_of(answer["reason"], case.to_json()["parameters"])), set())
             seen.add(case.case_id)
             if len(seen) >= witnesses:
                 reason = f"{answer['reason']}{NOT_RUN}{case.label}]"

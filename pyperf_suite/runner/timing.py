@@ -63,7 +63,7 @@ def timed(
         if effort is None:
             return result | {"outcome": "ok"}
         when = "while it was timed"
-        measurement, found = yield from sampled(
+        measurement, details = yield from sampled(
             prepared.launch,
             prepared.stopwatch,
             case.mode,
@@ -74,7 +74,7 @@ def timed(
             cores_of(case),
             is_compute=bool((prepared.work or work).flop),
         )
-        result |= found
+        result |= details
         if measurement.quantile != USUAL:
             result["state"] = result.get("state", {}) | {
                 "reported_time": f"{measurement.quantile:.0%} quantile of samples"
@@ -83,8 +83,8 @@ def timed(
         checks.after_timing()
     except WrongLaunch as wrong:
         result |= {"kernel": dataclasses.asdict(prepared.kernel), "work": dataclasses.asdict(prepared.work or work)}
-        found = wrong.verdict.to_json() | prepared.references() | checks.report()
-        result["verification"] = found | {"message": str(wrong)}
+        details = wrong.verdict.to_json() | prepared.references() | checks.report()
+        result["verification"] = details | {"message": str(wrong)}
         return result | {"outcome": "failed", "reason": f"Wrong result {when}: {wrong}"}
     result["verification"] |= checks.report()
     return result | {"outcome": "ok"}
@@ -146,7 +146,7 @@ def sampled(
 ) -> Turns[tuple[Measurement, dict[str, Any]]]:
     """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch.
 
-    The launch uses so many `cores`; `is_compute` says if it follows their speed.
+    The launch uses `cores` cores; `is_compute` says if it follows their speed.
     """
     on_gpu = device.kind == "cuda" and not isinstance(stopwatch, CpuStopwatch)
     settles = on_gpu and mode == "sustained"
@@ -212,7 +212,7 @@ def sampled(
         measurement = with_levels(measurement, disturbances.reasons, disturbances.loops_s, effort.stop)
     metrics = {"time": dataclasses.asdict(time_metric(measurement, disturbed.get("drift", 0.0), is_compute))}
     if isinstance(stopwatch, CudaStopwatch):
-        # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
+        # Cycles as well as seconds for a reader; none where the device's counters could not be read.
         read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
         metrics |= {"sm_clock": dataclasses.asdict(observed_metric(Observed("Hz", read), digits=5))} if read else {}
     if watts is not None:
@@ -221,7 +221,7 @@ def sampled(
     if loads:
         how["load"] = loads[0].report() | ({"power_by": slices.joules.source} if slices else {})
     if timer is not watched:
-        # What the load left is checked after one launch more, which is no sample.
+        # Check the load's result after one launch more, which is no sample.
         launched = measurement.warmup_launches + loads[0].launches
         watched.time(launch, launched + len(measurement.seconds) * measurement.launches_per_sample, 1, 1)
     quality = {

@@ -115,25 +115,25 @@ def _disturbances(visits: Sequence[Record]) -> tuple[dict[str, Any], list[str]]:
 
 def _metrics(visits: Sequence[Record]) -> dict[str, Metric]:
     """Metrics other than time: the samples of both visits, and bounds that hold those of both."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name, metric in visits[1].metrics.items():
         both = [visit.metrics[name] for visit in visits if name in visit.metrics]
         samples = [sample for each in both for sample in each.samples]
         middle = [statistics.fmean(getattr(each, share) for each in both) for share in ("value", "q20", "q80")]
         low, high = min(each.low for each in both), max(each.high for each in both)
-        found[name] = Metric(metric.unit, middle[0], low, high, middle[1], middle[2], samples)
-    return found
+        metrics[name] = Metric(metric.unit, middle[0], low, high, middle[1], middle[2], samples)
+    return metrics
 
 
 def _of_ranks(visits: Sequence[Record]) -> dict[str, Any]:
     """The figures of ranks: means of both visits, and the samples of both; none of a case without ranks."""
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for name, of_ranks in visits[1].sampling.items():
         if name.startswith("rank_"):
             pairs = zip(visits[0].sampling[name], of_ranks, strict=True)
             is_samples = name == "rank_samples_s"
-            found[name] = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
-    return found
+            joined[name] = [a + b if is_samples else None if a is None or b is None else (a + b) / 2 for a, b in pairs]
+    return joined
 
 
 def _verification(visits: Sequence[Record]) -> Mapping[str, Any]:

@@ -230,7 +230,7 @@ def analyse(rows: Rows) -> Findings:
         except UserError as reason:
             refused[str(reason)] = remark("{reason}", kind="caution", reason=str(reason))
         else:
-            known += [replace(row, seen={"by law": each}) for row, each in zip(members, seconds, strict=True)]
+            known += [replace(row, observed={"by law": each}) for row, each in zip(members, seconds, strict=True)]
     worst = sorted(known, key=lambda row: -abs(math.log(ratio(row))))
     advice = "`pyperf-suite calibrate` fits the laws to these records and states the error on held-out ones"
     return findings(
@@ -244,7 +244,7 @@ def analyse(rows: Rows) -> Findings:
 
 def ratio(row: Row) -> float:
     """Above 1 where the law takes this machine for slower than it is."""
-    return row.seen["by law"] / row.seconds
+    return row.observed["by law"] / row.seconds
 
 
 def kind_of(row: Row) -> str:
@@ -289,7 +289,7 @@ COLUMNS = (
     Column("what", what, priority=2),
     Column("dtype", priority=0),
     Column("measured", "seconds", "us"),
-    Column("predicted", lambda row: row.seen["by law"], "us", predicted=True),
+    Column("predicted", lambda row: row.observed["by law"], "us", predicted=True),
     Column("predicted / measured", ratio, "x", 2),
     Column("rate", "flop_per_s", "TFLOP/s"),
 )

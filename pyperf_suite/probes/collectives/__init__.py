@@ -82,17 +82,17 @@ def _place(curve: Curve, size: int) -> str:
     return _PLACE.format(time, f"{point.algbw() / GIGA:.2f}", f"{point.busbw / GIGA:.2f}", wrong)
 
 
-# What the ways of training in parallel send, the most common first.
+# Operations that the ways of training in parallel send, the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
 MORE = (*TRAINING, "send_receive", "all_to_all")
-ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")
+OPERATION_NAMES = (*MORE, "broadcast", "reduce", "gather", "scatter")
 
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
 LARGEST_BYTES = 8 * 2**30
 
 DEFAULT = "default"  # NCCL's own settings
-# One at a time so many pairs are measured in a minute; of more ranks as many pairs at once as there can be.
+# Up to this number of ranks, pairs are measured one at a time within a minute; of more ranks, as many at once as fit.
 RANKS_PAIRED_ONE_BY_ONE = 8
 
 
@@ -115,7 +115,7 @@ class CollectivesAxes(AxisTable):
     """
 
     ranks: tuple[int, ...] = by(ranks_of(2), full=ranks_of(2, 4), cuda=a_rank_a_gpu)
-    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = by(TRAINING, standard=MORE, full=ALL)
+    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = by(TRAINING, standard=MORE, full=OPERATION_NAMES)
     size: tuple[Sizes, ...] = by(
         sizes("64..16MiB:64"),
         standard=sizes("64..16MiB:8"),

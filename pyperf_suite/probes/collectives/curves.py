@@ -61,12 +61,12 @@ class CurvePoint:
         return self.row.reading.seconds / self.trips
 
     def algbw(self, seconds: float | None = None) -> float:
-        """Return what a caller sees, at the median or at another time of one message."""
+        """Return bytes per second as a caller sees them, at the median or at another time of one message."""
         return float(self.row.p.message_bytes / (seconds or self.seconds))
 
     @property
     def busbw(self) -> float:
-        """Return what a link carries."""
+        """Return the bytes per second that a link carries."""
         return self.algbw() * float(bus_factor(self.row.p.operation.counted_as, self.row.p.ranks))
 
     @property
@@ -77,7 +77,7 @@ class CurvePoint:
 
     @cached_property
     def _iterations_s(self) -> NDArray[np.float64]:
-        """Of all trials, averaged over ranks; of each sample where ranks are too many to be kept one by one."""
+        """Return the seconds of iterations of all trials: averaged over ranks, or of samples if ranks are too many."""
         seconds: list[Any] = []
         for trial in self.trials:
             busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
@@ -140,7 +140,7 @@ class Curve:
 
     @property
     def what(self) -> str:
-        """Return what is moved, as in `all_reduce float32 max, 8 ranks`."""
+        """Return the operation, as in `all_reduce float32 max, 8 ranks`."""
         operation, *more = self.varied
         return f"{' '.join([operation, self.p.dtype, *more])}, {self.p.ranks} rank{'' if self.p.ranks == 1 else 's'}"
 
@@ -153,7 +153,7 @@ class Curve:
 
     @property
     def how(self) -> str:
-        """Tell who moves it and in which variant, as in `nccl in place, registered`."""
+        """Return the implementation and its variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     @property
@@ -222,14 +222,14 @@ def curves_of(rows: Rows[CollectiveParameters]) -> list[Curve]:
 
 
 def plain(curves: Iterable[Curve]) -> list[Curve]:
-    """Of each operation, ranks and dtype the curve that speaks for it: plain, and our own path where there is one."""
+    """Return the curve that speaks for each operation, ranks and dtype: plain, and on our own path if there is one."""
     usual = (curve for curve in curves if curve.points and not curve.variant)
     return [together[0] for together in grouped(usual, lambda curve: curve.what).values()]
 
 
 PLAYBOOK = 'Hugging Face, Large Language Model Training Playbook, "How to Maximize Training Throughput"'
 GBPS = 1e9 / 8
-# Of all_reduce between nodes, the highest threshold first.
+# Claims on all_reduce between nodes, the highest threshold first.
 BETWEEN_NODES = (
     Claim("a network between nodes carries 400 Gbps or more, so that it is no bottleneck", PLAYBOOK, 400 * GBPS),
     Claim("a network between nodes carries the 50 Gbps or more that BLOOM was trained on", PLAYBOOK, 50 * GBPS),
@@ -247,7 +247,7 @@ MOST_TICKS = 5
 
 
 def wrong(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """Yield what was computed wrongly."""
+    """Yield a caution for each curve with wrong results."""
     message = "{curve}: {elements} elements are wrong at {sizes} of its sizes, so its figures there mean nothing"
     for curve in curves:
         if curve.wrong:
@@ -299,7 +299,7 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | ClaimVerdict]:
 
 
 def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """What each other path or variant costs relative to ours or the plain one, over all operations measured by both."""
+    """Yield the cost of each other path or variant relative to ours or the plain one, over all operations in common."""
     pairs = [
         (first, other, size)
         for first in plain(curves)
@@ -371,8 +371,8 @@ POINTS = (
     Column("p99", lambda point: point.quantile_s(0.99), "us"),
     Column("p99 / p50", "tail", "x", 0),
     # After the last rank arrived, and how far apart they arrived.
-    Column("transfer", lambda point: point.row.seen.get("transfer"), "us"),
-    Column("skew", lambda point: point.row.seen.get("skew"), "us"),
+    Column("transfer", lambda point: point.row.observed.get("transfer"), "us"),
+    Column("skew", lambda point: point.row.observed.get("skew"), "us"),
     Column("of the link's peak", "share_of_peak", "%"),
     Column("NVLS wire", "wire_rate", "GB/s", 0),
     Column("NVLink counters", "counted_rate", "GB/s", 0),
@@ -420,7 +420,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
         drawn.append(law_over_sizes(f"law of {first.how}", first.law, *ends, LAW_POINTS, factor))
     if peak is not None and first.p.ranks > 1:
         drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "baseline"))
-    # About so many powers of two as have room, evenly spaced, the largest among them.
+    # Ticks at powers of two, MOST_TICKS at most, evenly spaced, the largest among them.
     every = [size for curve in curves for size in curve.points]
     powers = range(int(math.log2(max(every))), math.ceil(math.log2(min(every))) - 1, -1)
     ticks = size_ticks(2**power for power in reversed(powers[:: math.ceil(len(powers) / MOST_TICKS) or 1]))

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, which link or rank is slow, and how stable a shared network is over minutes."""
+"""Find the rank that the others wait for, slow links and ranks, and how stable a shared network is over minutes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class PairMap:
 
     @cached_property
     def shares(self) -> dict[Pair, float]:
-        """Of each pair, relative to the median pair with the same wiring."""
+        """Rate of each pair over that of the median pair with the same wiring."""
         medians = {
             path: statistics.median(self.rates[pair] for pair in similar)
             for path, similar in grouped(self.rates, self.paths.get).items()
@@ -122,7 +122,7 @@ class PairMap:
 
     @property
     def slow_pairs(self) -> list[Pair]:
-        """Return those far below the median of their kind, slowest first."""
+        """Pairs far below the median of their kind, slowest first."""
         return sorted((pair for pair, share in self.shares.items() if share < SLOW), key=self.shares.__getitem__)
 
     @property
@@ -149,7 +149,7 @@ def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
 
 
 def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
-    """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
+    """Yield the rate of each pair of a point by the slower of its ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
     for a, b in point.row.p.pairs:
@@ -165,44 +165,44 @@ def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
             yield (a, b), links[f"{a}-{b}"]["path"]
 
 
-def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
+def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
     """How fast the pairs are, the slow ranks, or else the slow links, and the map."""
-    rates, ranks = found.rates, found.slow_ranks
+    rates, ranks = pair_map.rates, pair_map.slow_ranks
     yield remark(
         "{map}: pairs carry {lowest} to {highest}, the median {median}; {slow} of {pairs} carry less than {limit} of "
         "the median of their kind",
-        map=found.name,
+        map=pair_map.name,
         lowest=Quantity(min(rates.values()), "GB/s"),
         highest=Quantity(max(rates.values()), "GB/s"),
         median=Quantity(statistics.median(rates.values()), "GB/s"),
-        slow=len(found.slow_pairs),
+        slow=len(pair_map.slow_pairs),
         pairs=len(rates),
         limit=Quantity(SLOW, "%"),
     )
     for rank in ranks[:MOST_NAMED]:
         reported = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"
-        yield remark(reported, kind="caution", map=found.name, rank=rank)
-    for pair in found.slow_pairs[:MOST_NAMED] if not ranks else ():
-        wired, share = found.paths.get(pair), Quantity(found.shares[pair], "%")
+        yield remark(reported, kind="caution", map=pair_map.name, rank=rank)
+    for pair in pair_map.slow_pairs[:MOST_NAMED] if not ranks else ():
+        wired, share = pair_map.paths.get(pair), Quantity(pair_map.shares[pair], "%")
         reported = "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else "")
-        yield remark(reported, effect="share", map=found.name, one=pair[0], other=pair[1], share=share, path=wired)
+        yield remark(reported, effect="share", map=pair_map.name, one=pair[0], other=pair[1], share=share, path=wired)
 
-    def to(other: int) -> Column:
-        return Column(str(other), lambda one: rates.get((min(one, other), max(one, other))), "GB/s")
+    def to(peer: int) -> Column:
+        return Column(str(peer), lambda one: rates.get((min(one, peer), max(one, peer))), "GB/s")
 
-    columns = (Column("", "rank {}".format, priority=2), *map(to, found.met))
-    yield table(f"GB/s between ranks: {found.name}", columns, found.met)
-    yield pair_figure(found)
+    columns = (Column("", "rank {}".format, priority=2), *map(to, pair_map.met))
+    yield table(f"GB/s between ranks: {pair_map.name}", columns, pair_map.met)
+    yield pair_figure(pair_map)
 
 
-def pair_figure(found: PairMap) -> Figure:
+def pair_figure(pairs: PairMap) -> Figure:
     """The map in colours: each pair over the median of those with the same wiring; white is as fast as that."""
-    values = tuple(tuple(found.shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
-    heat_map = HeatMap(found.name, "rank", "rank", "rate over the median pair's", found.met, found.met, values)
-    similar = " with the same wiring" if found.paths else ""
+    values = tuple(tuple(pairs.shares.get((min(a, b), max(a, b)), math.nan) for b in pairs.met) for a in pairs.met)
+    heat_map = HeatMap(pairs.name, "rank", "rank", "rate over the median pair's", pairs.met, pairs.met, values)
+    similar = " with the same wiring" if pairs.paths else ""
     return Figure(
-        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', found.name.lower())}",
-        f"Map of pairs: {found.ranks} ranks",
+        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', pairs.name.lower())}",
+        f"Map of pairs: {pairs.ranks} ranks",
         f"Measured, in one direction; 1 is the median of the pairs{similar}. Grey: not measured.",
         ((heat_map,),),
     )
@@ -253,7 +253,7 @@ class Soaked:
 
     @property
     def change(self) -> Shift:
-        """Tell where another level begins, by Pettitt's test."""
+        """Return the place where another level begins, by Pettitt's test."""
         place, chance = pettitt(self.seconds)
         return Shift(_step(self.seconds[:place], self.seconds[place:]), chance, float(self.begun_s[place]))
 
@@ -292,20 +292,20 @@ def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
     return [replace(each, begun_s=each.begun_s - start_s) for each in long]
 
 
-def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
+def soak_findings(soaks: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
     """How far trials lie apart, and which cases drift or change beyond chance; each case, and its trials over time."""
-    if not found:
+    if not soaks:
         return
-    yield table("Soak: the same cases over time", SOAKED, found)
-    yield soak_figure(found)
-    spreads = [each.spread for each in found]
-    slowest = max(found, key=lambda each: max(each.relative))
+    yield table("Soak: the same cases over time", SOAKED, soaks)
+    yield soak_figure(soaks)
+    spreads = [each.spread for each in soaks]
+    slowest = max(soaks, key=lambda each: max(each.relative))
     yield remark(
         "Soak of {length}, {trials} trials of {cases} cases: {most} of a case's trials lie within {spread} (median "
         "case; worst {widest}); the slowest trial took {slowest} its case's median, {case} at {at}",
-        length=_minutes(max(each.begun_s[-1] for each in found) - min(each.begun_s[0] for each in found)),
-        trials=sum(len(each.seconds) for each in found),
-        cases=len(found),
+        length=_minutes(max(each.begun_s[-1] for each in soaks) - min(each.begun_s[0] for each in soaks)),
+        trials=sum(len(each.seconds) for each in soaks),
+        cases=len(soaks),
         most=Quantity(0.8, "%"),
         spread=Quantity(float(np.median(spreads)), "%"),
         widest=Quantity(max(spreads), "%"),
@@ -313,13 +313,13 @@ def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
         case=slowest,
         at=_minutes(slowest.begun_s[int(slowest.relative.argmax())]),
     )
-    if max(len(each.seconds) for each in found) < FEWEST_VALUES:
+    if max(len(each.seconds) for each in soaks) < FEWEST_VALUES:
         reported = "Soak: too short to tell a drift from chance, which takes {fewest} trials of a case"
         yield remark(reported, kind="caution", fewest=FEWEST_VALUES)
         return
     shifts = [
-        *_largest("change, {case} most, by {by} at {at}", [(each, each.change) for each in found]),
-        *_largest("drift, {case} most, by {by} from begin to end", [(each, each.drift) for each in found]),
+        *_largest("change, {case} most, by {by} at {at}", [(each, each.change) for each in soaks]),
+        *_largest("drift, {case} most, by {by} from begin to end", [(each, each.drift) for each in soaks]),
     ]
     yield from shifts or [remark("Soak: no case drifts or changes beyond chance")]
 
@@ -337,9 +337,9 @@ def _minutes(seconds: float) -> Quantity:
     return Quantity(float(seconds), "min")
 
 
-def soak_figure(found: Sequence[Soaked]) -> Figure:
+def soak_figure(soaks: Sequence[Soaked]) -> Figure:
     """Every trial over time, relative to its case's median; what all have in common is in the title."""
-    shown = sorted(found, key=lambda each: -each.spread)[:MOST_SHOWN]
+    shown = sorted(soaks, key=lambda each: -each.spread)[:MOST_SHOWN]
     shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
     drawn = []
     for each in shown:
@@ -347,7 +347,7 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
         relative = each.relative.tolist()
         label = short if len(shared) == 1 else str(each)
         drawn.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
-    most = "; the cases that spread most" if len(shown) < len(found) else ""
+    most = "; the cases that spread most" if len(shown) < len(soaks) else ""
     return Figure(
         "collectives_soak",
         "Collectives over time" + (f": {shared.pop()}" if len(shared) == 1 else ""),

@@ -21,7 +21,7 @@ from pyperf_suite.record.quantity import Quantity
 # For expert parallelism a dense model is taken with Mixtral's routing (Jiang et al. 2024).
 TOP_K, FEWEST_EXPERTS = 2, 8
 USUAL_SEQ = 4096
-# What a rank is taken to compute: 40 % of an H100's dense bfloat16 peak, and what some ten CPU cores do.
+# Compute rate assumed of a rank: 40 % of an H100's dense bfloat16 peak, and the rate of some ten CPU cores.
 FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
 # Exposed communication of more than this share of a step is called network-bound: what a user would act on.
 TOLERATED_SHARE = 0.1
@@ -36,7 +36,7 @@ class TrainingSizes:
     seq: int = USUAL_SEQ
 
     def at(self, flop_per_s: float) -> TrainingSizes:
-        """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
+        """Return the sizes for a rank that computes at this rate: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
         return replace(self, compute_s=6 * self.model.active_parameters * self.seq / flop_per_s)
 
     @classmethod
@@ -150,7 +150,7 @@ def network_judge(kind: str, model: str) -> Callable[[Sequence[Curve]], Iterator
 
 
 def judged(training: TrainingSizes, curves: Sequence[Curve]) -> Iterator[Remark | Table]:
-    """Whether the network is enough for each way to train at the most ranks measured; nothing without a law."""
+    """Judge whether the network is enough for each way to train at the most ranks measured; nothing without a law."""
     laws = measured_laws(curves)
     if not laws:
         return

@@ -63,7 +63,7 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
 # A clock that differs by more between the sides explains a difference that is no fault of the code.
 CLOCK_DIFFERENCE = 0.01
 
-# So much of the wanted time may go to other guests of a hypervisor before a reader should know.
+# Share of the wanted time that goes to other guests of a hypervisor before a reader is told.
 STOLEN_SHARE = 0.02
 
 Progress = Callable[[PairedCase, Sequence[Pair]], None]
@@ -217,18 +217,18 @@ class LiveComparison:
         return found | {"steal_share": statistics.fmean(stolen)}
 
     def _cautions(self) -> list[str]:
-        found = []
+        cautions = []
         machine = self._machine()
         if "old_clock_hz" in machine:
             change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
             if abs(change) > CLOCK_DIFFERENCE:
-                found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
+                cautions.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
         if machine["steal_share"] > STOLEN_SHARE:
-            found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
+            cautions.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
         paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
         if paths[0] != paths[1]:
-            found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
-        return found
+            cautions.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
+        return cautions
 
 
 def compare_arms(
@@ -242,8 +242,8 @@ def compare_arms(
 ) -> list[Judgement]:
     """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
 
-    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. `how` are the further
-    fields of `LiveComparison`. Raises UserError if a pair cannot be written to the journal.
+    Each benchmark is judged by the rule for a suite of this size, and the verdicts must stand together. `how` are the
+    further fields of `LiveComparison`. Raises UserError if a pair cannot be written to the journal.
     """
     rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
     judges: dict[str, WorkerProcess] = {}
@@ -270,15 +270,15 @@ def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: f
     if verdict in ("slower", "faster"):
         return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
     open_so_far = "Probably slower" if is_probable(ratio, margin, decision.confidence) else "Undecided"
-    seen = f"{open_so_far}: {percent(ratio.value - 1)} ({interval}) after {cost}"
+    start = f"{open_so_far}: {percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
-        return f"{seen}."
+        return f"{start}."
     each_s = seconds / decision.pairs
     fewest = rule.looks[0]
     if decision.pairs < fewest:
-        return f"{seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
+        return f"{start}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
     if decision.further_pairs is None:
-        return f"{seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
+        return f"{start}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
     pairs = "pair" if decision.further_pairs == 1 else "pairs"
     further = f"about {decision.further_pairs} further {pairs} ({decision.further_pairs * each_s:.0f} s)"
-    return f"{seen}; {further} would decide."
+    return f"{start}; {further} would decide."

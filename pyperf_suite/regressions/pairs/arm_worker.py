@@ -79,7 +79,7 @@ class Bench:
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
+        """Answer a request with `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
             os.environ.update(self._environment)
             ((what, arguments),) = request.items()
@@ -169,7 +169,7 @@ class Bench:
         return answer | {"resolution_s": self._stopwatch.resolution_s, "libraries": serving.libraries(path)}
 
     def _other_threads(self) -> float:
-        """Tell which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
+        """Return the share of launches' CPU time outside the main thread: a kernel on one core has none."""
         pid = self._users.pid
         clock = (~pid << 3) | _CPU_CLOCK_OF_PROCESS
 

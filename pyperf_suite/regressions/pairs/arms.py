@@ -54,16 +54,16 @@ class Arm:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return what its processes find in the environment besides what this one has."""
-        # What the build needs may be found through the variable; an interpreter named by the user has its own.
+        """Return the environment of its processes besides this one's."""
+        # The build's needs may be found through the variable; an interpreter named by the user has its own.
         return ({} if self.build else {"PYTHONPATH": ""}) | dict(self.environment)
 
     def is_from(self, package: str) -> bool:
-        """Tell whether that folder of a `pyperf_suite` is the one this arm is to run."""
+        """True if that folder of a `pyperf_suite` is the one this arm is to run."""
         return self.build is None or Path(package).resolve().parent == self.build.resolve()
 
     def to_json(self) -> dict[str, object]:
-        """Return what a reader of the results needs to know of it; no path, for those name people."""
+        """Return the arm for a reader of the results; without paths, for those name people."""
         known = {"software": dict(self.software), "borrowed": list(self.borrowed)}
         always = {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
         return always | {name: value for name, value in known.items() if value}
@@ -71,7 +71,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class PairedCase:
-    """What one arm measures and what the other does: the same case, or two variants of it."""
+    """Cases of the two arms: the same case, or two variants of it."""
 
     probe: str
     old: Case
@@ -83,7 +83,7 @@ class PairedCase:
 
     @property
     def label(self) -> str:
-        """Return what a person reads: the case, or `old -> new` of two variants."""
+        """Return the case for people, or `old -> new` of two variants."""
         return self.old.label if self.old == self.new else f"{self.old.label} -> {self.new.label}"
 
     @property
@@ -104,14 +104,14 @@ def parse_requirements(text: str) -> tuple[str, ...] | None:
     """
     if not _COMPARES.search(text):
         return None
-    found = tuple(text.split())
-    for each in found:
+    requirements = tuple(text.split())
+    for each in requirements:
         if not _REQUIREMENT.fullmatch(each):
             raise UserError(
                 f"{text!r} is no list of requirements, for {each!r} is none: write NAME==VERSION[ NAME==VERSION …], "
                 "as in 'numpy==1.26.4 scipy==1.11.4'."
             )
-    return found
+    return requirements
 
 
 def parse_variant(text: str) -> dict[str, str] | None:

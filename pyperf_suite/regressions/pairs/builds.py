@@ -46,7 +46,7 @@ _LOCK, _LOG, _DONE = "lock", "build.log", "done"
 # pip announces a failed build before it prints what failed.
 _ERROR = re.compile(rb"error: (?!subprocess-exited-with-error)")
 
-# What the extension is compiled from, and what tells the compiler how.
+# Sources that the extension is compiled from, and files that tell the compiler how.
 NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
 
 _DESCRIBE = """
@@ -68,14 +68,14 @@ class Checkout:
     def commit(self, revision: str) -> str:
         """The full id of the commit that a revision names. Raises UserError where it names none."""
         done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-        found = done.stdout.decode().strip()
-        if done.returncode or not found:
+        commit = done.stdout.decode().strip()
+        if done.returncode or not commit:
             shallow = git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
             raise UserError(
                 f"{revision!r} is neither a revision of {self.root} nor an interpreter, NAME==VERSION or FIELD=VALUE: "
                 "name one." + (" This clone is shallow: git fetch --unshallow brings older commits." if shallow else "")
             )
-        return found
+        return commit
 
     def is_clean(self) -> bool:
         done = git(self.root, "status", "--porcelain", "--untracked-files=all")
@@ -133,7 +133,7 @@ def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
             made.mkdir(exist_ok=True, mode=0o700)
-        # What is built there is imported.
+        # Modules built there are imported.
         if foreign := why_not_private(folder.parent) or why_not_private(folder):
             raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
         with (folder / _LOCK).open("ab") as held:
@@ -159,7 +159,7 @@ def longest_s() -> float:
 
 
 def builds_folder() -> Path:
-    """Where builds are kept: `arms` next to the compiled kernels. Raises UserError where there is no cache folder."""
+    """Return the folder of builds, `arms` next to the compiled kernels. Raises UserError without a cache folder."""
     folder = kept_folder("arms")
     if folder is None:
         raise UserError("There is no cache folder to build in: name one in the environment variable PYPERF_CACHE_DIR.")
@@ -238,7 +238,7 @@ def _reason(output: bytes) -> str:
 
 
 def side_of(requested: str) -> Callable[[], Arm]:
-    """What makes the side of that name, which may take minutes: an interpreter's, a revision's, or `.` for the tree.
+    """Return a maker, which may take minutes, of the named side: an interpreter, a revision, or `.` for the tree.
 
     Raises UserError where it names none of these.
     """

@@ -56,14 +56,14 @@ class Pace:
 # processes, and a user's kernel is in a process of its own, so that turns of theirs are longer.
 SHORT_TURNS, LONG_TURNS = Pace(0.001, 0.2), Pace(0.005, 0.15)
 
-# A pair is measured for half as long as it took to start, by so many trials at most: users' kernels on other inputs in
-# each. The trials of a pair share its processes, so that together they are one sample.
+# A pair is measured for half as long as it took to start, by MOST_TRIALS trials at most: users' kernels on other inputs
+# in each. The trials of a pair share its processes, so that together they are one sample.
 MOST_TRIALS = 2
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What a pair measured: for each side the median of each of its slices and of all its samples, in seconds a launch.
+    """Times of a pair: for each side the median of each of its slices and of all its samples, in seconds a launch.
 
     Slices of a GPU whose clock is known are those at the median clock of both sides; `old_s` and `new_s` are as taken.
 
@@ -120,7 +120,7 @@ def measure_pair(
     cores = _cores(case, device, chance)
     common: dict[str, Any] = {"device": str(device), "verify": verify, "cores": cores}
     if judges is not None:
-        # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
+        # A kernel's time may depend on its inputs; the measured code cannot foresee these.
         common["inputs"] = secrets.randbits(63)
         common["anew"] = old.environment.get(PYTHON_VARIABLE) != new.environment.get(PYTHON_VARIABLE)
     requests = {side: common | {"case": getattr(case, side).to_json()} for side in SIDES}
@@ -128,7 +128,7 @@ def measure_pair(
         requests[side] |= {"path": [str(arm.build)] if arm.build else [], "environment": dict(arm.environment)}
     requests["new"]["spin_share"] = spin_share
     with Around() as telemetry, ExitStack() as resources:
-        # Who starts first gets other memory: let chance decide.
+        # The side that starts first gets other memory: let chance decide.
         order = chance.sample(SIDES, 2)
         workers = {side: _worker(arms, side, judges) for side in order}
         if judges is None:
@@ -183,7 +183,7 @@ def _cores(case: PairedCase, device: Device, chance: random.Random) -> list[int]
     return [chance.choice(sorted(os.sched_getaffinity(0)))]
 
 
-# Of each interpreter, what both sides of its last pair had imported from its own path: what a template imports.
+# By interpreter, the modules that both sides of its last pair had imported from its own path: a template imports them.
 _libraries: dict[Path, list[str]] = {}
 
 
@@ -235,7 +235,7 @@ def _prepared(
             answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
     bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
     if bad:
-        # Where the old arm never could, there is nothing that the new one may have broken.
+        # A case that the old arm never ran cannot be broken by the new one.
         unsupported = answers["old"]["outcome"] == "unsupported"
         raise ArmFailed(bad, unsupported)
     return answers
@@ -290,9 +290,9 @@ class _Turns:
         self.slices[side].append(statistics.median(seconds))
         self.order += side[0]
 
-    def ask_both(self, what: str, **arguments: Any) -> None:
+    def ask_both(self, request: str, **arguments: Any) -> None:
         for side in SIDES:
-            self._answer(side, {what: arguments})
+            self._answer(side, {request: arguments})
 
     def _ask(self, side: str, samples: int, batch: int) -> list[float]:
         answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})

@@ -40,7 +40,7 @@ OLDEST_PYTHON = (3, 9)
 
 # Build backends that make nothing but copies of Python files, unless they have settings that say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
-# What in setup.py or in the settings of these backends asks for a compiler, or runs code of the project's own.
+# Text in setup.py or in the settings of these backends that asks for a compiler, or runs code of the project's own.
 _COMPILED = re.compile(
     r"ext[-_]modules|Extension\(|cythonize|cffi_modules|rust_extensions|cmake|run-setuptools"
     r"|^build\s*=|^\[+tool\.poetry\.build\]|^\[+tool\.hatch\.build\b.*\bhooks",
@@ -72,11 +72,11 @@ def present_arm(root: Path) -> Arm:
 
 
 def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], Arm]:
-    """What makes the side of that name: an interpreter's, requirements', a revision's of the repository around `root`.
+    """Return a maker of the named side: an interpreter, requirements, or a revision of the repository around `root`.
 
-    Python files of a revision, or of the working tree for `.`, are put on the module path; what has extension modules
-    is built. `benches` are files relative to the repository's root: each is the revision's own, or the present one
-    where the revision has none. Raises UserError where it names none of these.
+    Python files of a revision, or of the working tree for `.`, are put on the module path; a tree with extension
+    modules is built. `benches` are files relative to the repository's root: each is the revision's own, or the present
+    one where the revision has none. Raises UserError where it names none of these.
     """
     if Path(requested).is_file():
         arm = interpreter_arm(Path(requested), root)
@@ -128,13 +128,13 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
             raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
     before = dict(os.environ)
     os.environ.update(arm.environment or {ROOT_VARIABLE: str(root)})
-    found = []
+    names_of_kernels = []
     for name in names:
         source = Path(_source_of(name))
         file = source.resolve().relative_to(root).as_posix() if source.suffix == ".py" else str(source)
-        found.append(file + name[len(str(source)) :])
+        names_of_kernels.append(file + name[len(str(source)) :])
     try:
-        yield found
+        yield names_of_kernels
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -193,7 +193,7 @@ def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Seque
 
 def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
     """The files of a revision in `tree`, and what is built of them in `lib`."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(tree := Path(made) / "tree"):
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work, fill(tree := Path(work) / "tree"):
         if (tree / ".git").exists() and (tree / ".gitmodules").exists():
             logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
@@ -202,7 +202,7 @@ def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
             return ""
         library = str(folder / "lib")
         if "build-system" not in _settings(tree):
-            steps = ["build", "--build-base", str(Path(made) / "base"), "--build-lib", library]
+            steps = ["build", "--build-base", str(Path(work) / "base"), "--build-lib", library]
             return logged([sys.executable, "setup.py", *steps], tree, log)
         return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
 
@@ -225,7 +225,7 @@ def _python_of(folder: Path) -> Path:
 
 
 def _is_compiled(tree: Path) -> bool:
-    """Tell whether the tree must be built before its modules can be imported."""
+    """True if the tree must be built before its modules can be imported."""
     files = [tree / name for name in ("setup.py", "pyproject.toml")]
     if any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists()):
         return True
@@ -234,7 +234,7 @@ def _is_compiled(tree: Path) -> bool:
 
 
 def _settings(tree: Path) -> dict[str, Any]:
-    """Return what pyproject.toml says; nothing where there is none, or it cannot be read: the build will say why."""
+    """Return the settings of pyproject.toml; empty if there is none, or it cannot be read: the build will say why."""
     try:
         return parse_toml((tree / "pyproject.toml").read_text("utf-8"))
     except FileNotFoundError:
@@ -273,7 +273,7 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
     Raises UserError where the interpreter does not run.
     """
-    # Where this interpreter finds more by a variable, its kernels do too; another has its own.
+    # This interpreter's kernels get its own variable, which may find more; another interpreter has its own.
     own = [] if python else _places(os.environ.get("PYTHONPATH", ""))
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)

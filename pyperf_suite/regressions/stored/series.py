@@ -29,7 +29,7 @@ from pyperf_suite.runner.results import order_of, stamp_of
 
 TIME = "time"
 
-# What may change speed though the code stays the same, by its place in a state; packages are compared one by one.
+# Settings that may change speed though the code stays the same, by place in a state; packages are compared one by one.
 SETTINGS = {
     "gpu.driver": "driver",
     "gpu.cuda": "CUDA",
@@ -91,14 +91,14 @@ def _interned(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 
 class Measured(NamedTuple):
-    """What one run measured of one case: a point of its series.
+    """One run's measurement of one case: a point of its series.
 
-    `medians` holds one median a process, in seconds, in the order measured; it is empty for static kernels, whose
-    exact figures are `exact` (unit and value by name), and where every process failed, with the `reason` of the first.
-    `low` and `high` are the least and the greatest median, or the one process's own interval. `ok`, `failed` and
+    `medians` holds one median a process, in seconds, in the order measured; it is empty for static kernels, whose exact
+    figures are `exact` (unit and value by name), and where every process failed, with the `reason` of the first. `low`
+    and `high` are the least and the greatest median, or the one process's own interval. `ok`, `failed` and
     `unsupported` count the processes that ended so. `dirty` says that `commit` does not name the code exactly: files
-    were changed, or a resumed run went on with other code. `doubt` is by which logarithm the conversion to the
-    reference clock may be off.
+    were changed, or a resumed run went on with other code. `doubt` is the logarithm of the conversion's possible error,
+    at the reference clock.
     """
 
     machine: str
@@ -169,10 +169,10 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Break:
-    """From point `index` on, the machine's state is another: `what` says which, as in "driver 570.1 -> 580.2"."""
+    """From point `index` on, the machine's state is another: `description` says which, as in "driver 570.1 -> 580.2"."""
 
     index: int
-    what: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class BenchmarkSeries:
 
     @functools.cached_property
     def breaks(self) -> tuple[Break, ...]:
-        """Tell where the machine's state differs from what was last reported of it."""
+        """Breaks where the machine's state differs from the last reported one."""
         found: dict[int, list[str]] = {}
         for name, values in self._story.changed.items():
             for (_, before), (index, after) in itertools.pairwise(values):
@@ -218,7 +218,7 @@ class BenchmarkSeries:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """What each point may be compared within: its GPU, the kind of its time, and settings that took turns."""
+        """Group within which each point may be compared: its GPU, its kind of time, and settings that took turns."""
         return self._story.groups
 
     @functools.cached_property
@@ -253,16 +253,16 @@ class _Story(NamedTuple):
 
 @functools.lru_cache
 def _story_of(states: _States, kind: str, profiles: tuple[str, ...]) -> _Story:
-    changed, known = dict[str, list[tuple[int, str]]](), dict[str, str]()
+    changed, last_reported = dict[str, list[tuple[int, str]]](), dict[str, str]()
     previous: Mapping[str, str] | None = None
     for index, (state, profile) in enumerate(zip(states, profiles, strict=True)):
         reported = state.settings(kind, profile)
         if reported is previous:
             continue
         for name, value in reported.items():
-            if known.get(name, value) != value:
-                changed.setdefault(name, [(0, known[name])]).append((index, value))
-        known |= reported
+            if last_reported.get(name, value) != value:
+                changed.setdefault(name, [(0, last_reported[name])]).append((index, value))
+        last_reported |= reported
         previous = reported
     turns = [
         values
@@ -283,22 +283,22 @@ def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
 
     Records from before times were quantiles of samples do not say so: they have medians.
     """
-    found = {}
+    reported = {}
     for outer, inner, name in _PLACES_OF_MACHINE_CODE if kind == "static" else _PLACES:
         value = _within(state, outer, inner) if outer else state.get(inner)
         if value not in (None, []):
-            found[name] = _text(value)
+            reported[name] = _text(value)
     if kind != "static":
-        found.setdefault(SETTINGS["reported_time"], "median of samples")
+        reported.setdefault(SETTINGS["reported_time"], "median of samples")
     packages = state.get("packages")
     for name, version in packages.items() if isinstance(packages, Mapping) else ():
         if name not in NOT_THE_MACHINE:
-            found[name] = ABSENT if version is None else _text(version)
-    return found
+            reported[name] = ABSENT if version is None else _text(version)
+    return reported
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What differs between two `settings`, as in "driver 570.1 -> 580.2"; what only one of them has is no change."""
+    """Return changes of settings, as in "driver 570.1 -> 580.2"; a setting that only one side has is no change."""
     return [f"{name} {before[name]} -> {after[name]}" for name in after if before.get(name, after[name]) != after[name]]
 
 
@@ -331,7 +331,7 @@ MOST_NOTES = 20
 
 @dataclass
 class RunSummary:
-    """What was measured according to one file, and sentences about what in it is no record.
+    """Measurements of one file, and sentences about lines that are no record.
 
     `torn` is about the last line where it was cut off: its writer may still be at it.
     """
@@ -374,7 +374,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             continue
         case = (*trial[:6], trial.profile)
         same = cases.setdefault(case, {})
-        # Of a trial made again, as after a resume, the later that measured counts; after a first visit the second.
+        # The later ok trial counts if one was repeated, as after a resume; after a first visit the second.
         if process not in same or trial.ok or not same[process].ok or (case, process) in first_visits:
             same[process] = trial
             (first_visits.add if record.is_first_visit else first_visits.discard)((case, process))
@@ -390,15 +390,15 @@ def _together(trials: Sequence[Measured]) -> Measured:
     counted = good or trials
     timed = [trial for trial in good if trial.medians]
     medians = tuple(trial.value for trial in timed)
-    least, most = min(medians, default=0.0), max(medians, default=0.0)
+    lowest, highest = min(medians, default=0.0), max(medians, default=0.0)
     if len(timed) == 1:
-        least, most = timed[0].low, timed[0].high
+        lowest, highest = timed[0].low, timed[0].high
     clocks = [trial.clock_hz for trial in good if trial.clock_hz is not None]
     return counted[-1]._replace(
         started_at=min(trial.started_at for trial in counted),
         medians=medians,
-        low=least,
-        high=most,
+        low=lowest,
+        high=highest,
         ok=len(good),
         failed=sum(trial.failed for trial in bad),
         unsupported=sum(trial.unsupported for trial in bad),
@@ -514,8 +514,8 @@ def _count(value: int) -> int:
     return value
 
 
-def _checked_text(value: Any, what: str) -> str:
+def _checked_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"its {what} is no text")
+        raise TypeError(f"its {name} is no text")
     value.encode()  # half a surrogate pair is no text either; this raises UnicodeEncodeError, a ValueError
     return value

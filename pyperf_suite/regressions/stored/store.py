@@ -77,22 +77,22 @@ class Store:
         return [one for summary in runs for one in summary.measured]
 
     def of_machine(self, machine: str | None) -> list[Measured]:
-        """Return what each run of that machine, or of any, measured of each case."""
+        """Return measurements of that machine, or of any, by run and case."""
         return [one for one in self.measured if machine in (None, one.machine)]
 
     def unreadable(self, machine: str | None = None) -> list[Judgement]:
         """A failed judgement for the newest run of each machine if it is over and holds no record that can be read."""
         over = (path for path in self._paths if self._has_measured(path) or not is_being_written(path))
         newest = {path.parent.parent.name: path for path in over}
-        found = []
+        failures = []
         for name, path in newest.items():
             if machine in (None, name) and not self._has_measured(path):
                 read = self._read.get(path)
                 said = next(iter(read.damage), read.torn) if read else self._lost[path]
                 why = f": {said.rstrip('.')}" if said else ""
                 sentence = f"{path}, the newest run, holds no record that can be read{why}."
-                found.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
-        return found
+                failures.append(Judgement(path.parent.name, "", "", "failed", None, 0.0, sentence, {"machine": name}))
+        return failures
 
     def _has_measured(self, path: Path) -> bool:
         return path in self._read and bool(self._read[path].measured)
@@ -105,13 +105,13 @@ class Store:
         cases: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
         for one in self.of_machine(machine):
             cases[one.machine, one.probe, one.case_id].append(one)
-        found = [
+        series = [
             each
             for runs in cases.values()
             for each in _series_of(runs)
             if selects(pattern, each.probe, each.title, each.case_id)
         ]
-        return sorted(found, key=lambda each: (each.machine, each.probe, each.label, each.metric))
+        return sorted(series, key=lambda each: (each.machine, each.probe, each.label, each.metric))
 
     def journals(self) -> dict[tuple[str, str], Path]:
         """The journal of each run, by machine and run_id."""
@@ -153,10 +153,10 @@ def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
     for one in in_order:
         for metric in one.metrics:
             by_metric[metric].append(one)
-    found = []
+    series = []
     for metric, having in by_metric.items():
         last = having[-1]
-        found.append(
+        series.append(
             BenchmarkSeries(
                 *(last.machine, last.probe, last.case_id, last.label),
                 "s" if metric == TIME else last.exact[metric][0],
@@ -166,11 +166,11 @@ def _series_of(runs: Sequence[Measured]) -> list[BenchmarkSeries]:
                 failed_runs,
             )
         )
-    return found
+    return series
 
 
 class SummaryCache:
-    """What each journal was found to hold, in the user's cache folder; losing it costs time.
+    """Contents of each journal, kept in the user's cache folder; losing it costs time.
 
     `why_not_kept` is a sentence where nothing can be kept, else empty.
     """
@@ -189,7 +189,7 @@ class SummaryCache:
             self._give_up(error)
 
     def summary_of(self, journal: Path) -> RunSummary:
-        """Return what the journal holds, as it was kept or as it is read now. Raises OSError if it cannot be read."""
+        """Return the journal's contents, from the cache or by reading it. Raises OSError if it cannot be read."""
         with files.open_for_reading(journal) as file:
             # Taken before reading: what is written meanwhile makes it another's next time.
             found = os.fstat(file.fileno())
@@ -229,7 +229,7 @@ class SummaryCache:
     def _put(self, journal: Path, stamp: list[int], summary: RunSummary) -> None:
         if self.why_not_kept:
             return
-        # What all cases of a run share, the state, is written once.
+        # The state, common to all cases of a run, is written once.
         states: dict[str, int] = {}
         rows = [[*one[:-1], states.setdefault(json.dumps(dict(one.state)), len(states))] for one in summary.measured]
         kept = {"stamp": stamp, "damage": summary.damage, "measured": rows, "states": [*map(json.loads, states)]}

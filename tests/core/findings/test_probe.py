@@ -91,7 +91,7 @@ def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
 
 
 def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
-    counted = RowClaim(TWICE, "{measured}", ratio=lambda row: row.seen["bytes"] / 2, unit="B")
+    counted = RowClaim(TWICE, "{measured}", ratio=lambda row: row.observed["bytes"] / 2, unit="B")
     rows = rows_of([*product(16).records(1.0, bytes=4.0), *product(32).records(1.0, bytes=3.0)])
     assert [each.outcome for each in counted.verdicts(rows)] == ["holds", "does not hold here"]
     assert {each.measured.unit for each in counted.verdicts(rows)} == {"B"}

@@ -45,7 +45,7 @@ def rows(product: Any) -> Rows:
 def test_a_row_has_parameters_of_its_case_and_a_reading(rows: Rows) -> None:
     row = of(rows, 16)
     assert (row.p.n, row.implementation, row.case.operator) == (16, "torch", "matmul")
-    assert (row.seconds, row.seen, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
+    assert (row.seconds, row.observed, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
     assert row.p is row.reading.case.parameters
     with pytest.raises(AttributeError, match="colour"):
         row.by_name("colour")
@@ -64,7 +64,7 @@ def test_a_template_and_a_column_name_parameters_what_is_computed_what_was_obser
     product: Any,
 ) -> None:
     records = product(16).records(4.0, passing=3.0, seconds=9.0)
-    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.seen["passing"]})
+    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.observed["passing"]})
     names = (
         "n",
         "implementation",
@@ -171,7 +171,7 @@ def counted(outcome="ok", batch=2):
 
 def test_counted_cases_have_rows_without_a_time():
     (row,) = rows_of([counted(), counted(), counted("unsupported", batch=4)])
-    assert (row.p.batch, row.seen, row.reading.kernel, row.reading.by_process) == (
+    assert (row.p.batch, row.observed, row.reading.kernel, row.reading.by_process) == (
         2,
         {"peak": 7.0},
         {"path": "cpu"},

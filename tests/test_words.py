@@ -1,0 +1,226 @@
+"""Plain words: how docstrings and comments begin, and which names say nothing of the thing that they name."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("pyperf_suite", "kernels", "tools", "tests", "csrc")
+SUBJECTLESS = {"What", "Whether", "Those", "That", "Of", "Where", "Who", "Which", "So"}
+VAGUE = re.compile(r"[.:!?]\s+What is\b|\bso many\b", re.IGNORECASE)
+PRONOUNS = {
+    *("each", "found", "known", "those", "whole", "held", "given", "made", "said", "taken", "what", "other", "hidden"),
+    *("apart", "all", "few", "far", "least", "most", "one", "own", "rest", "seen", "some", "such", "them", "this"),
+}
+# A variable may have such a name for this many lines.
+SHORT_LIFE_LINES = 5
+# Texts and names that are left, by part: these numbers go down only.
+MOST_TEXTS: dict[str, int] = {
+    "csrc": 38,
+    "kernels": 39,
+    "pyperf_suite": 7,
+    "pyperf_suite/benchmarks": 2,
+    "pyperf_suite/cli": 5,
+    "pyperf_suite/findings": 14,
+    "pyperf_suite/hardware": 16,
+    "pyperf_suite/laws": 21,
+    "pyperf_suite/measure": 1,
+    "pyperf_suite/node": 42,
+    "pyperf_suite/planner": 94,
+    "pyperf_suite/probes": 54,
+    "pyperf_suite/process": 7,
+    "pyperf_suite/pytest_plugin": 15,
+    "pyperf_suite/ranks": 4,
+    "pyperf_suite/regressions": 58,
+    "pyperf_suite/render": 15,
+    "pyperf_suite/runner": 28,
+    "pyperf_suite/user_kernels": 67,
+    "pyperf_suite/workloads": 105,
+    "tests": 8,
+    "tests/core": 198,
+    "tests/docs": 1,
+    "tests/golden": 9,
+    "tests/hardening": 6,
+    "tests/node": 16,
+    "tests/packaging": 4,
+    "tests/planner": 37,
+    "tools": 34,
+}
+MOST_NAMES: dict[str, int] = {
+    "kernels": 9,
+    "pyperf_suite": 6,
+    "pyperf_suite/cli": 10,
+    "pyperf_suite/findings": 12,
+    "pyperf_suite/hardware": 17,
+    "pyperf_suite/laws": 16,
+    "pyperf_suite/node": 47,
+    "pyperf_suite/planner": 88,
+    "pyperf_suite/probes": 40,
+    "pyperf_suite/process": 4,
+    "pyperf_suite/pytest_plugin": 5,
+    "pyperf_suite/ranks": 4,
+    "pyperf_suite/regressions": 42,
+    "pyperf_suite/render": 43,
+    "pyperf_suite/runner": 10,
+    "pyperf_suite/user_kernels": 53,
+    "pyperf_suite/workloads": 51,
+    "tests": 11,
+    "tests/core": 221,
+    "tests/docs": 1,
+    "tests/golden": 9,
+    "tests/hardening": 7,
+    "tests/node": 29,
+    "tests/packaging": 6,
+    "tests/planner": 40,
+    "tools": 42,
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Comments of C++ and CUDA, a block of lines at a time; texts in quotes come first, for they may hold two slashes.
+C_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?\*/|(?:^[ \t]*//[^\n]*\n)+|//[^\n]*', re.DOTALL | re.MULTILINE)
+
+
+def part_of(path: Path) -> str:
+    folders = path.relative_to(ROOT).parts[:-1]
+    return "/".join(folders[: 2 if folders[0] in ("pyperf_suite", "tests") else 1])
+
+
+def paths(*suffixes: str) -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every text that stands as a statement of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def python_comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every block of comment lines and of every comment behind code."""
+    block: list[str] = []
+    first, last = 0, (-1, -1)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, column = token.start
+        is_alone = token.line[:column].isspace() or not column
+        if not (is_alone and (line - 1, column) == last):
+            yield first, " ".join(block)
+            block, first = [], line
+        block.append(token.string.lstrip("#: "))
+        last = (line, column) if is_alone else (-1, -1)
+    yield first, " ".join(block)
+
+
+def c_comments(source: str) -> Iterator[tuple[int, str]]:
+    for match in C_COMMENT.finditer(source):
+        if not match[0].startswith('"'):
+            yield source.count("\n", 0, match.start()) + 1, re.sub(r"^[\s/*]+", "", match[0], flags=re.MULTILINE)
+
+
+def is_vague(text: str) -> bool:
+    first = re.search(r"\w+", text)
+    return bool(first and first[0] in SUBJECTLESS) or bool(VAGUE.search(re.sub(r"\s+", " ", text)))
+
+
+def vague_texts() -> Iterator[tuple[str, str]]:
+    """Yield the part and the place of every text that begins with no subject, or counts without a number."""
+    for path in paths(".py", ".cpp", ".h", ".cu", ".cuh"):
+        source = path.read_text()
+        if path.suffix == ".py":
+            texts = [*docstrings(ast.parse(source)), *python_comments(source)]
+        else:
+            texts = list(c_comments(source))
+        for line, text in texts:
+            if is_vague(text):
+                yield part_of(path), f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
+
+
+def is_pronoun(name: str) -> bool:
+    return name.strip("_").lower() in PRONOUNS
+
+
+def parameters(function: Function | ast.Lambda) -> list[ast.arg]:
+    arguments = function.args
+    stars = [star for star in (arguments.vararg, arguments.kwarg) if star]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
+
+
+def binds(scope: ast.AST, name: str) -> bool:
+    """True if a nested function, lambda or comprehension has a variable of its own by that name."""
+    if isinstance(scope, COMPREHENSIONS):
+        targets = [node for generator in scope.generators for node in ast.walk(generator.target)]
+        return any(isinstance(node, ast.Name) and node.id == name for node in targets)
+    return isinstance(scope, Function | ast.Lambda) and any(argument.arg == name for argument in parameters(scope))
+
+
+def lines_of(scope: ast.AST, name: str) -> Iterator[int]:
+    """Yield the lines on which a scope's own variable appears."""
+    for node in ast.iter_child_nodes(scope):
+        if binds(node, name):
+            continue
+        if (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.arg) and node.arg == name):
+            yield node.lineno
+        yield from lines_of(node, name)
+
+
+def variables(scope: ast.AST) -> Iterator[str]:
+    """Yield the names that a function assigns, without those of nested scopes."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if not isinstance(node, (*COMPREHENSIONS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield from variables(node)
+
+
+def long_lived(function: Function) -> set[str]:
+    names = set()
+    for name in filter(is_pronoun, set(variables(function))):
+        lines = list(lines_of(function, name))
+        if max(lines) - min(lines) > SHORT_LIFE_LINES:
+            names.add(name)
+    return names
+
+
+def assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that statements of a module or a class assign."""
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from variables(statement)
+
+
+def vague_names() -> Iterator[tuple[str, str]]:
+    """Yield the part and the place of parameters, attributes, constants and long-lived variables named by a pronoun."""
+    for path in paths(".py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [argument.arg for argument in parameters(node)]
+                names = [*filter(is_pronoun, arguments), *(long_lived(node) - set(arguments))]
+            elif isinstance(node, ast.ClassDef | ast.Module):
+                names = list(filter(is_pronoun, assigned(node.body)))
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_pronoun(node.attr):
+                names = [node.attr]
+            for name in names:
+                yield part_of(path), f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {name}"
+
+
+def beyond(places: list[tuple[str, str]], most: dict[str, int]) -> list[str]:
+    """Return the places of parts that have more of them than their number allows."""
+    counts = Counter(part for part, _ in places)
+    return [place for part, place in places if counts[part] > most.get(part, 0)]
+
+
+def test_docstrings_and_comments_begin_with_a_subject_or_a_verb():
+    assert not beyond(list(vague_texts()), MOST_TEXTS)
+
+
+def test_names_say_which_record_case_slice_or_figure_they_are():
+    assert not beyond(list(vague_names()), MOST_NAMES)
