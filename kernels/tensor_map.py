@@ -11,7 +11,10 @@ WIDEST_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What `_native.cuda.tensor_map_2d` takes besides the context; shape and box begin with the inner dimension."""
+    """What `_native.cuda.tensor_map` takes besides the context; shape and box begin with the inner dimension.
+
+    Of `matrices` behind each other a copy takes a box of one; 0 is a single matrix, whose place has two coordinates.
+    """
 
     address: int
     dtype: str
@@ -20,6 +23,8 @@ class TensorMap:
     box: tuple[int, int]
     swizzle_bytes: int
     l2_promotion_bytes: int = 256
+    matrices: int = 0
+    matrix_bytes: int = 0
 
 
 @dataclass(frozen=True)

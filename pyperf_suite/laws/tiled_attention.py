@@ -20,21 +20,22 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div, nonnegative_fit, relative_error
 
-_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?")
+_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?(:p)?")
 
 
 @dataclass(frozen=True, order=True)
 class Blocks:
     """What one worker holds at a time: `m` queries, and `n` keys per step of its loop.
 
-    `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Written
-    `128x64:s3:w8`, parts at 1 left out.
+    `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Programs
+    that are `persistent` stay and take tile after tile. Written `128x64:s3:w8:p`, parts at 1 left out.
     """
 
     m: int
     n: int
     stages: int = 1
     warps: int = 1
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.stages, self.warps) < 1:
@@ -43,7 +44,7 @@ class Blocks:
     def __str__(self) -> str:
         pipeline = f":s{self.stages}" if self.stages != 1 else ""
         warps = f":w{self.warps}" if self.warps != 1 else ""
-        return f"{self.m}x{self.n}{pipeline}{warps}"
+        return f"{self.m}x{self.n}{pipeline}{warps}{':p' * self.persistent}"
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
@@ -51,7 +52,8 @@ class Blocks:
         match = _BLOCKS.fullmatch(text.strip())
         if match is None:
             raise UserError(f"{text[:80]!r} are not blocks: write QUERIESxKEYS, as in 128x64 or 128x64:s3:w8.")
-        return cls(*(int(part) for part in match.groups(default="1")))
+        m, n, stages, warps, persistent = match.groups(default="1")
+        return cls(int(m), int(n), int(stages), int(warps), persistent == ":p")
 
 
 def visible_pairs(seq_q: ArrayLike, seq_k: ArrayLike, causal: bool) -> NDArray[np.int64]:

@@ -170,7 +170,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 from dataclasses import replace
 name, tile, policy = "cuda_sm90", "64x64x64", "data_parallel@4"
 native = cuda_device(0).native
-launch, encode, one, other = native.Launch, native.tensor_map_2d, gemm_sm90.Specialisation, gemm_sm80.Specialisation
+launch, encode, one, other = native.Launch, native.tensor_map, gemm_sm90.Specialisation, gemm_sm80.Specialisation
 maps, packed, other_packed = one.tensor_maps, one.arguments, other.arguments
 def exchanged(values, first, second):
     values = list(values)
