@@ -11,7 +11,7 @@ WIDEST_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What `_native.cuda.tensor_map_2d` takes besides the context; shape and box begin with the inner dimension."""
+    """Arguments of `_native.cuda.tensor_map_2d` besides the context; shape and box begin with the inner dimension."""
 
     address: int
     dtype: str
@@ -50,7 +50,7 @@ class Operand:
 
 
 def widest_span(row_bytes: int) -> int:
-    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that rows of so many bytes divide into."""
+    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that divides rows of `row_bytes` bytes."""
     return math.gcd(row_bytes, WIDEST_SPAN_BYTES)
 
 
