@@ -34,7 +34,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Disassembly:
-    """What the machine code of one kernel says; `instructions` counts them by opcode, without its suffixes."""
+    """Machine code of one kernel; `instructions` counts them by opcode, without its suffixes."""
 
     kernel: str
     registers: int
@@ -65,7 +65,7 @@ def disassemble(cubin: bytes, kernel: str) -> Disassembly:
 
 
 def parse(listing: str, kernel: str) -> Disassembly:
-    """Return what cuobjdump printed of one kernel. Raises ValueError where it is not among what was printed."""
+    """Parse cuobjdump's listing of one kernel. Raises ValueError where the listing lacks the kernel."""
     resources: dict[str, int] = {}
     instructions: Counter[str] = Counter()
     code_bytes = 0

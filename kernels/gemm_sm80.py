@@ -1,4 +1,4 @@
-"""What a specialisation of `kernels/cuda/gemm_sm80.cu` needs: its options, threads, shared memory and arguments.
+"""Specialise `kernels/cuda/gemm_sm80.cu`: its options, threads, shared memory and arguments.
 
 The kernel takes any M, N, K, leading dimensions and element-aligned addresses. How wide it reads and writes global
 memory is part of the specialisation and has a name, because the divisibility probe measures exactly that.
@@ -90,7 +90,7 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        """What a person reads: `sm80_bf16_bf16_tn_128x128x32_s4_w2x2`, with the path where it is not the widest."""
+        """Return the kernel's name: `sm80_bf16_bf16_tn_128x128x32_s4_w2x2`, with the path if it is not the widest."""
         path = "" if self.path == PATHS[WIDEST_ACCESS_BYTES] else f"_{self.path}"
         return (
             f"sm80_{self.in_type}_{self.out_type}_{self.layout.lower()}_{self.m}x{self.n}x{self.k}_s{self.stages}"

@@ -1,4 +1,4 @@
-"""What a specialisation of `kernels/cuda/gemm_sm90.cu` needs: options, threads, shared memory, tensor maps, arguments.
+"""Specialise `kernels/cuda/gemm_sm90.cu`: its options, threads, shared memory, tensor maps and arguments.
 
 The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
 tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
@@ -47,7 +47,7 @@ AMPLE_STORE_BUFFERS = 4  # all that a warp stores of 256 columns of 16 bits, so 
 MOST_STAGES = 8  # by default: more in flight has nothing left to hide
 WARPGROUP_THREADS = 128
 WARP_ROWS = 16
-# Where a tile begins is counted in 32 bits, and a tile of a cluster may end beyond the last row.
+# A tile's begin is counted in 32 bits, and a tile of a cluster may end beyond the last row.
 MOST_DIMENSION = 2**31 - 1 - 512
 
 
@@ -94,7 +94,7 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        """What a person reads: `sm90_bf16_bf16_tn_128x256x64_s4_c2x1`, `_b4` after it where buffers are not 2."""
+        """Return the kernel's name: `sm90_bf16_bf16_tn_128x256x64_s4_c2x1`, `_b4` after it where buffers are not 2."""
         shared = "_shared" if self.shared_tiles else ""
         buffers = f"_b{self.store_buffers}" if self.store_buffers != STORE_BUFFERS else ""
         return (

@@ -65,7 +65,7 @@ SMALLEST_DEPTH = {"float8_e4m3fn": 32, "int8": 32}
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a kernel is specialised by. Raises ValueError in one sentence for what cannot be.
+    """Specialisation of a kernel. Raises ValueError in one sentence for an impossible one.
 
     `tile` is (m, n, k), `stages` the depth of the operand pipeline, `warps` those of one program. `layout` has the
     letters of cuBLAS for a row-major C: a T first says that B is stored [N,K], a T second that A is stored [K,M].
@@ -88,7 +88,7 @@ class Configuration:
     hints: str = "all"
 
     def __post_init__(self) -> None:
-        for name, known in (
+        for name, choices in (
             ("dtype", OPERAND_TYPES),
             ("out_dtype", OUTPUT_TYPES),
             ("layout", LAYOUTS),
@@ -96,7 +96,7 @@ class Configuration:
             ("operands", OPERAND_PATHS),
             ("hints", UNHINTED),
         ):
-            check_known("matmul", name, getattr(self, name), known)
+            check_known("matmul", name, getattr(self, name), choices)
         if (self.dtype == "int8") != (self.out_dtype == "int32"):
             raise ValueError(
                 f"A product of {self.dtype} into {self.out_dtype} was requested of Triton's matmul, but int8 is summed "
@@ -115,7 +115,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Return what a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
+        """Return the kernel's name: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
         return (
             f"triton_{OPERAND_TYPES[self.dtype]}_{self.layout.lower()}_{shown(self.tile)}_s{self.stages}_w{self.warps}"
             f"_{self.policy}_{self.operands}{'' if self.hints == 'all' else f'_hints_{self.hints}'}"
@@ -123,17 +123,17 @@ class Configuration:
 
     @property
     def descriptors(self) -> bool:
-        """Tell whether operands go through tensor descriptors."""
+        """True if operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
     def a_transposed(self) -> bool:
-        """Tell whether A is stored [K, M]."""
+        """True if A is stored [K, M]."""
         return self.layout[1] == "T"
 
     @property
     def b_transposed(self) -> bool:
-        """Tell whether B is stored [N, K]."""
+        """True if B is stored [N, K]."""
         return self.layout[0] == "T"
 
     @property
@@ -143,12 +143,12 @@ class Configuration:
 
     @property
     def halves(self) -> bool:
-        """Tell whether C leaves in halves of a tile: a wide one would take the shared memory of a stage on its way."""
+        """True if C leaves in halves of a tile: a wide one would take the shared memory of a stage on its way."""
         return self.descriptors and self.tile[1] >= HALVED_FROM
 
     @property
     def blocks(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Return what one step reads of A and B as stored, and one store writes of C."""
+        """Return the blocks that one step reads of A and B as stored, and that one store writes of C."""
         m, n, k = self.tile
         stored = (m, n // 2 if self.halves else n)
         return (k, m) if self.a_transposed else (m, k), (n, k) if self.b_transposed else (k, n), stored

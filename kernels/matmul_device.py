@@ -18,7 +18,7 @@ segment = shared_with_host(schedule.segment)
 place = shared_with_host(schedule.place)
 
 
-# What a sweep varies most must not make Triton compile anew for values that divide by 16 or are 1.
+# The values that a sweep varies most must not make Triton compile anew when they divide by 16 or are 1.
 @triton.jit(do_not_specialize=["tiles_m", "tiles_n", "k_tiles", "streamed", "splits", "workers", "group"])
 def matmul(
     a,  # the addresses, or descriptors, of A, B and C as stored

@@ -107,12 +107,12 @@ def wheels(patterns: Sequence[str] = WHEEL_PATTERNS) -> Iterator[str]:
             yield from sorted((str(path) for path in Path(folder or ".").glob(pattern)), reverse=True)
 
 
-def _fetch(program: ctypes.c_void_p, what: str) -> bytes:
+def _fetch(program: ctypes.c_void_p, product: str) -> bytes:
     """The program's log or binary: NVRTC's pair of functions for its size and its bytes."""
     size = ctypes.c_size_t()
-    _check(getattr(library(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    _check(getattr(library(), f"nvrtcGet{product}Size")(program, ctypes.byref(size)))
     buffer = ctypes.create_string_buffer(size.value)
-    _check(getattr(library(), f"nvrtcGet{what}")(program, buffer))
+    _check(getattr(library(), f"nvrtcGet{product}")(program, buffer))
     return buffer.raw
 
 

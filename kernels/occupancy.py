@@ -42,7 +42,7 @@ def limits_of(target: str) -> Architecture:
 
 
 def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Blocks of `threads` with so many registers each and shared memory per block, on one multiprocessor.
+    """Blocks of `threads` threads with these registers each and shared memory per block, on one multiprocessor.
 
     The formula of NVIDIA's occupancy calculator (cuda_occupancy.h): registers are rounded up for each warp and come
     from its partition, shared memory is rounded up for each block. 0 blocks where not even one fits.

@@ -1,4 +1,4 @@
-"""Which part of C = A·B a program computes, and in which order: `kernels/cuda/schedule.cuh` for Triton.
+"""Map programs to parts of C = A·B, and order them: `kernels/cuda/schedule.cuh` for Triton.
 
 The functions are plain integer arithmetic. Triton compiles this very text for the device and the tests run it as
 Python against the C++ form, so the two cannot diverge unseen.

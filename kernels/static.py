@@ -1,4 +1,4 @@
-"""What a kernel costs, read from its machine code: compiled for a target that need not be here, exact and noise-free.
+"""Read a kernel's cost from its machine code: compiled for a target that need not be here, exact and noise-free.
 
 A kernel that starts to spill, to need more registers or to lose its tensor-core instructions is a regression that is
 seen on a machine with no GPU.
@@ -22,7 +22,7 @@ from pyperf_suite.kernels.disassembly import Disassembly, NoDisassembler, Unread
 from pyperf_suite.kernels.occupancy import RESERVED_SHARED_BYTES, Occupancy, occupancy
 
 # The instructions that tell how a kernel works, by what they do. SASS names: CUDA Binary Utilities, "Instruction Set
-# Reference". What is in none of these classes is address arithmetic and control flow.
+# Reference". Instructions in none of these classes are address arithmetic and control flow.
 INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
     "HMMA": ("HMMA",),  # mma.sync
     "HGMMA": ("HGMMA",),  # wgmma
@@ -47,7 +47,7 @@ INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
 # NVRTC whose binaries for sm_90a cuobjdump 13.1 reads; those of 12.0 to 12.2 have "no device code" for it.
 OLDEST_READ = (12, 3)
 
-# What a Triton kernel is compiled from.
+# Sources that a Triton kernel is compiled from.
 MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
 FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
 BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
@@ -97,14 +97,14 @@ def triton_kernels(target: str) -> dict[str, TritonKernel]:
     for product in matmul.default_set(target):
         compile_product = functools.partial(matmul.compile_for, configuration=product)
         kernels[product.name] = TritonKernel(compile_product, MATMUL_SOURCES)
-    for each in attention_defaults.default_set(target):
-        if not each.backward:
-            compile_forward = functools.partial(attention.compile_for, configuration=each)
-            kernels[each.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
+    for blocks in attention_defaults.default_set(target):
+        if not blocks.backward:
+            compile_forward = functools.partial(attention.compile_for, configuration=blocks)
+            kernels[blocks.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
             continue
         for kernel in attention_backward.KERNELS:
-            compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
-            kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
+            compile_backward = functools.partial(attention_backward.compile_for, configuration=blocks, kernel=kernel)
+            kernels[f"{blocks.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
     return kernels
 
 
@@ -175,11 +175,11 @@ class StaticMetrics:
         return self.instructions["LDL"] + self.instructions["STL"]
 
     def case(self) -> dict[str, str]:
-        """Return what identifies the series of these figures: the kernel and the target, not what compiled it."""
+        """Return the key of the series of these figures: the kernel and the target, not the compiler."""
         return {"kernel": self.kernel, "target": self.target}
 
     def state(self) -> dict[str, str]:
-        """What a change of the figures may be due to other than the suite's own source, and that source's digest."""
+        """State that may change the figures besides the suite's own source, and that source's digest."""
         return {"compiler": self.compiler, "source_sha256": self.source_sha256}
 
     def metrics(self) -> dict[str, dict[str, Any]]:

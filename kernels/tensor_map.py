@@ -11,9 +11,9 @@ WIDEST_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What `_native.cuda.tensor_map` takes besides the context; shape and box begin with the inner dimension.
+    """Arguments of `_native.cuda.tensor_map` besides the context; shape and box begin with the inner dimension.
 
-    Of `matrices` behind each other a copy takes a box of one; 0 is a single matrix, whose place has two coordinates.
+    A copy takes a box of one of `matrices` that follow each other; 0: a single matrix, addressed by two coordinates.
     """
 
     address: int
@@ -55,7 +55,7 @@ class Operand:
 
 
 def widest_span(row_bytes: int) -> int:
-    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that rows of so many bytes divide into."""
+    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that divides rows of `row_bytes` bytes."""
     return math.gcd(row_bytes, WIDEST_SPAN_BYTES)
 
 

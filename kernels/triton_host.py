@@ -1,4 +1,4 @@
-"""What the host side of every Triton kernel needs: block sizes, tensors checked, launches, machine code for a target.
+"""Host side of every Triton kernel: block sizes, tensors checked, launches, machine code for a target.
 
 torch and Triton are imported when something is run or compiled.
 """
@@ -68,7 +68,7 @@ def shared_with_host(function: Callable[..., Any]) -> Any:
 
 
 def interprets(kernel: Any) -> bool:
-    """Tell whether Triton interprets this kernel in this process instead of compiling it."""
+    """True if Triton interprets this kernel in this process instead of compiling it."""
     import triton
 
     return not isinstance(kernel, triton.runtime.JITFunction)
@@ -134,11 +134,11 @@ def shown(tile: tuple[int, ...]) -> str:
     return "x".join(map(str, tile))
 
 
-def check_known(kernel: str, name: str, value: str, known: Iterable[str]) -> None:
+def check_known(kernel: str, name: str, value: str, choices: Iterable[str]) -> None:
     """Raise ValueError for a value that is not among those a kernel knows."""
-    known = tuple(known)
-    if value not in known:
-        raise ValueError(f"Triton's {kernel} does not know {name} {value!r}: choose from {', '.join(known)}.")
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"Triton's {kernel} does not know {name} {value!r}: choose from {', '.join(choices)}.")
 
 
 def check_pipeline(stages: int, warps: int) -> None:
@@ -190,12 +190,12 @@ def check_descriptor(name: str, tensor: Any) -> None:
         raise ValueError(
             f"{name} has stride {tensor.stride(-1)} along its rows, but a tensor descriptor needs 1: use addresses."
         )
-    for what, size_bytes in (
+    for property_name, size_bytes in (
         ("starts at an address", tensor.data_ptr()),
         ("has a row stride", row_stride(tensor) * tensor.element_size()),
     ):
         if size_bytes % TMA_ALIGNMENT_BYTES:
             raise ValueError(
-                f"{name} {what} that is {size_bytes % TMA_ALIGNMENT_BYTES} bytes past a multiple of "
+                f"{name} {property_name} that is {size_bytes % TMA_ALIGNMENT_BYTES} bytes past a multiple of "
                 f"{TMA_ALIGNMENT_BYTES}, which TMA cannot take: pad it to a multiple, or use addresses."
             )

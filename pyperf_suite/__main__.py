@@ -21,8 +21,8 @@ def main() -> None:
         from pyperf_suite.errors import UserError
         from pyperf_suite.ranks.watchdog import stand_by
 
-        # What is wrong with the launcher's variables is reported by the command that needs them.
-        # `watch` runs somebody's command in each rank, and measures with none of the others.
+        # A wrong launcher variable is reported by the command that needs it. `watch` runs somebody's command in each
+        # rank, and measures with none of the others.
         with contextlib.suppress(UserError):
             if sys.argv[1:2] != ["watch"]:
                 stand_by()

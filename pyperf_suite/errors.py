@@ -1,4 +1,4 @@
-"""What was requested and cannot be: exceptions, exit codes, the limits of fields, and what to write instead.
+"""Errors of a request: exceptions, exit codes, the limits of fields, and what to write instead.
 
 Front ends print a `UserError` as one sentence and exit with its code; the worker turns `Unsupported` into a record.
 """
@@ -106,14 +106,14 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def triton_without_gpu(error: BaseException) -> str:
-    """Return what to do where the error is how Triton says that it finds no GPU; empty for other errors."""
+    """Return the advice for Triton's error that it finds no GPU; empty for other errors."""
     if "active drivers" not in str(error):
         return ""
     return "Triton finds no GPU: measure on one, or set TRITON_INTERPRET=1 to have its kernels interpreted on the CPU."
 
 
 def interpreted_bfloat16(dtypes: Iterable[str]) -> str:
-    """Say what to do where a wrong result is Triton's interpreter's, as of 3.7.1 and 3.9.0; empty without bfloat16."""
+    """Return the advice for a wrong result of Triton's interpreter, as of 3.7.1 and 3.9.0; empty without bfloat16."""
     is_interpreted = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1"
     if not is_interpreted or "bfloat16" not in dtypes:
         return ""
@@ -147,20 +147,20 @@ class DamagedJournal(UserWarning):
 
 @dataclass(frozen=True)
 class Within:
-    """Numbers from `least` to `most`, both included."""
+    """Numbers from `lower` to `upper`, both included."""
 
-    least: float = -math.inf
-    most: float = math.inf
+    lower: float = -math.inf
+    upper: float = math.inf
 
     def check(self, name: str, value: Any) -> None:
-        if self.least <= value <= self.most:
+        if self.lower <= value <= self.upper:
             return
-        if self.most == math.inf:
-            bound = f"is at least {self.least}"
-        elif self.least == -math.inf:
-            bound = f"is at most {self.most}"
+        if self.upper == math.inf:
+            bound = f"is at least {self.lower}"
+        elif self.lower == -math.inf:
+            bound = f"is at most {self.upper}"
         else:
-            bound = f"lies between {self.least} and {self.most}"
+            bound = f"lies between {self.lower} and {self.upper}"
         raise UserError(f"{name}={value} was requested, but {name} {bound}.")
 
 
@@ -214,8 +214,7 @@ def offer(name: str, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(there)}."
 
 
-# What a terminal obeys instead of showing, what turns the direction of writing, and what UTF-8 and XML have no
-# character for.
+# Characters that a terminal obeys instead of showing, that turn the direction of writing, or that UTF-8 and XML lack.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )

@@ -1,4 +1,4 @@
-"""What the planner, the node package and other packages add to the core, found by their entry points.
+"""Load the parts that the planner, the node package and other packages add to the core, by their entry points.
 
 The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.functions` (names of `pyperf_suite` itself) and
 `pyperf_suite.probes`, whose probes bring the workloads that they need. An own part whose folder was deleted adds
@@ -66,7 +66,7 @@ def extensions(group: str) -> dict[str, metadata.EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """Return what the entry point of that name has. Raises UserError if its module cannot be imported."""
+    """Return the object of the entry point of that name. Raises UserError if its module cannot be imported."""
     point = extensions(group)[name]
     try:
         return point.load()

@@ -24,10 +24,10 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class NotRegular(OSError):
-    """What lies there is a pipe, a device, a folder, or for writing a symbolic link; `strerror` says which."""
+    """Raised for a path that is a pipe, a device, a folder, or for writing a symbolic link; `strerror` says which."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {what}", str(path))
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {kind}", str(path))
 
 
 def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool = False) -> IO[bytes]:
@@ -43,7 +43,7 @@ def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool =
 
 
 def read_bytes(path: Path, limit: int = LARGEST_BYTES) -> bytes:
-    """Return what the regular file holds. Raises OSError, also where it is larger than `limit`."""
+    """Return the regular file's bytes. Raises OSError, also where it is larger than `limit`."""
     with open_for_reading(path, limit) as file:
         return file.read()
 
@@ -73,14 +73,14 @@ def why_not_private(path: Path) -> str:
     What root owns counts as this user's own: root can write everything anyway.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return ""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link"
-    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to another user"
-    return f"{path} can be written by other users" if found.st_mode & 0o022 else ""
+    return f"{path} can be written by other users" if status.st_mode & 0o022 else ""
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o666) -> None:
@@ -146,8 +146,8 @@ def write_in_results(path: Path, content: bytes | str) -> None:
 def write_for_user(path: Path, content: bytes | str) -> None:
     """`write_whole`, for a file that the user named. Raises UserError where it cannot be written.
 
-    What is no file but can be written to, such as /dev/stdout or a pipe, takes the content as it comes; a symbolic link
-    is the user's own and is followed.
+    A path that is no file but can be written to, such as /dev/stdout or a pipe, takes the content as it comes; a
+    symbolic link is the user's own and is followed.
     """
     try:
         target = path.resolve()
@@ -160,7 +160,7 @@ def write_for_user(path: Path, content: bytes | str) -> None:
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file's mode says that it is, in words."""
+    """Return the kind of a file by its mode, in words."""
     kinds = {
         stat.S_IFLNK: "a symbolic link",
         stat.S_IFIFO: "a pipe",

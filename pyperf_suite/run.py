@@ -53,12 +53,12 @@ from pyperf_suite.workloads.workload import AUDIT_VARIABLE
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to measure, how, and where it is kept.
+    """Request of a run: cases, effort and folder.
 
     `probes` may be bench files and kernels; none are all that are timed. `cases` are measured in their place where they
     are given, in that order; `axes` then only say what led to them. `processes` is another number than the profile's.
-    `resume` names a run, or is `latest`; a run of that name is begun where there is none and it `may_begin`. `model` is
-    what the network is judged for, and `audit` is by pyproject.toml where it is None.
+    `resume` names a run, or is `latest`; a run of that name is begun where there is none and it `may_begin`. The
+    network is judged for `model`, and `audit` is by pyproject.toml where it is None.
     """
 
     probes: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Run:
         finally:
             session.close()
 
-    def measure(self, what: str, trials: Sequence[Trial] | None = None, outlook: Outlook | None = None) -> None:
+    def measure(self, title: str, trials: Sequence[Trial] | None = None, outlook: Outlook | None = None) -> None:
         """Measure these trials, by default all, and what follows them; progress and the rest go to standard error.
 
         The line on what is ahead is that of `outlook`, by default the whole plan's.
@@ -148,7 +148,7 @@ class Run:
             if line:
                 console.print(line, highlight=False, soft_wrap=True)
 
-        say(f"{what}: {(outlook or session.outlook).line}")
+        say(f"{title}: {(outlook or session.outlook).line}")
         with self.begun():
             say(session.kept)
             trials = session.trials() if trials is None else trials

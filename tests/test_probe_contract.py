@@ -93,7 +93,7 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
                 case.case_id for case in probe.cases("standard", device)
             }
         bad = [] if element is str and not limits else ["no-such-value"]
-        bad += [str(limit.least - 1) for limit in limits if isinstance(limit, Within)]
+        bad += [str(limit.lower - 1) for limit in limits if isinstance(limit, Within)]
         bad += ["-1"] * any(isinstance(limit, OneOf) for limit in limits)
         for value in bad:
             with pytest.raises(UserError) as refusal:

@@ -1,1 +1,1 @@
-"""What `pytest --benchmark-only` runs: one file a probe, one item a case."""
+"""Benchmarks of `pytest --benchmark-only`: one file a probe, one item a case."""

@@ -1,4 +1,4 @@
-"""What `pytest --benchmark-only` runs: one item a case of every probe; `-k alignment` runs those of one."""
+"""Benchmarks of `pytest --benchmark-only`: one item a case of every probe; `-k alignment` runs those of one."""
 
 from __future__ import annotations
 

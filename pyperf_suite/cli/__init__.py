@@ -1,1 +1,1 @@
-"""What can be typed after `pyperf-suite`: one module a command or a family, and the options that they share."""
+"""Commands of `pyperf-suite`: one module for a command or a family, and the options that they share."""

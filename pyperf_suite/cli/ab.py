@@ -44,8 +44,8 @@ Say = Callable[[str], None]
 # How often it is said that a side is still being prepared; the first time it has taken so long.
 PREPARING_EVERY_S = 5.0
 
-# Before the first pair of users' kernels so many processes import what the file does, in turn. The first pair of each
-# other case takes about so long to start, by the kind of device.
+# Processes that import the file's modules, in turn, before the first pair of users' kernels, and seconds until the
+# first pair of each other case starts, by the kind of device.
 PROCESSES = 4
 FIRST_PAIR_S = {"cpu": 1.0, "cuda": 10.0}
 
@@ -140,7 +140,7 @@ def ab(
     console = Console(stderr=True, emoji=False)
     say: Say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     begin_s = time.monotonic()
-    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned, say)
+    old_arm, new_arm, cases, notes = _sides(probes, old, new, pattern, planned, say)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -171,7 +171,7 @@ def ab(
     measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
     repository = new_arm.repository or old_arm.repository
     heading = f"{new_arm.name} against {old_arm.name}{repository and f' of {repository}'} on {where}"
-    finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
+    finish(measured, outcome, heading, [*notes, *_notes(findings, folder, results, identity(where).slug)])
 
 
 def _sides(

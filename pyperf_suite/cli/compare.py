@@ -227,25 +227,25 @@ def track(
     ]
     if not wanted and not missing:
         raise UserError(store.why_nothing(benchmark, machine))
-    found = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
+    tracked = search(wanted, begin, (one for one in store.of_machine(machine) if one.kind == "sentinel"))
     doubt = _sentence_of_doubt(point for series in wanted for point in series.points)
-    notes = [*found.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
-    findings = [nomination.judgement() for nomination in found.current]
+    notes = [*tracked.notes, *([doubt] if doubt else []), *store.notes, *store.damage]
+    findings = [nomination.judgement() for nomination in tracked.current]
     if rerun:
-        findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
+        findings, extra_notes = _confirmed(store, tracked, results, device, budget, margin, seed)
         notes += extra_notes
     finish(
         [*missing, *findings],
         outcome,
         "Changes in history" + (f" of {benchmark}" if benchmark else ""),
         notes,
-        {"earlier": [nomination.sentence for nomination in found.earlier]},
-        found.searched,
+        {"earlier": [nomination.sentence for nomination in tracked.earlier]},
+        tracked.searched,
     )
 
 
 def _confirmed(
-    store: Store, found: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
+    store: Store, tracked: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
 ) -> tuple[list[Judgement], list[str]]:
     """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
     from pyperf_suite.hardware.devices import resolve
@@ -255,9 +255,11 @@ def _confirmed(
 
     where = resolve(device)
     machine = identity(where).slug
-    slower = [each for each in found.current if each.is_slower and not each.is_exact]
-    slower += [each for each in found.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"]
-    others = [each.judgement() for each in found.current if each not in slower]
+    slower = [each for each in tracked.current if each.is_slower and not each.is_exact]
+    slower += [
+        each for each in tracked.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"
+    ]
+    others = [each.judgement() for each in tracked.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:
         return [*unable, *others], []

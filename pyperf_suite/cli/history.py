@@ -47,14 +47,14 @@ def history(benchmark: str | None, results: Path, machine: str | None, as_json: 
     from pyperf_suite.regressions.tracking import changes_of
 
     store = Store(results)
-    found = store.series(benchmark, machine)
-    if not found:
+    matching = store.series(benchmark, machine)
+    if not matching:
         raise UserError(store.why_nothing(benchmark, machine))
     notes = [*store.notes, *store.damage]
     if as_json:
-        click.echo(_series_as_json(found, notes), nl=False)
+        click.echo(_series_as_json(matching, notes), nl=False)
         return
-    series, left_out = (found, []) if everything else _most_recent(found, benchmark is None)
+    series, left_out = (matching, []) if everything else _most_recent(matching, benchmark is None)
     from pyperf_suite.render.series import print_list, print_series
     from pyperf_suite.render.terminal import console_for
 
@@ -246,7 +246,7 @@ def _word(value: Any) -> Any:
 
 
 def _column(values: list[Any]) -> Any:
-    """Of values of several types, text."""
+    """Convert values to a column; values of several types become text."""
     import pyarrow
 
     try:
@@ -255,7 +255,7 @@ def _column(values: list[Any]) -> Any:
         return pyarrow.array([None if each is None else str(each) for each in values])
 
 
-def _series_as_json(found: Sequence[BenchmarkSeries], notes: Sequence[str]) -> str:
+def _series_as_json(matching: Sequence[BenchmarkSeries], notes: Sequence[str]) -> str:
     """Each series with the value of each run between its bounds, its commit and GPU, breaks and changes."""
     from dataclasses import asdict
 
@@ -268,21 +268,21 @@ def _series_as_json(found: Sequence[BenchmarkSeries], notes: Sequence[str]) -> s
         {name: getattr(each, name) for name in names}
         | {"points": [{name: getattr(point, name) for name in of_points} for point in each.points]}
         | {"breaks": [asdict(one) for one in each.breaks], "changes": [asdict(one) for one in changes_of(each)]}
-        for each in found
+        for each in matching
     ]
     return as_text({"series": series, "notes": list(notes)})
 
 
-# What a person reads in one go; --all shows more.
+# Series that a person reads in one go; --all shows more.
 _LISTED = 20
 
 
-def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:
+def _most_recent(matching: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:
     """The series to list, and a sentence about those that are not: of everything first of all the exact figures."""
-    timed = [each for each in found if each.kind != "static"] if everything else []
-    timed = timed or list(found)
+    timed = [each for each in matching if each.kind != "static"] if everything else []
+    timed = timed or list(matching)
     newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
     listed = [timed[place] for place in sorted(newest_first[:_LISTED])]
-    left = len(found) - len(listed)
+    left = len(matching) - len(listed)
     why = "exact figures of static kernels, or measured no later"
     return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []

@@ -54,7 +54,7 @@ def _as_argument(name: str) -> str:
 
 
 def _say(path: Path, make: Callable[[], str]) -> None:
-    """Return what became of a file. Raises UserError where it cannot be written."""
+    """Write a file and print the outcome. Raises UserError where it cannot be written."""
     try:
         said = make()
     except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +99,7 @@ def _filled(template: str, **values: str) -> str:
 
 
 def _requirement() -> str:
-    """Return what pip installs this version by elsewhere: the commit of a git URL that it came from, else its name."""
+    """Return pip's name of this version: the commit of a git URL that it came from, else its name."""
     import json
 
     origin = json.loads(metadata.distribution("pyperf_suite").read_text("direct_url.json") or "{}")

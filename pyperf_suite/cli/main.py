@@ -91,14 +91,14 @@ def _signals_interrupt(received: list[int]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()
-    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(each) is signal.SIG_DFL]
-    for each in taken:
-        signal.signal(each, interrupt)
+    signals = [each for each in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(each) is signal.SIG_DFL]
+    for caught in signals:
+        signal.signal(caught, interrupt)
     try:
         yield
     finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
+        for caught in signals:
+            signal.signal(caught, signal.SIG_DFL)
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -160,7 +160,7 @@ def run(
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those requested, or all that train the guides' models. Raises UserError for one that does not."""
+    """Return the requested probes, or all that train the guides' models. Raises UserError for a probe that does not."""
     from pyperf_suite.probes import all_probes, expanded, find_probe
 
     those = tuple(probe.name for probe in all_probes() if probe.shaped)

@@ -26,11 +26,11 @@ DEFAULT_RESULTS = "bench_results"
 PROFILE_NAMES = ("quick", "standard", "full")
 
 
-def options(*given: Callable[..., Any]) -> Callable[[Command], Command]:
+def options(*decorators: Callable[..., Any]) -> Callable[[Command], Command]:
     """Several options as one decorator, in the order in which help shows them."""
 
     def decorate(command: Command) -> Command:
-        for option in reversed(given):
+        for option in reversed(decorators):
             command = option(command)
         return command
 
@@ -165,7 +165,7 @@ run_options = options(
     json_option(),
     all_option,
 )
-"""Where to measure, where results lie, and how to print them."""
+"""Options for the place of measuring and of results, and for printing."""
 
 measuring_options = options(
     profile_option(f"How thoroughly to measure: {', '.join(PROFILE_NAMES)}. Example: --profile standard."),
@@ -205,9 +205,9 @@ def outcome_options(command: Command) -> Any:
     from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON
 
     @functools.wraps(command)
-    def with_outcome(*arguments: Any, **given: Any) -> Any:
-        outcome = OutcomeOptions(**{each.name: given.pop(each.name) for each in fields(OutcomeOptions)})
-        return command(*arguments, outcome=outcome, **given)
+    def with_outcome(*arguments: Any, **values: Any) -> Any:
+        outcome = OutcomeOptions(**{each.name: values.pop(each.name) for each in fields(OutcomeOptions)})
+        return command(*arguments, outcome=outcome, **values)
 
     wrapped: Any = with_outcome
     return options(

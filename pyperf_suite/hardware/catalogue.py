@@ -1,4 +1,4 @@
-"""What GPUs are, by their data sheets, and what all GPUs of a compute capability have in common.
+"""Data sheets of GPUs, and properties that all GPUs of a compute capability have in common.
 
 The values are in gpus.toml in this folder. This module gives them units and finds GPUs by the many names they have.
 """
@@ -25,7 +25,7 @@ NAMES_OFFERED = 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """What all GPUs of one compute capability have in common. Limits are those of one multiprocessor.
+    """Properties that all GPUs of one compute capability share. Limits are those of one multiprocessor.
 
     `generation` is the one whose default blocks our Triton kernels take, `cuda_kernels` the family of our CUDA kernels.
     `features` are "tma" (copies of tensors by descriptor) and "float8_sums" (NCCL adds float8). `nvlink` and `pcie` are
@@ -142,22 +142,22 @@ def architecture(written: str | Sequence[int]) -> Architecture:
     return max((each for each in architectures() if each.compute_capability <= capability(written)), key=_age)
 
 
-def _age(each: Architecture) -> tuple[int, int]:
-    return each.compute_capability
+def _age(architecture: Architecture) -> tuple[int, int]:
+    return architecture.compute_capability
 
 
 @functools.cache
 def architectures() -> tuple[Architecture, ...]:
     """Every architecture of the catalogue, the oldest first."""
     units = {"shared_kib": ("shared_bytes", 1024), "shared_block_kib": ("shared_block_bytes", 1024)}
-    found = []
+    sheets = []
     for entry in _catalogue()["architecture"]:
         values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in entry.items()}
         for name, (field, unit) in units.items():
             if name in values:
                 values[field] = values.pop(name) * unit
-        found.append(Architecture(**values))
-    return tuple(sorted(found, key=_age))
+        sheets.append(Architecture(**values))
+    return tuple(sorted(sheets, key=_age))
 
 
 @functools.cache

@@ -49,7 +49,7 @@ PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
     (0xC0, 0xAC4): "Ampere-1a",
 }
-# What firmware calls a machine that is none, and the field's short name for it.
+# Firmware's names of a virtual machine, and the field's short name for it.
 FIRMWARE = {
     "amazon ec2": "nitro",
     "bochs": "qemu",
@@ -63,14 +63,14 @@ FIRMWARE = {
     "vmware": "vmware",
     "xen": "xen",
 }
-# What nearly every server core since 2017 has at least; used, and said to be assumed, if nothing is reported.
+# Sizes of nearly every server core since 2017, at least; used, and called assumed, if nothing is reported.
 ASSUMED_BYTES = {1: 32 * 1024, 2: 1024 * 1024, 3: 0}
 SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """What a plan needs to know of the CPU. Sizes in bytes are of one instance, unless called total."""
+    """Properties of the CPU that a plan needs. Sizes in bytes are of one instance, unless called total."""
 
     model: str
     usable_cores: int  # those this process may use: affinity and control group quota, whichever is less
@@ -272,7 +272,7 @@ def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
 
 def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
     """Per level, the size in bytes of each data cache, by the set of CPUs that share it."""
-    found: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
+    instances: dict[int, dict[frozenset[int], int]] = defaultdict(dict)
     for folder in files.matching("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
         level = files.integer(f"{folder}/level")
         size = parse_bytes(files.text(f"{folder}/size"))
@@ -280,8 +280,8 @@ def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
         if level is not None and size and files.text(f"{folder}/type") in ("Data", "Unified"):
             # Without a list of sharers, a cache counts as the CPU's own.
             own = frozenset({int(folder.split("/cpu/cpu")[1].split("/")[0])})
-            found[level][shared or own] = size
-    return dict(found)
+            instances[level][shared or own] = size
+    return dict(instances)
 
 
 def _from_system(level: int) -> int | None:
@@ -305,7 +305,7 @@ def _node(files: KernelFiles, folder: str) -> NumaNode | None:
     return NumaNode(number, cpus, memory_bytes, tuple(each for each in distances if each is not None))
 
 
-def _allowed(status: str, what: str) -> frozenset[int]:
+def _allowed(status: str, resource: str) -> frozenset[int]:
     """The list of `Cpus_allowed_list` or `Mems_allowed_list` in /proc/self/status."""
-    match = re.search(rf"^{what}_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+    match = re.search(rf"^{resource}_allowed_list:\s*(\S+)$", status, re.MULTILINE)
     return parse_cpu_list(match[1]) if match else frozenset()

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import architecture
 
-Found = TypeVar("Found")
+Facility = TypeVar("Facility")
 
 
 class Unavailable(Exception):
@@ -29,11 +29,11 @@ class Unavailable(Exception):
         return Unavailable(*self.args)
 
 
-def required(found: Found | Unavailable) -> Found:
-    """Return what was looked for. Raises Unavailable where it is not there."""
-    if isinstance(found, Unavailable):
-        raise found.anew()
-    return found
+def required(facility: Facility | Unavailable) -> Facility:
+    """Return a facility that was looked for. Raises Unavailable where it is missing."""
+    if isinstance(facility, Unavailable):
+        raise facility.anew()
+    return facility
 
 
 def open_library(override: str, names: Sequence[str]) -> Any:
@@ -59,7 +59,7 @@ OVERRIDE = "PYPERF_LIBCUDA"
 MULTIPROCESSOR_COUNT = 16
 COMPUTE_CAPABILITY_MAJOR = 75
 COMPUTE_CAPABILITY_MINOR = 76
-# What cuInit answers on machines that have the library; for other numbers the driver has words of its own.
+# Answers of cuInit on machines that have the library; for other numbers the driver has words of its own.
 REASONS = {
     100: "the driver finds no CUDA device",
     803: "the libcuda found does not fit the kernel's driver",

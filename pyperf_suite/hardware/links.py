@@ -52,7 +52,7 @@ KINDS = {
     "0200": "network",
     "0207": "network",
 }
-# Where a device's driver leaves the names that people know it by.
+# Places where a device's driver leaves the names that people know it by.
 NAMES = ("infiniband", "net", "nvme")
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
 NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, 14.0625)
@@ -74,7 +74,7 @@ def pcie_of(compute_capability: tuple[int, int] | None) -> LinkPeak:
 
 
 def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
-    """GB/s (1e9), one direction, that so many lanes of a PCIe generation carry; None for one that is not known."""
+    """Return GB/s (1e9) in one direction of `lanes` lanes of a PCIe generation; None for an unknown generation."""
     if generation in PCIE:
         return PCIE[generation].gb_per_s * lanes / 16
     return _OLD_LANE_GB_PER_S[generation] * lanes if generation in _OLD_LANE_GB_PER_S else None
@@ -120,11 +120,11 @@ class PcieLink:
         """GB/s (1e9) in one direction at best; None for a generation that is not known."""
         return pcie_lanes_gb_per_s(self.generation, self.width)
 
-    def common(self, other: PcieLink | None) -> PcieLink:
-        """Return what the two can agree on: the older generation, the fewer lanes."""
-        if other is None:
+    def common(self, peer: PcieLink | None) -> PcieLink:
+        """Return the link that both support: the older generation, the fewer lanes."""
+        if peer is None:
             return self
-        return PcieLink(min(self.generation, other.generation), min(self.width, other.width))
+        return PcieLink(min(self.generation, peer.generation), min(self.width, peer.width))
 
 
 @dataclass(frozen=True)

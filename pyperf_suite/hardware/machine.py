@@ -1,8 +1,8 @@
-"""What records say about a machine: its identity, and the state it was measured in.
+"""Describe a machine in records: its identity, and the state it was measured in.
 
-The identity is what the user cannot change without changing the machine: results of one identity are comparable, and
-are kept in a folder of its name. All else is state: a change of state between two runs is a marked break in a series.
-Neither has a host name or a path.
+The identity holds everything that no user can change without changing the machine: results of one identity are
+comparable, and are kept in a folder of its name. All else is state: a change of state between two runs is a marked
+break in a series. Neither has a host name or a path.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def identity(device: Device) -> Identity:
     return gpu_identity(gpus(), device.index, nvml())
 
 
-def cpu_identity(found: cpu.Cpu) -> Identity:
+def cpu_identity(processor: cpu.Cpu) -> Identity:
     """Model and cores: those cores that this process may use, for the waves of a product run on them."""
-    fields = {"model": found.model, "cores": found.usable_cores}
-    return Identity("cpu", fields, slug("cpu", found.model, f"{found.usable_cores}c"))
+    fields = {"model": processor.model, "cores": processor.usable_cores}
+    return Identity("cpu", fields, slug("cpu", processor.model, f"{processor.usable_cores}c"))
 
 
 def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) -> Identity:
@@ -120,7 +120,7 @@ def state(device: Device) -> dict[str, Any]:
 
 
 def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
-    """Return what the kernel reports of itself, of power and scheduling, and of the walls around this process."""
+    """Return the kernel's report of itself, of power and scheduling, and of limits around this process."""
     pages = re.search(r"\[(\w+)\]", files.text("sys/kernel/mm/transparent_hugepage/enabled") or "")
     return {
         "kernel": f"{platform.system()} {platform.release()}",
@@ -174,7 +174,7 @@ def compiler_note(binary: Path) -> str | None:
 
 
 def _turbo(files: KernelFiles) -> bool | None:
-    """Tell whether the CPU may exceed its base clock; None where the kernel does not say."""
+    """True if the CPU may exceed its base clock; None where the kernel does not say."""
     no_turbo = files.integer(f"{CPU_SETTINGS}/intel_pstate/no_turbo")
     if no_turbo is not None:
         return no_turbo == 0
@@ -199,7 +199,7 @@ def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git answers; None where it fails, hangs, or is not there."""
+    """Return git's answer; None where it fails, hangs, or is not there."""
     with contextlib.suppress(UserError):
         done = git(folder, *arguments)
         return None if done.returncode else done.stdout.decode("utf-8", "replace").strip()

@@ -158,7 +158,7 @@ class Nvml:
         """Initialise the library; raises Unavailable where it does not start."""
         self._library = library
         self._handles: dict[str, ctypes.c_void_p] = {}
-        # Of each GPU its last sample of performance counters and room for the next; None where it has no such counters.
+        # By GPU, the last sample of performance counters and room for the next; None where it has no such counters.
         self._counters: dict[str, tuple[ctypes.c_void_p, ctypes.c_void_p] | None] = {}
         code = int(library.nvmlInit_v2())
         if code:
@@ -217,14 +217,14 @@ class Nvml:
 
     def uuids(self) -> tuple[str, ...]:
         """The UUIDs of all whole GPUs that this process may see, in NVML's order, which is that of nvidia-smi."""
-        found = []
+        uuids = []
         for index in range(self._unsigned("nvmlDeviceGetCount_v2") or 0):
             device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
             if self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)) and self._call(
                 "nvmlDeviceGetUUID", device, text, len(text)
             ):
-                found.append(text.value.decode("utf-8", "replace"))
-        return tuple(found)
+                uuids.append(text.value.decode("utf-8", "replace"))
+        return tuple(uuids)
 
     def name(self, uuid: str) -> str | None:
         """The product's name, as in NVIDIA H100 80GB HBM3."""
@@ -233,7 +233,7 @@ class Nvml:
         return text.value.decode("utf-8", "replace") if named else None
 
     def load(self, uuid: str) -> dict[str, Any]:
-        """Return what the GPU is used for now, and its counters; what is not reported is absent.
+        """Return the GPU's use now, and its counters; unreported ones are absent.
 
         `utilization` (share of the last period in which a kernel ran), `memory_used_bytes`, `memory_total_bytes`,
         `energy_j` since the driver was loaded, `pcie_bytes` and `nvlink_bytes` (sent and received so far).
@@ -306,14 +306,14 @@ class Nvml:
 
         Heat and brake are left out under a driver whose numbers for them are not known.
         """
-        device, found = self._physical(uuid), {}
+        device, seconds = self._physical(uuid), {}
         power = self._fields(device, (POWER_CAP_FIELD,), 0)
         if power is None:
             return None
-        found["power cap"] = power[0] * 1e-9
+        seconds["power cap"] = power[0] * 1e-9
         first = heat_field(self.driver_version() or "")
         heat = self._fields(device, tuple(range(first, first + len(HEAT_AND_BRAKE))), 0) if first else None
-        return found | {reason: ns * 1e-9 for reason, ns in zip(HEAT_AND_BRAKE, heat or (), strict=False)}
+        return seconds | {reason: ns * 1e-9 for reason, ns in zip(HEAT_AND_BRAKE, heat or (), strict=False)}
 
     def health(self, uuid: str) -> dict[str, Any]:
         """Modes, limits and errors of the GPU that decide whether it can be measured; what is not reported is absent.
@@ -349,14 +349,14 @@ class Nvml:
 
     def processes(self, uuid: str) -> tuple[tuple[int, int], ...] | None:
         """(process, bytes it holds) of each that computes on the GPU; None where that is not reported."""
-        device, count, found = self._physical(uuid), ctypes.c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
+        device, count, table = self._physical(uuid), ctypes.c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
         function = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         if device is None or function is None:
             return None
-        code = int(function(device, ctypes.byref(count), found))
+        code = int(function(device, ctypes.byref(count), table))
         if code not in (0, INSUFFICIENT_SIZE):
             return None
-        return tuple((each.process, each.memory_bytes) for each in found[: min(count.value, MOST_PROCESSES)])
+        return tuple((each.process, each.memory_bytes) for each in table[: min(count.value, MOST_PROCESSES)])
 
     def index(self, uuid: str) -> int | None:
         """The number that NVML and nvidia-smi give the GPU; None where they do not know it."""
@@ -372,7 +372,7 @@ class Nvml:
         return f"nvlink{version or ''}x{len(active)}"
 
     def nvlink_states(self, uuid: str) -> tuple[bool | None, ...]:
-        """Of each NVLink by its number whether it is active, None where that is not reported; empty where none is."""
+        """State of each NVLink by its number: active or not, None where that is not reported; empty without links."""
         device = self._physical(uuid)
         answers = [self._unsigned("nvmlDeviceGetNvLinkState", device, link) for link in range(MAXIMUM_LINKS)]
         while answers and answers[-1] is None:
@@ -380,7 +380,7 @@ class Nvml:
         return tuple(None if state is None else state == 1 for state in answers)
 
     def pci_address(self, uuid: str) -> str | None:
-        """Tell where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
+        """Return the GPU's address on the PCI bus, as Linux writes it: 0000:17:00.0."""
         device, place = self._physical(uuid), PciInfo()
         if not self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(place)):
             return None
@@ -399,9 +399,9 @@ class Nvml:
         """Packets that the GPU's PCIe link had to send again since its driver was loaded; None without a counter."""
         return self._unsigned("nvmlDeviceGetPcieReplayCounter", self._physical(uuid))
 
-    def direct_copies(self, uuid: str, other: str) -> str | None:
+    def direct_copies(self, uuid: str, peer: str) -> str | None:
         """ALLOWED where one GPU may read and write the other's memory, else why not in words; None if not reported."""
-        ends = self._physical(uuid), self._physical(other)
+        ends = self._physical(uuid), self._physical(peer)
         answers = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
         if any(status not in DIRECT_COPIES for status in answers):
             return None
@@ -423,7 +423,7 @@ class Nvml:
         return tuple(question.value for question in requested)
 
     def memory_errors(self, uuid: str) -> dict[str, int]:
-        """Return what the GPU's memory has gone through; what is not reported is absent.
+        """Return the GPU's counts of memory errors; unreported ones are absent.
 
         Errors that ECC put right and that it could not, since the driver was loaded (`corrected`, `uncorrected`) and
         ever (`corrected_ever`, `uncorrected_ever`); rows that spare ones stand in for after either kind, and on GPUs
@@ -473,7 +473,7 @@ class Nvml:
         return answer.value if self._call(function, *arguments, ctypes.byref(answer), *after) else None
 
     def _call(self, function: str, *arguments: Any) -> bool:
-        """Whether the function exists in this driver's library and succeeded; not for a GPU that it does not know."""
+        """True if the driver's library has the function and it succeeded; False for a GPU unknown to the driver."""
         found = getattr(self._library, function, None)
         return found is not None and all(each is not None for each in arguments) and int(found(*arguments)) == 0
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pyperf_suite.hardware.kernel_files import KernelFiles
 
-# Where installers that no loader configuration knows of put CUDA's libraries.
+# Folders of CUDA's libraries by installers that no loader configuration mentions.
 FOLDERS = (
     "usr/local/cuda*/lib64",
     "usr/local/cuda*/targets/*/lib",
@@ -43,11 +43,11 @@ def copies(
     files: KernelFiles, sonames: Sequence[str], override: str, wheels: Iterable[str], environment: Mapping[str, str]
 ) -> tuple[Copy, ...]:
     """Each copy once, in the order in which they are tried, those that are never tried last."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     if environment.get(override):
-        found[environment[override]] = override
+        places[environment[override]] = override
     for path in wheels:
-        found.setdefault(path, "wheel")
+        places.setdefault(path, "wheel")
     loader = [
         *(folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder),
         *loader_folders(files),
@@ -55,24 +55,24 @@ def copies(
     ]
     for soname in sonames:
         for folder in loader:
-            _add(files, found, f"{folder.strip('/')}/{soname}", "loader")
+            _add(files, places, f"{folder.strip('/')}/{soname}", "loader")
     prefix = environment.get("CONDA_PREFIX", "").strip("/")
     for folder in (*FOLDERS, *([f"{prefix}/lib"] if prefix else [])):
         for soname in sonames:
             for path in files.matching(f"{folder}/{soname}"):
-                _add(files, found, path, "elsewhere")
-    return _without_aliases(files, found)
+                _add(files, places, path, "elsewhere")
+    return _without_aliases(files, places)
 
 
-def _add(files: KernelFiles, found: dict[str, str], path: str, found_by: str) -> None:
+def _add(files: KernelFiles, places: dict[str, str], path: str, found_by: str) -> None:
     if files.exists(path):
-        found.setdefault(f"/{path}", found_by)
+        places.setdefault(f"/{path}", found_by)
 
 
-def _without_aliases(files: KernelFiles, found: Mapping[str, str]) -> tuple[Copy, ...]:
+def _without_aliases(files: KernelFiles, places: Mapping[str, str]) -> tuple[Copy, ...]:
     """One name a file: folders such as /lib are often links to others."""
     seen, kept = set(), []
-    for path, found_by in found.items():
+    for path, found_by in places.items():
         real = files.resolved(path.lstrip("/"))
         if real not in seen:
             seen.add(real)

@@ -28,7 +28,7 @@ PATHS = {
     "NODE": "several host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
-# What drivers have been seen to write where they do not know, as for a GPU that is lost or cut up by MIG.
+# Words that drivers write for unknown, as for a GPU that is lost or cut up by MIG.
 UNKNOWN = ("N/A", "ERR!", "DIS", "U", "?")
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -41,7 +41,7 @@ _NIC_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Path:
-    """One cell of the matrix: so many bonded NVLinks, else a kind of `PATHS`, else None: the driver did not report."""
+    """One cell of the matrix: `nvlinks` bonded NVLinks, or a kind of `PATHS`, or None: the driver did not report."""
 
     kind: str | None
     nvlinks: int = 0
@@ -54,7 +54,7 @@ class Path:
 
     @classmethod
     def parse(cls, cell: str) -> Path:
-        """Return what a cell of the matrix, or `str` of a path, says; of an unknown kind where it says nothing."""
+        """Parse a cell of the matrix, or `str` of a path; an unknown kind has no path."""
         nvlinks = _NVLINK.fullmatch(cell)
         return cls("NVLINK", int(nvlinks[1])) if nvlinks else cls(cell if cell in PATHS else None)
 
@@ -89,9 +89,9 @@ class LinkGraph:
     numa: Mapping[str, str] = field(default_factory=dict)
     cpus: Mapping[str, str] = field(default_factory=dict)
 
-    def path(self, one: str | int, other: str | int) -> Path:
+    def path(self, first: str | int, second: str | int) -> Path:
         """The path between two devices, GPUs by number or any by name. Raises UserError where there is none."""
-        names = tuple(f"GPU{device}" if isinstance(device, int) else device for device in (one, other))
+        names = tuple(f"GPU{device}" if isinstance(device, int) else device for device in (first, second))
         if names not in self.paths:
             there = ", ".join((*self.gpus, *self.nics))
             raise UserError(f"The path between {names[0]} and {names[1]} was requested; the machine has {there}.")

@@ -79,13 +79,13 @@ def held_out_errors(
     return errors[~np.isnan(errors)]
 
 
-def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], most: int) -> int:
+def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], max_segments: int) -> int:
     folds = list(_folds(size))
     if not folds:
         return 1
-    chosen, least = 1, 1.0
+    chosen, least_error = 1, 1.0
     # At least two sizes a segment: one that no size lies in would say nothing.
-    for segments in range(1, min(most, np.unique(size).size // 2) + 1):
+    for segments in range(1, min(max_segments, np.unique(size).size // 2) + 1):
         errors = []
         for held_out in folds:
             law = PiecewiseAlphaBeta(*_fit_segments(size[~held_out], time[~held_out], segments))
@@ -93,8 +93,8 @@ def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], most:
             # Relative to the larger of the two: no single size can outweigh the others, however far off.
             errors.append(np.abs(predicted - measured) / np.maximum(predicted, measured))
         error = float(np.mean(np.concatenate(errors)))
-        if error < least - max(WORTH_A_SEGMENT * least, LEAST_GAIN):
-            chosen, least = segments, error
+        if error < least_error - max(WORTH_A_SEGMENT * least_error, LEAST_GAIN):
+            chosen, least_error = segments, error
     return chosen
 
 
@@ -129,7 +129,7 @@ def _lengths(size: NDArray[np.float64], bends: tuple[float, ...]) -> NDArray[np.
 
 
 def _folds(size: NDArray[np.float64]) -> Iterator[NDArray[np.bool_]]:
-    """Yield which points are left out in turn: whole sizes, dealt out in order; nothing where there are too few."""
+    """Yield the points to leave out in turn: whole sizes, dealt out in order; nothing where there are too few."""
     distinct, position = np.unique(size, return_inverse=True)
     if distinct.size >= FOLDS:
         yield from (position % FOLDS == fold for fold in range(FOLDS))

@@ -1,4 +1,4 @@
-"""What its sizes do to a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes.
+"""Effect of its sizes on a matrix product: tiles, waves and the busiest worker, and the divisors of its sizes.
 
 A `Tile` and a `Schedule` are requested of every kernel of the suite. `StaircaseLaw` fits the time of a product to them.
 """
@@ -66,7 +66,7 @@ class Tile:
 
 @dataclass(frozen=True, order=True)
 class Schedule:
-    """Who computes which tile: a policy, the number of workers, and for split_k the slices of K.
+    """Assignment of tiles to workers: a policy, the number of workers, and for split_k the slices of K.
 
     `library` leaves tile and order to the library and only bounds its threads. Written `split_k(4)@2`.
     """
@@ -166,7 +166,7 @@ def library_area(m: int, n: int, slots: int) -> int:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """What the busiest worker does for one product; each an array over the cases.
+    """Work of the busiest worker for one product; each an array over the cases.
 
     `k_extent` is in elements of K summed over its tiles, `tiles` counts the output tiles it works on, `partials` those
     whose result is a partial sum that is written, read back and added.
@@ -217,8 +217,8 @@ def _busiest_of_stream_k(
     reads one from each of them.
     """
     even = tiles % workers == 0
-    whole = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
-    share, rest = np.divmod((tiles - whole * workers) * k_tiles, workers)
+    whole_tiles = np.where(even, tiles // workers, np.maximum(tiles // workers - 1, 0))
+    share, rest = np.divmod((tiles - whole_tiles * workers) * k_tiles, workers)
     of_tile, unit = k_tiles[..., None], np.arange(workers)
     begin, end = (n * share[..., None] + n * rest[..., None] // workers for n in (unit, unit + 1))
     first, last = begin // of_tile, np.maximum(end - 1, begin) // of_tile
@@ -231,8 +231,8 @@ def _busiest_of_stream_k(
         np.take_along_axis(each, busiest, -1)[..., 0] for each in (end - begin, last - first + (end > begin), partials)
     )
     computed, visits, partials = chosen
-    extent = whole * depth + computed * depth / k_tiles
-    return CriticalPath(extent, (whole + visits).astype(np.float64), partials.astype(np.float64))
+    extent = whole_tiles * depth + computed * depth / k_tiles
+    return CriticalPath(extent, (whole_tiles + visits).astype(np.float64), partials.astype(np.float64))
 
 
 def _pairs(rows: NDArray[np.int64], others: NDArray[np.int64]) -> zip[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -282,7 +282,7 @@ class JudgedLaw:
 # The median absolute deviation of a normal variable, in standard deviations.
 MAD_OF_NORMAL = 0.6744897501960817
 
-# What a law of a few constants leaves out of a kernel's time, by a share: no measurement counts for more than this.
+# Error of a law of a few constants, as a share of a kernel's time: no measurement counts for more than this.
 _LAW_ERROR = 0.02
 
 

@@ -131,7 +131,7 @@ class ModelDimensions:
 
     @property
     def outer_parameters(self) -> int:
-        """Of what stands outside of the layers: embeddings, the last norm (BERT: the first), the output matrix."""
+        """Parameters outside of the layers: embeddings, the last norm (BERT: the first), the output matrix."""
         matrices = 1 if self.tied else 2
         transform = self.hidden * (self.hidden + 1) + self._norm_parameters + self.vocab if self.head_transform else 0
         embeddings = self.hidden * (matrices * self.vocab + self.positions)
@@ -139,7 +139,7 @@ class ModelDimensions:
 
     @property
     def inner_parameters(self) -> int:
-        """Of all layers."""
+        """Parameters of all layers."""
         mlps = self.sparse_layers * self._sparse_mlp_parameters + self.dense_layers * self._mlp_parameters(self.ffn)
         return self.layers * self._outside_mlp + mlps
 
@@ -188,7 +188,7 @@ class ModelDimensions:
         return (into + 1) * self.hidden * width + (into * width + self.hidden) * self.mlp_bias
 
     def _fill_in(self) -> None:
-        """Give what was left out its value, and `bias` its meaning."""
+        """Fill in the fields that were left out, and resolve `bias`."""
         followed = {"kv_heads": self.heads, "head_dim": self.hidden // self.heads, "expert_ffn": self.ffn}
         for name, value in followed.items():
             if isinstance(getattr(self, name), int) and not getattr(self, name):
@@ -265,7 +265,7 @@ class Sharding:
                 raise UserError(f"Layers are cut over at least 1 rank, but {name} = {np.min(ranks)} was requested.")
 
     def divides(self, model: ModelDimensions) -> NDArray[np.bool_]:
-        """Tell whether every dimension can be cut evenly; an array where the model or `tensor` is one."""
+        """True if every dimension can be cut evenly; an array where the model or `tensor` is one."""
         whole = np.asarray(True)
         for _, _, evenly in self._cuts(model):
             whole = whole & evenly
@@ -312,7 +312,7 @@ class Product:
 
     @property
     def routed(self) -> bool:
-        """Tell whether it is of experts that tokens are routed to, which libraries compute together."""
+        """True for a product of experts that tokens are routed to, which libraries compute together."""
         return self.part in ROUTED
 
     @property
@@ -343,7 +343,7 @@ class Linear:
 
 
 def linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None) -> tuple[Linear, ...]:
-    """Every linear layer of one rank for a micro-batch of so many tokens (micro_batch · seq), layers and logits.
+    """Every linear layer of one rank for a micro-batch of `tokens` tokens (micro_batch · seq), layers and logits.
 
     Columns of the matrix into a block are cut over TP, rows of the one out of it (Shoeybi et al. 2019, Megatron-LM);
     the vocabulary is padded to a multiple of the ranks. Queries, keys and values are one product, and so are gate and
@@ -378,14 +378,14 @@ def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding
     heads, layers = model.heads // sharding.tensor, model.layers
     queries = heads * model.head_dim
     if model.latent_rank:
-        some = _share_of_sequence(tokens, sharding)
+        rows = _share_of_sequence(tokens, sharding)
         if model.query_rank:
-            yield Linear("query down", some, model.query_rank, model.hidden, layers)
+            yield Linear("query down", rows, model.query_rank, model.hidden, layers)
             yield Linear("query up", tokens, queries, model.query_rank, layers)
         else:
             yield Linear("query", tokens, queries, model.hidden, layers)
         unrotated = model.head_dim - model.rope_head_dim
-        yield Linear("latent down", some, model.latent_rank + model.rope_head_dim, model.hidden, layers)
+        yield Linear("latent down", rows, model.latent_rank + model.rope_head_dim, model.hidden, layers)
         yield Linear("latent up", tokens, heads * (unrotated + model.value_head_dim), model.latent_rank, layers)
     else:
         keys = at_least_1(model.kv_heads // sharding.tensor) * model.head_dim
@@ -421,15 +421,15 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
 
 
 # The name of attention over the whole sequence.
-WHOLE = "attention"
+FULL_ATTENTION = "attention"
 
 
 @dataclass(frozen=True)
 class AttentionCall:
     """The attention of one micro-batch on one rank, between its projections: `calls` of it, one a layer.
 
-    With a `window` a query sees so many keys, itself the last of them. Latent attention is
-    trained with keys and values of every head; then `head_dim` is of queries and keys, and `value_head_dim` differs.
+    With a `window` a query sees that number of keys, itself the last of them. Latent attention is trained with keys and
+    values of every head; then `head_dim` is of queries and keys, and `value_head_dim` differs.
     """
 
     batch: Sizes
@@ -441,12 +441,12 @@ class AttentionCall:
     causal: bool
     calls: Sizes
     window: int = 0
-    name: str = WHOLE
+    name: str = FULL_ATTENTION
 
     @property
     def is_windowed(self) -> bool:
-        """Tell whether it sees a window or a chunk of the sequence."""
-        return self.name != WHOLE
+        """True if it sees a window or a chunk of the sequence."""
+        return self.name != FULL_ATTENTION
 
     def flop(self) -> Any:
         """2·b·a·(d_qk + d_v)·Σᵢ visible(i) of the forward passes of all calls."""
@@ -502,8 +502,8 @@ def at_least_1(size: Sizes) -> Sizes:
     return max(size, 1) if isinstance(size, int) else np.maximum(size, 1)
 
 
-# What backward computes once more instead of keeping it: nothing, the attention between its projections
-# (selective recomputation; FlashAttention does at least its scores), or whole layers (activation checkpointing).
+# Work that backward computes once more instead of keeping it: nothing, the attention between its projections (selective
+# recomputation; FlashAttention does at least its scores), or whole layers (activation checkpointing).
 Recompute = Literal["nothing", "attention", "layers"]
 RECOMPUTES: tuple[Recompute, ...] = ("nothing", "attention", "layers")
 
@@ -529,7 +529,7 @@ def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
 
 
 def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
-    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
+    """Return the FLOPs with recomputation: for "attention" or "layers" one forward pass more, logits never.
 
     Raises UserError for another word.
     """

@@ -28,9 +28,9 @@ def spoken_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """What a test handed to pytest-benchmark's fixture.
+    """A test's request to pytest-benchmark's fixture.
 
-    `rounds` of 0 leaves it to the stop rule; otherwise so many are made, each of `iterations` calls, after
+    `rounds` of 0 leaves it to the stop rule; otherwise exactly that number are made, each of `iterations` calls, after
     `warmup_rounds`. `setup` runs before each of them and `teardown` after it, untimed.
     """
 
@@ -44,14 +44,14 @@ class Call:
     iterations: int = 1
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return those of the next round. Raises TypeError where `setup` makes arguments and there are others."""
+        """Return the next round's arguments. Raises TypeError where `setup` makes arguments and there are others."""
         made = self.setup() if self.setup is not None else None
         if made and (self.args or self.kwargs):
             raise TypeError("Can't use `args` or `kwargs` if `setup` returns the arguments.")
         return made or (self.args, self.kwargs)
 
     def once(self) -> Any:
-        """Return what the function returns, called once with setup and teardown."""
+        """Call the function once, with setup and teardown, and return its result."""
         args, kwargs = self.arguments()
         result = self.function(*args, **kwargs)
         if self.teardown is not None:

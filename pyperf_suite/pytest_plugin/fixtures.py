@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pyperf_suite.record.reading import Reading
     from pyperf_suite.record.record import Record
 
-# What pytest-benchmark's fixture measures has no name of its own.
+# Name of calls that pytest-benchmark's fixture measures: they have none of their own.
 BENCHMARK = "benchmark"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of a call: seconds of each sample, what is kept with them, and what the function returns."""
+    """Times of a call: seconds of each sample, the values kept with them, and the function's result."""
 
     seconds: Sequence[float]
     extra_info: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Timing:
 
 
 class Measurer(Protocol):
-    """Who measures what a fixture is given: fresh processes, or this one for another."""
+    """Measures the calls of a fixture: in fresh processes, or in this one for another."""
 
     def time(self, nodeid: str, call: Call) -> Timing: ...
 
@@ -70,10 +70,10 @@ class ReplayClock:
 
 
 def extra_info(records: Sequence[Record], path: Path) -> dict[str, Any]:
-    """Return what pytest-benchmark's JSON says besides the rounds; plain values, as it stores no others."""
+    """Return values for pytest-benchmark's JSON besides the rounds; plain ones, as it stores no others."""
     seconds = sorted(record.seconds for record in records)
     work, median_s = records[0].work, seconds[len(seconds) // 2]
-    # What computes nothing moves bytes: nccl-tests' algbw.
+    # A call that computes nothing moves bytes: nccl-tests' algbw.
     rate = {"tflop_per_s": work["flop"] / median_s / 1e12} if work["flop"] else {}
     if work["bytes"] and not rate:
         rate = {"gb_per_s": work["bytes"] / median_s / 1e9}
@@ -88,7 +88,7 @@ def extra_info(records: Sequence[Record], path: Path) -> dict[str, Any]:
 
 
 class Result:
-    """What was measured of one implementation, over all processes. `result["name"]` is that of another one.
+    """Times of one implementation, over all processes. `result["name"]` is the result of another one.
 
     A test that asks for times where none were taken, as with --benchmark-disable, is skipped there.
     """
@@ -100,14 +100,14 @@ class Result:
         return f"{self._name}: {self.seconds:.4g} s {self.interval}" if self._readings else f"{self._name}: not timed"
 
     def __getitem__(self, implementation: str) -> Result:
-        """Of another implementation. Raises KeyError where there is none of that name."""
+        """Return another implementation's result. Raises KeyError where there is none of that name."""
         if self._readings and implementation not in self._readings:
             raise KeyError(f"{implementation!r}: measured were {', '.join(self._readings)}")
         return Result(self._readings, self._bytes, implementation, self._baseline)
 
     @property
     def is_timed(self) -> bool:
-        """Tell whether times were taken: not with --benchmark-disable or side by side with other tests."""
+        """True if times were taken: not with --benchmark-disable or side by side with other tests."""
         return bool(self._readings)
 
     @property
@@ -214,7 +214,7 @@ class MeasuredBenchmark(BenchmarkFixture):
     _source: Measurer
     _clock: ReplayClock
     _is_used = False
-    # Whether the test judges, or may judge, by the times themselves.
+    # True if the test judges, or may judge, by the times themselves.
     looked_at_stats = False
 
     @classmethod
@@ -242,7 +242,7 @@ class MeasuredBenchmark(BenchmarkFixture):
         warmup_rounds: int = 0,
         iterations: int = 1,
     ) -> Any:
-        """As pytest-benchmark's: in each process so many rounds of so many iterations, and no others."""
+        """Measure as pytest-benchmark's pedantic: in each process `rounds` of `iterations`, and no others."""
         requested = {"rounds": rounds, "warmup_rounds": warmup_rounds, "iterations": iterations}
         whole = all(isinstance(each, int) for each in requested.values())
         can_be = whole and rounds >= 1 and warmup_rounds >= 0 and iterations >= 1 and not (iterations > 1 and setup)
@@ -284,7 +284,7 @@ class MeasuredBenchmark(BenchmarkFixture):
         self.__dict__["stats"] = value
 
 
-# What the requesting session writes, saves or opens is not to be written again; and all requested tests are run.
+# Options that must not take effect twice: files that the requesting session writes or opens, and selections of tests.
 _OFF: dict[str, Any] = {
     **dict.fromkeys(("xmlpath", "log_file", "pastebin", "report_log", "htmlpath", "allure_report_dir"), None),
     **dict.fromkeys(
@@ -395,7 +395,7 @@ class PytestChild:
         pytest.skip("measured")
 
     def _begun(self) -> tuple[Any, Any]:
-        """Return what to measure, once whoever asks for it is ready."""
+        """Return the case and effort to measure, once the requester is ready."""
         from pyperf_suite.record.case import Case
         from pyperf_suite.runner.profiles import Effort
 

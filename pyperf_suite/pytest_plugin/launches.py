@@ -1,7 +1,7 @@
-"""What a test hands to its fixtures, made ready for the measuring path.
+"""Prepare a test's calls and launches for the measuring path.
 
-Calls are timed in a loop of their own, as pytest-benchmark makes them. What the `suite` fixture is given is measured as
-a kernel of a bench file is, in the test's process, as of a test's closures none can be sent to another.
+Calls are timed in a loop of their own, as pytest-benchmark makes them. Launches of the `suite` fixture are measured as
+a bench file's kernels are, but in the test's process, for a test's closures cannot be sent to another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyperf_suite.user_kernels.workload import UserLaunches
 from pyperf_suite.workloads.backends import leave_nothing_behind
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Prepared, Work
 
-# Rounds that a test requests are taken in blocks of so many seconds.
+# Seconds of a block of the rounds that a test requests.
 _BLOCK_S = 0.1
 
 # A test may put another in its place.
@@ -143,7 +143,7 @@ def _timed(prepared: Prepared, case: Case, effort: Effort | None, device: Device
 
 
 def name_of(function: Any) -> str:
-    """Return what a function is called where it was defined."""
+    """Return a function's name where it was defined."""
     return str(getattr(function, "__qualname__", "") or type(function).__qualname__)
 
 
@@ -169,21 +169,21 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
     try:
         place = ExecutionContext(device, deadline_s=math.inf, sets=1 if effort is None else None)
         with exchanged(), contextlib.closing(UserLaunches(case.operator, {}, name, place, launch)) as prepared:
-            found = _timed(prepared, case, effort, device)
+            outcome = _timed(prepared, case, effort, device)
     except Unsupported as reason:
-        found = {"outcome": "unsupported", "reason": str(reason)}
+        outcome = {"outcome": "unsupported", "reason": str(reason)}
     except Failed as failed:
-        found = {"outcome": "failed", "reason": str(failed)}
+        outcome = {"outcome": "failed", "reason": str(failed)}
         if failed.reason:
-            found["verification"] = {"passed": False, "reason": failed.reason, "message": str(failed)}
+            outcome["verification"] = {"passed": False, "reason": failed.reason, "message": str(failed)}
     finally:
         leave_nothing_behind(device)
-    plain: dict[str, Any] = as_plain(found)
+    plain: dict[str, Any] = as_plain(outcome)
     return plain
 
 
 def reason_of(error: BaseException) -> str:
-    """Tell where the user's code raised an error, its type and first line."""
+    """Return the place where the user's code raised an error, its type and first line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = str(error).strip().splitlines()

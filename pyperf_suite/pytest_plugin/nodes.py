@@ -133,7 +133,7 @@ def _parametrisation(
 
     Without `by_text` all that pytest numbered go by their place.
     """
-    found: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     unnamed = []
     indices = _indices(item)
     for name, index in indices.items():
@@ -143,9 +143,9 @@ def _parametrisation(
             unnamed.append(name)
             text = f"{type(value).__qualname__}#{index + 1}/{lengths[_name_of(item), name]}"
         if text is not None:
-            found[name] = text
-    has_all = len(found) == len(indices)
-    return found if has_all else found | {"id": _id_of(item)}, tuple(unnamed)
+            values[name] = text
+    has_all = len(values) == len(indices)
+    return values if has_all else values | {"id": _id_of(item)}, tuple(unnamed)
 
 
 def _is_numbered(item_id: str, name: str, index: int, value: Any) -> bool:

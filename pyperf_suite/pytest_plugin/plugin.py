@@ -146,7 +146,7 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
 
 
 def _times(benchmark: Any) -> bool:
-    """Tell whether pytest-benchmark times what it is given; not where another plugin's fixture is in its place."""
+    """True if pytest-benchmark times the test's function; False where another plugin's fixture is in its place."""
     return not getattr(benchmark, "disabled", True)
 
 
@@ -156,7 +156,7 @@ def _child(config: pytest.Config) -> PytestChild | None:
 
 
 def _measurer(config: pytest.Config) -> Measurer:
-    """Tell who measures a test that has a clock."""
+    """Return the measurer of a test that has a clock."""
     found: Measurer | None = _child(config) or _run(config).tests
     assert found is not None
     return found
@@ -201,7 +201,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _is_measured(item: pytest.Function) -> bool:
-    """Tell whether the suite measures what this test hands to its fixture."""
+    """True if the suite measures this test's call to its fixture."""
     option, names = item.config.getoption, item.fixturenames
     if "benchmark" not in names or not ("suite" in names or option("suite_measure")):
         return False
@@ -261,7 +261,7 @@ def _is_forked(item: pytest.Item) -> bool:
 
 
 def _is_skipped(item: pytest.Item) -> bool:
-    """Tell whether marks say so, as with --benchmark-skip; conditions in words are left to the test's own turn."""
+    """True if marks skip the test, as with --benchmark-skip; conditions in words are left to the test's own turn."""
     marks = item.iter_markers("skipif")
     conditions = [each for mark in marks for each in (*mark.args, mark.kwargs.get("condition"))]
     return any(item.iter_markers("skip")) or any(each for each in conditions if isinstance(each, int))
@@ -309,7 +309,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
             entry["stats"]["data"] = samples[entry["fullname"]]
 
 
-# What is shown in pytest-benchmark's tables, or compared.
+# Options that show values in pytest-benchmark's tables, or compare them.
 _TABLE_OPTIONS = ("--benchmark-columns", "--benchmark-compare", "--benchmark-histogram", "--benchmark-sort")
 
 

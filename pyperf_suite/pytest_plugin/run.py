@@ -129,13 +129,13 @@ class Children:
         started_as = (
             (str(program),) if program.name in ("pytest", "py.test") and program.is_file() else ("-m", "pytest")
         )
-        own = [f"--rootdir={self._config.rootpath}"]
-        own += ["-c", str(self._config.inipath)] if self._config.inipath is not None else []
+        options = [f"--rootdir={self._config.rootpath}"]
+        options += ["-c", str(self._config.inipath)] if self._config.inipath is not None else []
         if self._config.pluginmanager.hasplugin("cacheprovider"):
-            own += ["-o", f"cache_dir={self._folder.name}"]
+            options += ["-o", f"cache_dir={self._folder.name}"]
         if self._config.pluginmanager.hasplugin("pytest_cov"):
-            own.append("--no-cov")  # tracing takes time
-        return (sys.executable, *started_as, *own, *map(str, self._config.invocation_params.args))
+            options.append("--no-cov")  # tracing takes time
+        return (sys.executable, *started_as, *options, *map(str, self._config.invocation_params.args))
 
 
 class MeasuredTests:
@@ -195,14 +195,14 @@ class MeasuredTests:
 
     def _to_run(self, process: int, records: Iterable[Record]) -> list[Node]:
         """The tests that this process runs: not those that a resumed run holds, nor those that cost one before."""
-        held: dict[str, list[Record]] = {}
+        by_case: dict[str, list[Record]] = {}
         for record in records:
             if record.outcome == "ok" and record.kind == "timing" and record.process == process:
                 test = dataclasses.replace(record.parsed_case(), implementation=BENCHMARK)
-                held.setdefault(test.case_id, []).append(record)
+                by_case.setdefault(test.case_id, []).append(record)
         wanted = []
         for node in self.nodes.values():
-            if kept := held.get(node.planned().case.case_id):
+            if kept := by_case.get(node.planned().case.case_id):
                 self._records[node.nodeid] += kept
             elif node.nodeid not in self._lost:
                 wanted.append(node)
@@ -219,13 +219,13 @@ class MeasuredTests:
             began_s += time.monotonic() - waits_s
 
         try:
-            said = self._children.ask(node, after, None if self._session else begin)
+            reply = self._children.ask(node, after, None if self._session else begin)
         except WorkerLost as lost:
             reason = str(lost).replace("The worker process", "The fresh process in which it was measured")
-            said = {"judged_time": False, "reason": reason, "answers": {}}
+            reply = {"judged_time": False, "reason": reason, "answers": {}}
             self._lost[node.nodeid] = reason
         seconds = time.monotonic() - began_s
-        failure, answers = "" if said["judged_time"] and said["answers"] else said["reason"], said["answers"]
+        failure, answers = "" if reply["judged_time"] and reply["answers"] else reply["reason"], reply["answers"]
         if failure:
             self._failed.setdefault(node.nodeid, (process, failure))
             answers = answers or {BENCHMARK: {"outcome": "failed", "reason": failure}}
@@ -241,7 +241,7 @@ class MeasuredTests:
             self._session.outlook.learn(node.planned(), process, seconds)
 
     def time(self, nodeid: str, call: Call) -> Timing:
-        """Return what all processes measured of the test's call, which is made here once, untimed."""
+        """Return all processes' times of the test's call, which is made here once, untimed."""
         nodeid = self._named[nodeid].nodeid
         records = [record for record in self._records_of(nodeid) if "time" in record.metrics]
         result = call.once()
@@ -252,7 +252,7 @@ class MeasuredTests:
         return Timing(samples, extra_info(records, self._open().folder.records_path), result)
 
     def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
-        """Return what all processes measured of each implementation; the function is not called here.
+        """Return all processes' times of each implementation; the function is not called here.
 
         Fails the test where one of them was wrong.
         """
@@ -406,7 +406,7 @@ class SuiteRun:
         try:
             if (self.tests is None or self.tests.complete) and all(map(session.is_finished, self.planned)):
                 if self.planned:
-                    # What probes ask for after the items is known too late to be an item, but part of the run.
+                    # Cases that probes request after the items come too late to be items, but are part of the run.
                     self._run.follow_up(lambda *_: None)
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
@@ -427,7 +427,7 @@ class SuiteRun:
 
     @property
     def _has_cases(self) -> bool:
-        """Tell whether there is something to measure; tests are collected only where they are to be."""
+        """True if there is something to measure; tests are collected only where they are to be."""
         option = self._config.getoption
         is_disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
         return self.tests is not None or bool(self.planned and not is_disabled)
@@ -442,7 +442,7 @@ class SuiteRun:
         if self._run is not None:
             return self._run.session
         with warnings.catch_warnings(record=True) as caught:
-            # Where a project turns warnings into errors, a torn last line must still not stop a resume.
+            # A torn last line must not stop a resume, not even where a project turns warnings into errors.
             warnings.simplefilter("always", DamagedJournal)
             self._run = open_run(self._whole, self._started)
             assert self._run is not None, "it is the first rank"

@@ -424,7 +424,8 @@ def absent(
                 continue
             last: Measured | None = history[-1]
             missed = gone
-            sentence = f"vanished: {_runs(gone)} measured what was measured with it.{_new_name(history[-1], trials, list(runs))}"
+            renamed = _new_name(history[-1], trials, list(runs))
+            sentence = f"vanished: {_runs(gone)} measured what was measured with it.{renamed}"
         else:
             last = next((one for one in reversed(history) if one.metrics), None)
             if not (last or history[-1].failed):

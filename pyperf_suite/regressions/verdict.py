@@ -356,7 +356,7 @@ def judge_figures(
 
 
 def fewest_pairs(alpha: float) -> int:
-    """The pairs that a first look can raise an alarm from: a clump of so many is rarer than its share of `alpha`."""
+    """Return the fewest pairs that can raise an alarm: a clump of that size is rarer than a first look's share."""
     return next(count for count in itertools.count(2) if 4 * count * 0.25**count <= FIRST_SHARE * alpha)
 
 

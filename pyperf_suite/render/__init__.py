@@ -1,1 +1,1 @@
-"""What was found as text, tables, pictures and a page: the only place where numbers become words."""
+"""Render findings as text, tables, pictures and a page: the only place where numbers become words."""

@@ -132,14 +132,16 @@ def colours_of(panels: Iterable[Panel]) -> dict[str, int | str]:
     """By label: each set of points its own, a law that of its points if it names them, a baseline grey."""
     series = [each for panel in panels for each in panel.series]
     points = dict.fromkeys(each.label for each in series if each.style == "points")
-    found: dict[str, int | str] = dict(zip(points, itertools.cycle(range(len(COLOURS))), strict=False))
+    colours: dict[str, int | str] = dict(zip(points, itertools.cycle(range(len(COLOURS))), strict=False))
     several = len(points) > 1
     spare = itertools.cycle(range(len(points) % len(COLOURS), len(COLOURS)) if several else (_LAW, *range(2, 8)))
     for each in series:
-        if each.label not in found:
-            of_points = found.get(each.label.removeprefix("law of ")) if several else None
-            found[each.label] = BASELINE if each.style == BASELINE else next(spare) if of_points is None else of_points
-    return found
+        if each.label not in colours:
+            of_points = colours.get(each.label.removeprefix("law of ")) if several else None
+            colours[each.label] = (
+                BASELINE if each.style == BASELINE else next(spare) if of_points is None else of_points
+            )
+    return colours
 
 
 def chart_of(panel: Panel, colours: Mapping[str, int | str], y_unit: tuple[str, float] | None = None) -> Chart:
@@ -176,15 +178,15 @@ def _trace(series: Series, colour: int | str, log: bool, x_scale: float, y_scale
     return Trace(series.label, series.style, colour, at(series.x, x_scale), y, low, high, total=len(usable))
 
 
-def kept(y: Sequence[float], most: int = MOST_POINTS) -> list[int]:
-    """Places of the values to draw: all, or of `most / 2` stretches of equal count the lowest and the highest each.
+def kept(y: Sequence[float], max_points: int = MOST_POINTS) -> list[int]:
+    """Places of the values to draw: all, or the lowest and the highest of `max_points / 2` stretches of equal count.
 
-    >>> kept([5.0, 1.0, 9.0, 4.0, 4.0, 4.0], most=4)
+    >>> kept([5.0, 1.0, 9.0, 4.0, 4.0, 4.0], max_points=4)
     [1, 2, 3]
     """
-    if len(y) <= most:
+    if len(y) <= max_points:
         return list(range(len(y)))
-    stretches = most // 2
+    stretches = max_points // 2
     places = []
     for number in range(stretches):
         stretch = range(number * len(y) // stretches, (number + 1) * len(y) // stretches)
@@ -386,7 +388,7 @@ def _page_panel(panel: Chart | HeatMap | Bars) -> PagePanel:
 # Figures as PNG files.
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
-# A cell has its number written in it, but not if there are more than so many; a bar has its name in front of it.
+# A cell has its number written in it if there are at most _MOST_NUMBERS cells; a bar has its name in front of it.
 _CELL_WIDTH_IN, _CELL_HEIGHT_IN, _MOST_NUMBERS = 0.42, 0.3, 240
 _BARS_WIDTH_IN, _BAR_HEIGHT_IN = 7.0, 0.27
 # Words get room of their own, so that panels keep theirs; a legend of many lines stands below them.
@@ -415,8 +417,8 @@ def picture(figure: Figure, rows: Sequence[Sequence[Any]]) -> bytes:
     panel_width, panel_height = _panel_size_in([panel for row in rows for panel in row])
     width = max(1.6 * _PANEL_WIDTH_IN, columns * panel_width)
     title = textwrap.fill(_plain(figure.title), int(width * 8))
-    said = _plain(caption_of(figure, rows))
-    caption = textwrap.fill(said, int(width * 13))
+    words = _plain(caption_of(figure, rows))
+    caption = textwrap.fill(words, int(width * 13))
     canvas, axes = pyplot.subplots(len(rows), columns, squeeze=False, layout="constrained")
     try:
         for axis in axes.flat:
@@ -443,7 +445,7 @@ def picture(figure: Figure, rows: Sequence[Sequence[Any]]) -> bytes:
             frameon=False,
         )
         if below:
-            canvas.suptitle(f"{title}\n{textwrap.fill(said, int(width * 11))}", fontsize=11)
+            canvas.suptitle(f"{title}\n{textwrap.fill(words, int(width * 11))}", fontsize=11)
         else:
             canvas.supxlabel(caption, fontsize=9, color="#444444")
         words_in = _TITLE_LINE_IN * (title.count("\n") + 1) + _CAPTION_LINE_IN * (caption.count("\n") + 1)
@@ -458,21 +460,21 @@ def picture(figure: Figure, rows: Sequence[Sequence[Any]]) -> bytes:
     return content.getvalue()
 
 
-def _plain(said: str) -> str:
+def _plain(words: str) -> str:
     """Text in which matplotlib finds no formula."""
-    return printable(said).replace("$", r"\$")
+    return printable(words).replace("$", r"\$")
 
 
 def _panel_size_in(panels: Sequence[Any]) -> tuple[float, float]:
     """Width and height of each panel: the usual, or what the largest heat map's cells or the most bars need."""
     widths, heights = [_PANEL_WIDTH_IN], [_PANEL_HEIGHT_IN]
-    for each in panels:
-        if isinstance(each, HeatMap):
-            widths.append(2 + len(each.x) * _CELL_WIDTH_IN)
-            heights.append(1 + len(each.y) * _CELL_HEIGHT_IN)
-        elif isinstance(each, Bars):
+    for panel in panels:
+        if isinstance(panel, HeatMap):
+            widths.append(2 + len(panel.x) * _CELL_WIDTH_IN)
+            heights.append(1 + len(panel.y) * _CELL_HEIGHT_IN)
+        elif isinstance(panel, Bars):
             widths.append(_BARS_WIDTH_IN)
-            heights.append(1 + len(each.bars) * _BAR_HEIGHT_IN)
+            heights.append(1 + len(panel.bars) * _BAR_HEIGHT_IN)
     return max(widths), max(heights)
 
 
@@ -504,23 +506,23 @@ def draw_chart(axis: Axes, chart: Chart) -> None:
         axis.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
     for position in chart.weak_edges:
         axis.axvline(position, color=_GREY, linewidth=0.8, alpha=0.45, linestyle=":", zorder=0)
-    for each in chart.traces:
-        label = _plain(each.label)
-        if not isinstance(each.colour, int):
-            axis.plot(each.x, each.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1)
-        elif each.style in ("line", BASELINE):
-            axis.plot(each.x, each.y, color=COLOURS[each.colour], linewidth=1.4, label=label, zorder=2)
+    for line in chart.traces:
+        label = _plain(line.label)
+        if not isinstance(line.colour, int):
+            axis.plot(line.x, line.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1)
+        elif line.style in ("line", BASELINE):
+            axis.plot(line.x, line.y, color=COLOURS[line.colour], linewidth=1.4, label=label, zorder=2)
         else:
-            look: dict[str, Any] = {"color": COLOURS[each.colour], "fmt": _MARKS[each.colour], "markersize": 3.5}
-            unfit = chart.unfit(each) or [False] * len(each.x)
+            look: dict[str, Any] = {"color": COLOURS[line.colour], "fmt": _MARKS[line.colour], "markersize": 3.5}
+            unfit = chart.unfit(line) or [False] * len(line.x)
             for hollow in (False, True):
                 at = [place for place, is_unfit in enumerate(unfit) if is_unfit is hollow]
-                x, y = ([values[place] for place in at] for values in (each.x, each.y))
+                x, y = ([values[place] for place in at] for values in (line.x, line.y))
                 if hollow:
                     axis.plot(x, y, look["fmt"], color=look["color"], markersize=3.5, markerfacecolor="none", zorder=3)
                     continue
-                below = [max(0.0, each.y[place] - each.low[place]) for place in at if each.low]
-                above = [max(0.0, each.high[place] - each.y[place]) for place in at if each.high]
+                below = [max(0.0, line.y[place] - line.low[place]) for place in at if line.low]
+                above = [max(0.0, line.high[place] - line.y[place]) for place in at if line.high]
                 whiskers = (below, above) if below and above else None
                 axis.errorbar(x, y, yerr=whiskers, elinewidth=1, label=label, zorder=3, **look)
     if chart.verdict:

@@ -23,16 +23,16 @@ from pyperf_suite.record.quantity import Quantity, quantity
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
 from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
-from pyperf_suite.render.terminal import ALL, height_of, note, print_table, say, screen_lines
+from pyperf_suite.render.terminal import SHOW_ALL, height_of, note, print_table, say, screen_lines
 
 # The file that tells a folder of `ab`, next to findings.json; both hold what is installed on each side.
 COMPARISON = "ab.json"
 _LARGEST_BYTES = 64 << 20
-# What needs a reader comes first; within a verdict, what moved most.
+# Order of verdicts: the most urgent first; within a verdict, the largest change.
 URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400
-# Of a comparison in a terminal, unless all is requested.
+# Rows of a comparison in a terminal, unless all is requested.
 MOST_SHOWN = 5
 _MARKS = {"slower": "🔴", "failed": "⚫", "undecided": "🟡", "faster": "🟢", "equivalent": "⚪"}
 
@@ -70,11 +70,11 @@ def print_comparisons(
     notes: Sequence[str],
     code: int,
     fail_on: str,
-    most: int | None = MOST_SHOWN,
+    max_rows: int | None = MOST_SHOWN,
 ) -> None:
     """The table, sentences on findings but the equivalent, the notes, and the exit code with its meaning.
 
-    One screen, with the `most` urgent rows; None: all of it.
+    One screen, with the `max_rows` urgent rows; None: all of it.
     """
     ordered = by_urgency(findings)
     meaning = {0: "fine", 1: "regression", 3: "undecided or failed" if findings else "nothing was searched"}[code]
@@ -82,7 +82,7 @@ def print_comparisons(
     def begin() -> None:
         console.print()
         say(console, "", heading, style="bold")
-        print_table(console, _table(ordered), most_rows=most)
+        print_table(console, _table(ordered), most_rows=max_rows)
 
     def end() -> None:
         for each in notes:
@@ -101,11 +101,11 @@ def print_comparisons(
     for finding in moved:
         room -= height_of(console, partial(tell, finding))
         # The first of each verdict, and others while the screen has room.
-        if most is None or room >= 0 or all(each.verdict != finding.verdict for each in told):
+        if max_rows is None or room >= 0 or all(each.verdict != finding.verdict for each in told):
             tell(finding)
             told.append(finding)
     if moved[len(told) :]:
-        more = f"{len(moved) - len(told)} more that are not equivalent: {ALL} shows all"
+        more = f"{len(moved) - len(told)} more that are not equivalent: {SHOW_ALL} shows all"
         say(console, "  [dim]…[/dim]", more)
     end()
 
@@ -206,10 +206,10 @@ def _table(findings: Sequence[Judgement], marked: bool = False) -> Table:
     return Table("", (*columns, *([Heading("why")] if marked else [])), tuple(rows))
 
 
-def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
-    left_out = len(findings) - most
+def _rows(findings: Sequence[Judgement], max_rows: int) -> list[str]:
+    left_out = len(findings) - max_rows
     more = ["", f"{left_out} more are left out here; the JSON output has them all."] if left_out > 0 else []
-    return [*text.markdown_table(_table(findings[:most], marked=True)), *more]
+    return [*text.markdown_table(_table(findings[:max_rows], marked=True)), *more]
 
 
 @dataclass

@@ -50,7 +50,7 @@ class Section:
     anchor: str
     title: str
     question: str
-    found: Findings
+    findings: Findings
     topic: str = ""
     probe: str = ""
     notes: tuple[str, ...] = ()
@@ -105,11 +105,11 @@ def _machine(
     history: Section | None,
     others: Sequence[OtherRecord],
 ) -> dict[str, Any]:
-    held: list[ReadRun | OtherRecord] = [*runs, *others]
-    machine = held[0].machine
+    sources: list[ReadRun | OtherRecord] = [*runs, *others]
+    machine = sources[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
-    verdicts = [(each, section) for section in sections for each in section.found.verdicts]
-    summary = [*failed, *summary_of({probe: section.found for probe, section in by_probe.items()})]
+    verdicts = [(each, section) for section in sections for each in section.findings.verdicts]
+    summary = [*failed, *summary_of({probe: section.findings for probe, section in by_probe.items()})]
     return {
         "name": machine,
         "model": str((runs[-1].first.identity.get("model") if runs else None) or machine),
@@ -119,7 +119,7 @@ def _machine(
         "topics": grouped(_numbered([*sections, *map(_other, others)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
-        "days": sorted(each.started_at[:10] for each in held),
+        "days": sorted(each.started_at[:10] for each in sources),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
         "others": [history] if history else [],
@@ -128,15 +128,15 @@ def _machine(
 
 
 def _other(record: OtherRecord) -> Section:
-    found = record.findings()
+    findings = record.findings()
     return Section(
         anchor(record.path.name, record.machine),
         record.title[:_LONGEST_TITLE],
         record.question,
-        found,
+        findings,
         record.topic,
         notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
-        figures=tuple(map(page_figure, found.figures)),
+        figures=tuple(map(page_figure, findings.figures)),
         command=record.command,
         place=f"{record.machine}/{record.path.name}",
     )
@@ -169,7 +169,7 @@ def _sections(
 
 
 def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
-    """Return those of one run, whose records are held by nobody else."""
+    """Return the findings of one run, and release its records."""
     run = choices[0].run
     records = run.records()
     by_probe = grouped(records, lambda record: record.probe)
@@ -181,16 +181,16 @@ def _of_run(choices: Sequence[ChosenRun], find: FindProbe) -> OfRuns:
 def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> Section:
     run, name = choice.run, choice.probe
     probe = find(name) if is_known(name) else None
-    found = Findings(tuple(about_the_cases(records))) + findings_of(name, records, find)
+    findings = Findings(tuple(about_the_cases(records))) + findings_of(name, records, find)
     return Section(
         anchor("probe", name, run.run_id, run.machine),
         getattr(probe, "heading", "") or name.replace("_", " ").capitalize() or "Unnamed probe",
         probe.question if probe else "",
-        found,
+        findings,
         getattr(probe, "topic", "") or "other",
         name,
-        figures=tuple(map(page_figure, found.figures[:_MOST_FIGURES])),
-        figures_left_out=max(0, len(found.figures) - _MOST_FIGURES),
+        figures=tuple(map(page_figure, findings.figures[:_MOST_FIGURES])),
+        figures_left_out=max(0, len(findings.figures) - _MOST_FIGURES),
         missing=_missing(records),
         command=command_of(name, run.manifest, records[0].profile),
         place=run.place,
@@ -199,19 +199,19 @@ def _section(choice: ChosenRun, records: Sequence[Record], find: FindProbe) -> S
 
 
 def findings_of(name: str, records: Sequence[Record], find: FindProbe = find_probe) -> Findings:
-    """Return what the probe finds; if it is not of this version, or cannot read its records, the records' medians."""
+    """Return the probe's findings; if it is not of this version, or cannot read its records, the records' medians."""
     if not is_known(name):
-        said = "This version has no probe {probe}: its records are shown as they are."
-        return _as_measured(records, remark(said, probe=name))
+        message = "This version has no probe {probe}: its records are shown as they are."
+        return _as_measured(records, remark(message, probe=name))
     try:
         return find(name).findings(records)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Records of a stranger, or of another version: one probe that stumbles must not cost the page.
-        said = "{probe} could not make sense of these records ({error})."
-        return _as_measured(records, remark(said, probe=name, error=f"{error!r:.120}"))
+        message = "{probe} could not make sense of these records ({error})."
+        return _as_measured(records, remark(message, probe=name, error=f"{error!r:.120}"))
 
 
-def _as_measured(records: Sequence[Record], said: Remark) -> Findings:
+def _as_measured(records: Sequence[Record], notice: Remark) -> Findings:
     """Every measured case with its median and interval, for records that no probe explains."""
     columns = (
         Column("case", lambda record: label_of(record.case)),
@@ -221,7 +221,7 @@ def _as_measured(records: Sequence[Record], said: Remark) -> Findings:
         Column("to", lambda record: record.time.high, "us"),
     )
     timed = [record for record in records if record.outcome == "ok" and "time" in record.metrics]
-    return Findings((said,), (table("Cases as measured", columns, timed),) if timed else ())
+    return Findings((notice,), (table("Cases as measured", columns, timed),) if timed else ())
 
 
 def _missing(records: Sequence[Record]) -> Table | None:
@@ -234,7 +234,7 @@ def _missing(records: Sequence[Record]) -> Table | None:
 
 
 def _numbered(sections: Iterable[Section]) -> list[Section]:
-    """Return those of one probe in several runs distinguished by a number, for the contents."""
+    """Number the sections of one probe in several runs, for the contents."""
     seen: Counter[str] = Counter()
     found = []
     for section in sections:
@@ -263,15 +263,15 @@ def _history(results: Results, machine: str) -> Section | None:
         repeated = [each for each in store.series(machine=machine) if len(each.points) > 1]
         if not repeated:
             return None
-        # Of machine code there are thousands of figures, and one that never changed takes as long to search.
-        found = track([each for each in repeated if not (each.kind == "static" and len(set(each.values)) == 1)])
-        series = _worth_drawing(found, repeated)
+        # Machine code has thousands of figures, and a constant one takes as long to search.
+        tracked = track([each for each in repeated if not (each.kind == "static" and len(set(each.values)) == 1)])
+        series = _worth_drawing(tracked, repeated)
     except UserError as reason:
-        return replace(section, found=Findings((remark("{said}", said=str(reason)),)))
-    changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in found.current]
+        return replace(section, findings=Findings((remark("{said}", said=str(reason)),)))
+    changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in tracked.current]
     if not changes:
-        searched = "{searched} series were searched" if found.searched else "no series is long enough to be searched"
-        changes = [remark(f"No change is found: {searched}.", searched=found.searched)]
+        searched = "{searched} series were searched" if tracked.searched else "no series is long enough to be searched"
+        changes = [remark(f"No change is found: {searched}.", searched=tracked.searched)]
     note = (
         f"{counted(len(repeated), 'benchmark')} measured more than once; drawn are those that changed, then those of "
         f"most runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. `pyperf-suite history BENCHMARK --machine "
@@ -280,16 +280,16 @@ def _history(results: Results, machine: str) -> Section | None:
     return replace(
         section,
         question="What changed from run to run, when, and with which commits?",
-        found=Findings(tuple(changes)),
+        findings=Findings(tuple(changes)),
         figures=tuple(map(_drawn, series)),
-        notes=(note, *found.notes),
+        notes=(note, *tracked.notes),
         command=f"pyperf-suite track --machine {machine}",
         place=f"{machine}/*/records.jsonl",
     )
 
 
-def _worth_drawing(found: Tracked, repeated: Sequence[BenchmarkSeries]) -> list[BenchmarkSeries]:
-    changed = [each.series for each in (*found.current, *found.of_the_machine, *found.earlier)]
+def _worth_drawing(tracked: Tracked, repeated: Sequence[BenchmarkSeries]) -> list[BenchmarkSeries]:
+    changed = [each.series for each in (*tracked.current, *tracked.of_the_machine, *tracked.earlier)]
     long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
     in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
     return list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
@@ -341,22 +341,22 @@ def _state_of(runs: Sequence[ReadRun]) -> dict[str, Any]:
     }
 
 
-def facts(held: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def facts(state: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     """Nested mappings as names with dots; what is empty is left out."""
-    found: list[tuple[str, str]] = []
-    for name, value in held.items():
-        whole = f"{before}{name}"
+    listed: list[tuple[str, str]] = []
+    for name, value in state.items():
+        path = f"{before}{name}"
         if isinstance(value, dict):
-            found += facts(value, f"{whole}.")
+            listed += facts(value, f"{path}.")
         elif value not in (None, "", [], ()):
             shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             # A package's name is what an installer knows it by.
-            label = whole if before == "packages." else whole.replace("_", " ")
-            found.append((label, shown[:_LONGEST_VALUE]))
-    return found[:_MOST_FACTS]
+            label = path if before == "packages." else path.replace("_", " ")
+            listed.append((label, shown[:_LONGEST_VALUE]))
+    return listed[:_MOST_FACTS]
 
 
-# What the template is made with.
+# Functions of the template.
 
 
 def anchor(*words: str) -> str:
@@ -379,16 +379,16 @@ def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> list[Any]:
     return [each for each in text.by_claim(remarks) if not (isinstance(each, Remark) and each.kind == "caution")]
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """A number and what it counts, in the plural where it is not 1.
 
     >>> counted(1, "more finding"), counted(2, "run")
     ('1 more finding', '2 runs')
     """
-    return f"{count} {what}{'s' if count != 1 else ''}"
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
-def coded(said: Any) -> Any:
+def coded(words: Any) -> Any:
     """Text as markup, with `code` where it has backticks in pairs.
 
     >>> str(coded("<b> `a < b`"))
@@ -396,9 +396,9 @@ def coded(said: Any) -> Any:
     """
     from markupsafe import Markup, escape
 
-    if isinstance(said, Markup):
-        return said
-    return Markup(re.sub("`([^`\n]+)`", r"<code>\1</code>", str(escape(printable(str(said))))))
+    if isinstance(words, Markup):
+        return words
+    return Markup(re.sub("`([^`\n]+)`", r"<code>\1</code>", str(escape(printable(str(words))))))
 
 
 def _in_code(write: Callable[..., str]) -> Callable[..., Any]:
@@ -418,7 +418,7 @@ def environment() -> Any:
         # Every text that a template shows comes through here: what turns the direction of writing is replaced.
         return value if isinstance(value, Markup) else printable(str(value))
 
-    made = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.PackageLoader("pyperf_suite.render", "assets"),
         autoescape=True,
         finalize=finalize,
@@ -427,15 +427,15 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     sentences: tuple[Callable[..., str], ...] = (text.sentence, text.measured, text.in_words, text.point)
-    made.filters |= {each.__name__: _in_code(each) for each in sentences}
-    made.filters |= {each.__name__: each for each in (text.written, by_claim, coded, counted)}
-    made.filters["island"] = lambda data: Markup(island(data))
-    made.tests["remark"] = lambda each: isinstance(each, Remark)
-    made.tests["caution"] = lambda each: isinstance(each, Remark) and each.kind == "caution"
-    made.globals["asset"] = lambda name: Markup(
+    jinja.filters |= {each.__name__: _in_code(each) for each in sentences}
+    jinja.filters |= {each.__name__: each for each in (text.written, by_claim, coded, counted)}
+    jinja.filters["island"] = lambda data: Markup(island(data))
+    jinja.tests["remark"] = lambda each: isinstance(each, Remark)
+    jinja.tests["caution"] = lambda each: isinstance(each, Remark) and each.kind == "caution"
+    jinja.globals["asset"] = lambda name: Markup(
         (resources.files("pyperf_suite.render") / "assets" / name).read_text(encoding="utf-8")
     )
-    return made
+    return jinja
 
 
 @cache

@@ -1,6 +1,6 @@
-"""What a report is made from: the runs of a results folder, of one machine's folder, or a single run.
+"""Choose the records of a report: the runs of a results folder, of one machine's folder, or a single run.
 
-What is no record is named and passed over, as in the history: the records after it still count.
+A line that is no record is named and passed over, as in the history: the records after it still count.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, RECORDS, order_of, run_files
 
-STRONGEST, LATEST, ALL = "strongest", "latest", "all"
+STRONGEST, LATEST, EVERY_RUN = "strongest", "latest", "all"
 # Relative to the run with the most cases: who measures a part again does not replace the whole.
-_WHOLE = 0.5
+_COMPLETE_SHARE = 0.5
 
 
 @dataclass
 class RunEvidence:
-    """What a run knows of a probe: how thoroughly its cases were measured, how many of them, and how well."""
+    """Evidence of a run on a probe: how thoroughly its cases were measured, how many of them, and how well."""
 
     profile: str = ""
     records: int = 0
@@ -53,7 +53,7 @@ class RunEvidence:
         profiles = list(PROFILES)
         return (
             self.measured > 0,
-            len(self.cases) >= _WHOLE * most_cases,
+            len(self.cases) >= _COMPLETE_SHARE * most_cases,
             profiles.index(self.profile) if self.profile in profiles else -1,
             len(self.processes),
             10 * self.converged // max(1, self.measured),
@@ -145,21 +145,21 @@ def read_results(requested: Path, machine: str | None = None, readers: Readers =
         )
     requested = requested.resolve()
     names = (RECORDS, *readers)
-    found = [path for name in names if (path := requested / name).is_file()]
-    single = bool(found)
-    found = found or sorted(path for name in names for path in requested.glob(f"*/{name}"))
-    root = requested.parent.parent if single else requested.parent if found else requested
-    found = found or run_files(requested, names)
+    paths = [path for name in names if (path := requested / name).is_file()]
+    single = bool(paths)
+    paths = paths or sorted(path for name in names for path in requested.glob(f"*/{name}"))
+    root = requested.parent.parent if single else requested.parent if paths else requested
+    paths = paths or run_files(requested, names)
     if machine is not None:
-        known = sorted({path.parent.parent.name for path in found})
-        found = [path for path in found if path.parent.parent.name == machine]
-        if not found and known:
+        known = sorted({path.parent.parent.name for path in paths})
+        paths = [path for path in paths if path.parent.parent.name == machine]
+        if not paths and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {requested.name}: it holds {', '.join(known)}.")
-    places = [path for path in found if path.name == RECORDS]
+    places = [path for path in paths if path.name == RECORDS]
     runs = [_run(path, root) for path in places]
     notes = [note for _, note in runs if note]
     others = []
-    for path in found:
+    for path in paths:
         if path.name in readers:
             try:
                 others.append(readers[path.name](path.parent))
@@ -180,7 +180,7 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
 
     Raises UserError if a named run is not there, or none is wanted.
     """
-    words = (STRONGEST, LATEST, ALL)
+    words = (STRONGEST, LATEST, EVERY_RUN)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
     ids = [*(each.run_id for each in results.runs), *(each.path.name for each in results.others)]
@@ -203,7 +203,7 @@ def choose_others(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> lis
     """The other records that are shown: of each title the newest, all, or those named; newest first."""
     newest = {(each.machine, each.title): each.path.name for each in results.others if {STRONGEST, LATEST} & {*wanted}}
     shown = {*newest.values(), *wanted}
-    return [each for each in reversed(results.others) if ALL in wanted or each.path.name in shown]
+    return [each for each in reversed(results.others) if EVERY_RUN in wanted or each.path.name in shown]
 
 
 def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:
@@ -213,7 +213,7 @@ def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) ->
         STRONGEST: max(newest_first, key=lambda run: run.probes[probe].strength(most)),
         LATEST: next((run for run in newest_first if run.probes[probe].measured), newest_first[0]),
     }
-    named = [run for run in newest_first if ALL in wanted or run.run_id in wanted]
+    named = [run for run in newest_first if EVERY_RUN in wanted or run.run_id in wanted]
     shown = {run.place: run for run in (*(first[word] for word in first if word in wanted), *named)}
     others = tuple(run for run in newest_first if run.place not in shown)
     return [ChosenRun(probe, run, others) for run in shown.values()]

@@ -25,8 +25,8 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
 from pyperf_suite.render.terminal import (
-    ALL,
     PLACES_LINES,
+    SHOW_ALL,
     escape,
     print_answer,
     print_cautions,
@@ -47,7 +47,7 @@ OWN_PROFILES = ("accept", "study")
 
 
 def findings_of(records: Sequence[Record], find: FindProbe = find_probe) -> dict[str, Findings]:
-    """Return what each probe finds in its own records, by topic."""
+    """Return each probe's findings on its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
     theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
     return {probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(by_probe, find), *theirs]}
@@ -59,7 +59,7 @@ def report_run(
     records: Sequence[Record],
     everything: bool = False,
     probes: Container[str] | None = None,
-    more: str = ALL,
+    more: str = SHOW_ALL,
     find: FindProbe = find_probe,
 ) -> None:
     """Write a run's pictures and files, and end with one screen: failures, what matters, cautions, where the rest lies.
@@ -86,7 +86,7 @@ def report_run(
         console.print()
         print_fitness(console, fitness)
         print_summary(console, [*failures_of(records), *summary_of(printed, records)])
-        # Those about the machine are said at the top.
+        # Remarks about the machine are at the top.
         of_the_machine = list(about_the_machine(records))
         of_the_cases = [each for each in of_the_run if each not in of_the_machine]
         print_cautions(console, [*of_the_cases, *(each for found in printed.values() for each in found.cautions)], more)
@@ -171,7 +171,7 @@ def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> st
 
 
 def as_document(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> dict[str, Any]:
-    """What findings.json of a run holds, as plain data; numbers that are not finite are for `as_text` to leave out."""
+    """Return findings.json of a run as plain data; numbers that are not finite are for `as_text` to leave out."""
     of_the_run, of_probes = cautions_of(records, findings)
     by_probe = grouped(records, lambda record: record.probe)
     return {
@@ -194,15 +194,15 @@ def as_document(findings: Mapping[str, Findings], records: Sequence[Record], fol
 
 
 def bencher_metrics(records: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
-    """What was measured in the Bencher Metric Format: by benchmark and measure its value and the ends of its interval.
+    """Return metrics in the Bencher Metric Format: by benchmark and measure its value and the interval's ends.
 
     Time is `latency` in nanoseconds, as Bencher counts it; other measures have the names and units of the records. Over
     several processes a value is the median of theirs, between the least and the greatest.
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    by_benchmark: dict[str, dict[str, dict[str, float]]] = {}
     measured = [each for each in records if each.outcome == "ok" and each.kind != "sentinel"]
     for trials in grouped(measured, lambda each: (each.probe, each.case_id)).values():
-        benchmark = found.setdefault(f"{trials[0].probe} {trials[0].label}", {})
+        benchmark = by_benchmark.setdefault(f"{trials[0].probe} {trials[0].label}", {})
         for name in dict.fromkeys(name for each in trials for name in each.metrics):
             # A resumed run may hold a second trial of the same process; the later one stands.
             of = list({each.process: each.metrics[name] for each in trials if name in each.metrics}.values())
@@ -211,7 +211,7 @@ def bencher_metrics(records: Sequence[Record]) -> dict[str, dict[str, dict[str, 
             ends = zip(("value", "lower_value", "upper_value"), (statistics.median(values), *bounds), strict=True)
             scale = 1e9 if name == "time" else 1
             benchmark["latency" if name == "time" else name] = {end: value * scale for end, value in ends}
-    return found
+    return by_benchmark
 
 
 def _probe(name: str, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Change]) -> Figure:
     label, y_unit = ("time", "duration") if series.metric == TIME else (series.unit_of_measure, "")
     panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
 
-    def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
-        items = "; ".join(f"{points[index].started_at[:10]}: {what}" for index, what in held)
+    def listed(heading: str, events: Iterable[tuple[int, str]]) -> str:
+        items = "; ".join(f"{points[index].started_at[:10]}: {what}" for index, what in events)
         return f"{heading}: {items}." if items else ""
 
     changed = listed("Steps", ((step.index, f"{step.effect}{_commits(step)}") for step in steps))

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 # No line is broken and no column left out: for `--all`, and if output goes into a file.
 WIDE = 100_000
 _GAP = "  "
-# What a command ends with, unless all is requested, where no height is known; of it a table's rows, and lines of a
-# summary with its heading. The line of the command itself and the next prompt are left on a terminal.
+# Lines at the end of a command, unless all is requested, where no height is known; of these a table's rows, and lines
+# of a summary with its heading. The line of the command itself and the next prompt are left on a terminal.
 SCREEN_LINES, PROMPT_LINES = 25, 2
 # Lines of `print_places`.
 PLACES_LINES = 3
 _MOST_ROWS, MOST_LINES = 8, 7
-# Of a run, so many probes' tables come before that.
+# Probes of a run whose tables come before that.
 _MOST_PROBES = 2
 # How all of it is printed.
-ALL = "--all"
+SHOW_ALL = "--all"
 # Verdicts of one outcome on one claim; findings.md and the page have all.
 _MOST_VERDICTS = 3
 # As narrow as a column of words becomes before columns are left out, and after.
@@ -61,14 +61,14 @@ def console_for(everything: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def said_meanwhile(what: str, after_s: float = 1.0, every_s: float = 5.0) -> Iterator[None]:
+def said_meanwhile(activity: str, after_s: float = 1.0, every_s: float = 5.0) -> Iterator[None]:
     """Say on standard error what is being done once that takes longer than a second, and then how long it has taken."""
     console, begun_s, is_over = Console(stderr=True, emoji=False), time.monotonic(), threading.Event()
 
     def speak() -> None:
         wait_s = after_s
         while not is_over.wait(wait_s):
-            say(console, "", f"{what}: {time.monotonic() - begun_s:.0f} s so far")
+            say(console, "", f"{activity}: {time.monotonic() - begun_s:.0f} s so far")
             wait_s = every_s
 
     speaker = threading.Thread(target=speak, daemon=True)
@@ -81,7 +81,7 @@ def said_meanwhile(what: str, after_s: float = 1.0, every_s: float = 5.0) -> Ite
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
-    """Return what makes the run doubtful, then every probe's cautions, remarks, verdicts and tables."""
+    """Print cautions on the run, then every probe's cautions, remarks, verdicts and tables."""
     of_the_run, of_probes = cautions_of(records, findings)
     for caution in of_the_run:
         say(console, _CAUTION, text.sentence(caution))
@@ -90,7 +90,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         print_remarks_and_tables(console, Findings(tuple(of_probes[name])) + found, most_verdicts=None)
 
 
-def print_first_tables(console: Console, findings: Mapping[str, Findings], more: str = ALL) -> None:
+def print_first_tables(console: Console, findings: Mapping[str, Findings], more: str = SHOW_ALL) -> None:
     """The first table of each of a few probes; of more, none."""
     for name, found in findings.items() if len(findings) <= _MOST_PROBES else ():
         for table in found.tables[:1]:
@@ -98,23 +98,26 @@ def print_first_tables(console: Console, findings: Mapping[str, Findings], more:
             print_table(console, table, more, most_rows=2 * _MOST_ROWS)
 
 
-def print_answer(console: Console, found: Findings, more: str = ALL, besides: int = 0) -> None:
+def print_answer(console: Console, findings: Findings, more: str = SHOW_ALL, besides: int = 0) -> None:
     """Print one screen: cautions, the first finding, the first table, then others, and how much more there is.
 
     `besides` is the number of lines that follow.
     """
 
-    def one(each: Remark | tuple[Claim, list[ClaimVerdict]]) -> None:
-        print_remarks_and_tables(console, Findings((each,) if isinstance(each, Remark) else tuple(each[1])), more)
+    def one(item: Remark | tuple[Claim, list[ClaimVerdict]]) -> None:
+        print_remarks_and_tables(console, Findings((item,) if isinstance(item, Remark) else tuple(item[1])), more)
 
     parts: list[tuple[str, Callable[[], None]]] = [
-        ("finding", functools.partial(one, each)) for each in text.by_claim(found.remarks) if each not in found.cautions
+        ("finding", functools.partial(one, each))
+        for each in text.by_claim(findings.remarks)
+        if each not in findings.cautions
     ]
     tables: list[tuple[str, Callable[[], None]]] = [
-        ("table", functools.partial(print_table, console, table, more, most_rows=_MOST_ROWS)) for table in found.tables
+        ("table", functools.partial(print_table, console, table, more, most_rows=_MOST_ROWS))
+        for table in findings.tables
     ]
     parts = [*parts[:1], *tables[:1], *parts[1:], *tables[1:]]
-    cautions = functools.partial(print_cautions, console, found.cautions, more)
+    cautions = functools.partial(print_cautions, console, findings.cautions, more)
     cautions()
     room, left = (
         screen_lines(console) - besides - 1 - height_of(console, cautions),
@@ -145,7 +148,7 @@ def height_of(console: Console, draw: Callable[[], None]) -> int:
     return len(captured.get().splitlines())
 
 
-def print_cautions(console: Console, cautions: Sequence[Remark], more: str = ALL) -> None:
+def print_cautions(console: Console, cautions: Sequence[Remark], more: str = SHOW_ALL) -> None:
     """The first, and how many more there are."""
     if cautions:
         left = len(cautions) - 1
@@ -169,8 +172,8 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
         named = many and point.probe and point.kind != "failed"  # which names its cases
         return f"{point.probe}: {text.point(point)}" if named else text.point(point)
 
-    def lines(those: Sequence[SummaryPoint]) -> int:
-        return sum(len(_wrapped(console, "  •", said(each))) for each in those)
+    def lines(points: Sequence[SummaryPoint]) -> int:
+        return sum(len(_wrapped(console, "  •", said(each))) for each in points)
 
     most = max(MOST_LINES, screen_lines(console) - PLACES_LINES - MOST_LINES - lines(kept))
     while len(shown) > 1 and 1 + lines(shown) > most:
@@ -183,16 +186,16 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
 
 
 def print_remarks_and_tables(
-    console: Console, found: Findings, more: str = ALL, most_verdicts: int | None = _MOST_VERDICTS
+    console: Console, findings: Findings, more: str = SHOW_ALL, most_verdicts: int | None = _MOST_VERDICTS
 ) -> None:
     """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says what shows all of them."""
-    for each in text.by_claim(found.remarks):
+    for each in text.by_claim(findings.remarks):
         if isinstance(each, Remark):
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
             _print_claim(console, *each, more, most_verdicts)
-    for table in found.tables:
+    for table in findings.tables:
         print_table(console, table, more)
 
 
@@ -208,8 +211,8 @@ def _print_claim(
             say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: {more} shows all")
 
 
-def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = ALL) -> None:
-    """Tell where the records of a run lie, and next to them its pictures and texts."""
+def print_places(console: Console, records_path: Path, written: Sequence[Path], more: str = SHOW_ALL) -> None:
+    """Print the places of a run's records, and next to them its pictures and texts."""
     pictures = sum(path.suffix == ".png" for path in written)
     names = [path.name for path in written if path.suffix != ".png"]
     names += [f"{pictures} picture{'s' * (pictures > 1)}"] * (pictures > 0)
@@ -218,19 +221,19 @@ def print_places(console: Console, records_path: Path, written: Sequence[Path], 
         say(console, "", f"with {', '.join(names)}; {more} prints all findings and tables")
 
 
-def escape(said: str) -> str:
+def escape(words: str) -> str:
     """Text for rich as it stands: neither rich nor the terminal finds an order in it."""
-    return markup.escape(printable(said))
+    return markup.escape(printable(words))
 
 
-def note(console: Console, said: str) -> None:
+def note(console: Console, words: str) -> None:
     """A sentence about the findings."""
-    say(console, "[yellow]note[/yellow]", said)
+    say(console, "[yellow]note[/yellow]", words)
 
 
-def say(console: Console, mark: str, said: str, style: str = "") -> None:
+def say(console: Console, mark: str, words: str, style: str = "") -> None:
     """The mark and the words in lines of the console's width; paragraphs of the words become one."""
-    first, *others = _wrapped(console, markup.render(mark).plain, said)
+    first, *others = _wrapped(console, markup.render(mark).plain, words)
     _line(console, f"{mark} {markup.escape(first)}" if mark else markup.escape(first), style)
     for line in others:
         _line(console, markup.escape(line), style)
@@ -241,11 +244,11 @@ def _line(console: Console, line: str, style: str = "") -> None:
     console.print(line, style=style, highlight=False, soft_wrap=True)
 
 
-def _wrapped(console: Console, mark: str, said: str) -> list[str]:
+def _wrapped(console: Console, mark: str, words: str) -> list[str]:
     """The words in lines, the first with room for the mark before it, the others set in."""
     indent = " " * (len(mark) - len(mark.lstrip()) + 2)
     lines = textwrap.wrap(
-        printable(said),
+        printable(words),
         max(20, console.width),
         initial_indent=" " * (len(mark) + 1 if mark else 0),
         subsequent_indent=indent if mark else "",
@@ -254,7 +257,7 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
     return [lines[0].strip(), *map(str.rstrip, lines[1:])] if lines else [""]
 
 
-def print_table(console: Console, table: Table, more: str = ALL, most_rows: int | None = None) -> None:
+def print_table(console: Console, table: Table, more: str = SHOW_ALL, most_rows: int | None = None) -> None:
     """At most as wide as the console: words are broken into lines, then columns of least priority are left out.
 
     Of many rows the first are shown.

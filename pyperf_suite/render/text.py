@@ -104,13 +104,13 @@ class WrittenTable:
 
     @property
     def legend(self) -> str:
-        """Return what the mark of cells means; empty where none has it."""
+        """Return the meaning of the cells' mark; empty where no cell has it."""
         marked = any(isinstance(each, Quantity) and not each.converged for row in self.cells for each in row)
         return f"{LOOSE} measuring ended at its time limit, before the interval was as narrow as required" * marked
 
 
 def written(table: Table) -> WrittenTable:
-    """Return what the terminal, Markdown and the page show of a table."""
+    """Return a table as the terminal, Markdown and the page show it."""
     places = [place for place in range(len(table.columns)) if any(row[place] not in (None, "") for row in table.rows)]
     columns = tuple(table.columns[place] for place in places)
     cells = tuple(tuple(row[place] for place in places) for row in table.rows)
@@ -132,7 +132,7 @@ def sentence(remark: Remark | ClaimVerdict) -> str:
 
 
 def measured(verdict: ClaimVerdict) -> str:
-    """Return what was measured, without the claim, which several verdicts may share."""
+    """Return the measurement without the claim, which several verdicts may share."""
     return f"{_fill(verdict.message)}{_why(verdict)}."
 
 
@@ -152,15 +152,15 @@ def in_words(claim: Claim) -> str:
 
 def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> Iterator[Remark | tuple[Claim, list[ClaimVerdict]]]:
     """Remarks that are no noise, cautions first; the verdicts on one claim together, at the place of the first."""
-    held = [each for each in remarks if isinstance(each, ClaimVerdict) or not each.is_noise]
-    held.sort(key=lambda each: isinstance(each, ClaimVerdict) or each.kind != "caution")
+    shown = [each for each in remarks if isinstance(each, ClaimVerdict) or not each.is_noise]
+    shown.sort(key=lambda each: isinstance(each, ClaimVerdict) or each.kind != "caution")
     seen = []
-    for each in held:
+    for each in shown:
         if isinstance(each, Remark):
             yield each
         elif each.claim not in seen:
             seen.append(each.claim)
-            yield each.claim, [one for one in held if isinstance(one, ClaimVerdict) and one.claim == each.claim]
+            yield each.claim, [one for one in shown if isinstance(one, ClaimVerdict) and one.claim == each.claim]
 
 
 def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
@@ -189,13 +189,13 @@ def _parts(quantity: Quantity) -> tuple[str, str, str]:
         value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
         quantity = replace(quantity, unit="x", value=value, low=low, high=high)
     unit, scale = _scale(quantity.unit, quantity.value)
-    known = not math.isnan(quantity.value)
-    number = _number(quantity.value / scale, quantity) if known else NOT_KNOWN
+    is_known = not math.isnan(quantity.value)
+    number = _number(quantity.value / scale, quantity) if is_known else NOT_KNOWN
     interval = "noisy" if quantity.is_unknown else ""
     if quantity.span <= UNKNOWN_SPAN and not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
         ends = [_number(each / scale, quantity) for each in (quantity.low, quantity.high)]
         interval = f"[{ends[0]}, {ends[1]}] {interval}".rstrip()
-    return number, unit if known else "", interval
+    return number, unit if is_known else "", interval
 
 
 def _scale(unit: str, value: float) -> tuple[str, float]:
@@ -248,13 +248,13 @@ def markdown_page(
     return "\n".join(lines)
 
 
-def markdown_of(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def markdown_of(findings: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
-    lines = [*_markdown_remarks(found.remarks), ""]
-    for figure in found.figures:
+    lines = [*_markdown_remarks(findings.remarks), ""]
+    for figure in findings.figures:
         if figure.name in drawn:
             lines += [f"![{markdown_escape(figure.title)}]({drawn[figure.name]})", ""]
-    for each in found.tables:
+    for each in findings.tables:
         lines += [*markdown_table(each), ""]
     return lines
 
@@ -270,9 +270,9 @@ def _markdown_remarks(of: Iterable[Remark | ClaimVerdict]) -> Iterator[str]:
             yield from (f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts)
 
 
-def markdown_table(whole: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
     """Lines of a table."""
-    shown = written(whole)
+    shown = written(table)
     rule = ["---:" if numeric else "---" for numeric in shown.numeric]
     rows = [[markdown_escape(word) for word in row] for row in (shown.headings, *shown.rows)]
     lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
@@ -280,9 +280,9 @@ def markdown_table(whole: Table) -> list[str]:
     return [f"**{markdown_escape(shown.title)}**", "", *lines] if shown.title else lines
 
 
-def markdown_escape(said: str) -> str:
+def markdown_escape(words: str) -> str:
     """Plain text that Markdown or HTML would take for its own, on one line; what cannot be encoded is replaced."""
-    one_line = " ".join(printable(said).split())
+    one_line = " ".join(printable(words).split())
     harmless = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{character}" if character in "\\`*[]|#~" else character for character in harmless)
 
@@ -311,24 +311,24 @@ def plain(value: Any, digits: int = 17) -> Any:
 
 
 def answer(findings: Mapping[str, Findings], details: Mapping[str, Any] | None = None) -> str:
-    """What a command that measures nothing prints: findings by name as `probes` have them, and its own `details`."""
+    """Return the JSON of a command that measures nothing: findings by name as `probes` have them, and its `details`."""
     parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
     summary = as_data(summary_of(findings))
     return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **(details or {})})
 
 
-def findings_as_data(found: Findings) -> dict[str, Any]:
+def findings_as_data(findings: Findings) -> dict[str, Any]:
     """Remarks, verdicts, tables and figures."""
-    remarks = [each for each in found.remarks if isinstance(each, Remark)]
+    remarks = [each for each in findings.remarks if isinstance(each, Remark)]
     return {
         "cautions": as_data([each for each in remarks if each.kind == "caution"]),
         "remarks": as_data([each for each in remarks if each.kind != "caution"]),
-        **{name: as_data(getattr(found, name)) for name in ("verdicts", "tables", "figures", "documents")},
+        **{name: as_data(getattr(findings, name)) for name in ("verdicts", "tables", "figures", "documents")},
     }
 
 
 def as_data(value: Any) -> Any:
-    """Return what was found as plain data: of each object its fields, and what a reader would have to work out."""
+    """Convert findings to plain data: of each object its fields, and figures that a reader would have to work out."""
     if isinstance(value, Quantity):
         held = vars(value)
         return {"value": held["value"], "unit": value.base, "shown": value.unit} | dict(list(held.items())[2:])

@@ -1,1 +1,1 @@
-"""What a file with kernels of a user's own is written with, and the processes in which they run."""
+"""Declare kernels in a user's file, and run them in processes."""

@@ -1,4 +1,4 @@
-"""What a file of kernels is written with: `kernel` names the axes, `launch` says what is measured, on which inputs.
+"""Declare kernels in a file: `kernel` names the axes, `launch` gives the function and the inputs to measure.
 
     import pyperf_suite as suite
 
@@ -55,7 +55,7 @@ class DeclaredKernel:
         self.doc = (inspect.getdoc(builder) or "").strip().split("\n\n")[0].replace("\n", " ")
 
     def __call__(self, *args: Any, **axes: Any) -> Launch:
-        """Return what the case with these values of its axes launches. Raises TypeError where none is returned."""
+        """Return the launch of the case with these values of its axes. Raises TypeError where none is returned."""
         _outputs.clear()
         launched: Any = self.builder(*args, **axes)
         if not isinstance(launched, Launch):
@@ -84,8 +84,8 @@ def kernel(parameters: type | None = None, /, **axes: Any) -> Callable[[Callable
     """
     if parameters is not None and (axes or not isinstance(parameters, type)):
         raise TypeError("suite.kernel takes axes by name: @suite.kernel(n=(1024, 4096)), or @suite.kernel() for none")
-    found = {name: _by_profile(name, values) for name, values in axes.items()}
-    if "implementation" in found:
+    profiled_axes = {name: _by_profile(name, values) for name, values in axes.items()}
+    if "implementation" in profiled_axes:
         raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
 
     def decorate(builder: Callable[..., Launch]) -> DeclaredKernel:
@@ -93,27 +93,27 @@ def kernel(parameters: type | None = None, /, **axes: Any) -> Callable[[Callable
             return DeclaredKernel(builder, {}, parameters)
         arguments = inspect.signature(builder).parameters
         takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
-        for name in found:
+        for name in profiled_axes:
             if name not in arguments and not takes_all:
                 there = ", ".join(arguments) or "none"
                 raise TypeError(f"{builder.__name__} has no argument for the axis {name}: its arguments are {there}")
         for name, each in arguments.items():
             if (
-                name not in found
+                name not in profiled_axes
                 and each.default is each.empty
                 and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
             ):
                 raise TypeError(f"the argument {name} of {builder.__name__} has neither an axis nor a default")
-        return DeclaredKernel(builder, found)
+        return DeclaredKernel(builder, profiled_axes)
 
     return decorate
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What `launch` was given: the implementations by name, their arguments, and what a right result is.
+    """Arguments of `launch`: the implementations by name, their arguments, and a test of the result.
 
-    What `empty` made belongs to the kernel: it is written, and what it held before is of no meaning.
+    Arrays by `empty` are output buffers; their previous contents are ignored.
     """
 
     functions: Mapping[str, Callable[..., Any]]
@@ -145,26 +145,22 @@ def launch(
     inputs: Sequence[str] = INPUTS,
     **kwargs: Any,
 ) -> Launch:
-    """Return what is measured: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
+    """Declare a measurement: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
 
-    Args:
-        function: a callable, or {"name": callable, ...}: the implementations that are compared.
-        *args: its arguments. Arrays, and numbers, text and containers of them, are made anew for each check:
-            what varies has to be an argument, not a variable that the function closes over.
-        **kwargs: its keyword arguments.
-        reference: `reference(*args, **kwargs)` is the right result, best in float64; never timed. Without one the
-            result is compared with that of the baseline, or of the same function in another process.
-        check: `check(result, *args, **kwargs)` decides instead: False, text, or an AssertionError says what is wrong.
-        bytes: what one launch at least reads and writes; shown as GB/s.
-        flop: what one launch at least computes; shown as TFLOP/s.
-        modifies: positions or names of the arguments that the function writes. They are given back their values
-            before each launch, untimed. What `suite.empty` made needs no mention.
-        random: results differ from call to call; `check` has to decide.
-        tolerance: the relative error that is allowed; by default what rounding to the result's dtype can do to it.
-        baseline: the implementation that others are compared with; by default the last.
-        inputs: the kinds of inputs, besides usual ones, that are tried before timing: by default all that `randn` and
-            `rand` draw (`suite.INPUTS`). Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`,
-            or name the views that it does take: `inputs=(*suite.INPUTS, "strided", "unaligned")`.
+    Args: function: a callable, or {"name": callable, ...}: the implementations that are compared. *args: its arguments.
+    Arrays, and numbers, text and containers of them, are made anew for each check: a varying value has to be an
+    argument, not a variable that the function closes over. **kwargs: its keyword arguments. reference:
+    `reference(*args, **kwargs)` is the right result, best in float64; never timed. Without one the result is compared
+    with that of the baseline, or of the same function in another process. check: `check(result, *args, **kwargs)`
+    decides instead: False, text, or an AssertionError says what is wrong. bytes: what one launch at least reads and
+    writes; shown as GB/s. flop: what one launch at least computes; shown as TFLOP/s. modifies: positions or names of
+    the arguments that the function writes. They are given back their values before each launch, untimed. What
+    `suite.empty` made needs no mention. random: results differ from call to call; `check` has to decide. tolerance: the
+    relative error that is allowed; by default what rounding to the result's dtype can do to it. baseline: the
+    implementation that others are compared with; by default the last. inputs: the kinds of inputs, besides usual ones,
+    that are tried before timing: by default all that `randn` and `rand` draw (`suite.INPUTS`). Leave out what the
+    kernel does not take, as in `inputs=("sparse", "offset")`, or name the views that it does take:
+    `inputs=(*suite.INPUTS, "strided", "unaligned")`.
 
     Raises TypeError or ValueError for what cannot be meant.
     """
@@ -201,7 +197,7 @@ def launch(
     )  # fmt: skip
 
 
-# Where arrays are made, of which kind, by which seed: set by the process that runs the function (user_file.py).
+# Device, kind and seed of the arrays: set by the process that runs the function (user_file.py).
 _device = "cpu"
 _library = ""
 _seed: int | None = None
@@ -278,24 +274,24 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     kind, count = _inputs, values.numel() if hasattr(values, "numel") else values.size
     if kind == USUAL or not count:
         return values
-    far = 1.0 if dtype.startswith("float8") else 8.0 if dtype == "float16" else 1000.0
+    spread = 1.0 if dtype.startswith("float8") else 8.0 if dtype == "float16" else 1000.0
     if kind == "sparse" and (_mask is None or _mask.shape == tuple(values.shape)):
         if _mask is None:
             _mask = _draw_mask(values, min(0.5, 8.0 / max(values.shape, default=1)))
-        values = values * _as_values(_mask, values) * (1.0 if is_bounded else min(far, 100.0))
+        values = values * _as_values(_mask, values) * (1.0 if is_bounded else min(spread, 100.0))
     elif kind == CONSTANT_ROWS:
         if len(values.shape):
             filled = _as_values(_draw_mask(values[..., :1], 7 / 8), values)
             values = filled * values[..., :1] + 0 * values
     elif kind == "small":
-        values = values / far
+        values = values / spread
     elif kind == "offset" and not is_bounded:
         values = values + 3.0
     elif kind == "large" and not is_bounded:
-        values = values * far
+        values = values * spread
     elif kind == "outliers" and not is_bounded:
         values = values * (
-            1.0 + (min(far, 100.0) - 1.0) * _as_values(_draw_mask(values, max(1e-3, 1.0 / count)), values)
+            1.0 + (min(spread, 100.0) - 1.0) * _as_values(_draw_mask(values, max(1e-3, 1.0 / count)), values)
         )
     else:
         return values
@@ -304,7 +300,7 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
 
 
 def _draw_mask(values: Any, chance: float) -> Any:
-    """Tell where values are kept or changed, each with that chance."""
+    """Draw places where values are kept or changed, each with that chance."""
     return _generator().random(tuple(values.shape), dtype="float32") < chance
 
 
@@ -440,15 +436,15 @@ def _by_profile(name: str, values: Any) -> dict[str, tuple[Scalar, ...]]:
 
 
 def _values(name: str, values: Any) -> tuple[Scalar, ...]:
-    found = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
-    if not found:
+    choices = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    if not choices:
         raise TypeError(f"the axis {name} holds no value")
-    for value in found:
+    for value in choices:
         if not isinstance(value, (bool, int, float, str)):
             raise TypeError(
                 f"the axis {name} holds {value!r:.60}: an axis holds numbers and words, as in dtype='float32'"
             )
-    return found
+    return choices
 
 
 def _name_of(function: Any) -> str:
@@ -506,7 +502,7 @@ def _torch_dtype(dtype: Any) -> Any:
 
 
 def _numpy_float(dtype: Any) -> Any:
-    """Return what numpy's generators draw: float64 for a float64, else float32."""
+    """Return the dtype that numpy's generators draw: float64 for a float64, else float32."""
     return "float64" if _word(dtype) == "float64" else "float32"
 
 
@@ -527,7 +523,7 @@ _marks: Union[int, None] = None
 
 
 def watch_step(tokens: float = 0.0) -> None:
-    """Mark the end of a training step of this rank, which had so many tokens, for `pyperf-suite watch`.
+    """Mark the end of a training step of `tokens` tokens on this rank, for `pyperf-suite watch`.
 
     Does next to nothing where no one watches, and never raises.
     """

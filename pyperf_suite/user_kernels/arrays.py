@@ -1,4 +1,4 @@
-"""What a kernel is given and what it gives back: arrays and plain data, written to files and read from them.
+"""Carry a kernel's arguments and results: arrays and plain data, written to files and read from them.
 
 Both processes in which a user's code runs, and the judge, speak of them by these descriptions. Nothing but the standard
 library is imported, and nothing newer than Python 3.9 is used; numpy and torch are used where the user's code does.
@@ -40,10 +40,10 @@ COARSEST = "float8_e8m0fnu"
 # Longer whole numbers are compared by their digits.
 LONGEST_WHOLE_BITS = 1000
 
-# Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
+# Bytes of a result that are copied when the clock stops, and bytes of a block.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
 
-# What a record calls a result that may not have been computed yet, and the methods by which other objects compute it.
+# Name in records of a result that may not have been computed yet, and methods by which other objects compute it.
 LAZY = "lazy result"
 LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
 
@@ -52,7 +52,7 @@ _DRAW = random.SystemRandom().randrange
 
 
 class UserCodeError(Exception):
-    """What is wrong, in words that need no traceback; `where` is the function or file that it is about.
+    """Describes a fault in words that need no traceback; `where` is the function or file that it is about.
 
     `reason` is the word group under which a record's verification has it.
     """
@@ -146,7 +146,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_torch(value: Any) -> bool:
-    """Tell whether it is a tensor of torch."""
+    """True for a tensor of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -188,7 +188,7 @@ def _full_precision(torch: Any) -> Callable[[], None]:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether it is an array whose values can be carried: dense, of numbers, and of no class of its own."""
+    """True for an array whose values can be carried: dense, of numbers, and of no class of its own."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return (value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray) or is_of_ml_dtypes(value)
@@ -221,7 +221,7 @@ def _array_spec(value: Any) -> dict[str, Any]:
 
 
 def comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what has to be equal each time that inputs are made."""
+    """Return the fields that have to be equal each time that inputs are made."""
     return {name: value for name, value in spec.items() if name != "offset"}
 
 
@@ -295,7 +295,7 @@ def assign(into: Any, values: Any) -> None:
 
 
 def extent(value: Any) -> tuple[int, int]:
-    """Tell where an array's memory begins and ends."""
+    """Return the addresses where an array's memory begins and ends."""
     if is_torch(value):
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -307,13 +307,13 @@ def extent(value: Any) -> tuple[int, int]:
 
 
 def repeats(arrays: Sequence[Any]) -> bool:
-    """Tell whether two arrays of a result are the same memory."""
+    """True if two arrays of a result are the same memory."""
     places = [value.data_ptr() if is_torch(value) else value.ctypes.data for value in arrays if 0 not in value.shape]
     return len(set(places)) < len(places)
 
 
 def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether an array shares memory with what lies there."""
+    """True if an array shares memory with one of these address ranges."""
     begin, end = extent(value)
     return any(begin < high and low < end for low, high in extents)
 
@@ -336,9 +336,9 @@ def content_hash(value: Any) -> bytes:
 
 
 def poison(value: Any, every: int = 1) -> None:
-    """Fill an array with a NaN of the suite's own, or the least integer, so that what nobody writes is seen.
+    """Fill an array with a NaN of the suite's own, or the least integer, so that unwritten elements are seen.
 
-    Of each row one element of so many: enough to see a row that nobody writes.
+    One of `every` elements of a row is filled: enough to see a row that nobody writes.
     """
     if is_torch(value):
         torch = sys.modules["torch"]
@@ -392,7 +392,7 @@ def plain_values(value: Any) -> tuple[Any, str]:
 
 
 def is_of_ml_dtypes(value: Any) -> bool:
-    """Tell whether it is an array of a type of ml_dtypes (jax, tensorflow): to numpy these are bytes."""
+    """True for an array of a type of ml_dtypes (jax, tensorflow): to numpy these are bytes."""
     numpy = sys.modules.get("numpy")
     return (
         numpy is not None
@@ -421,7 +421,7 @@ def other_kind(value: Any) -> str:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Tell whether a result is of a class, or has methods put on it, that may compute when it is looked at."""
+    """True for a result whose class, or methods put on it, may compute when it is looked at."""
     if is_array(value):
         return any(map(callable, getattr(value, "__dict__", {}).values()))
     for base in (list, tuple, dict):

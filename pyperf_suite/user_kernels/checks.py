@@ -1,6 +1,6 @@
-"""What the judge of anybody's kernel looks at: the last launch of each part of timed ones, and results as files.
+"""Judge anybody's kernel: by the last launch of each part of timed ones, and by results as files.
 
-What a kernel process wrote is read as data, whatever it is.
+A kernel process's files are read as data, whatever they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyperf_suite.workloads.operands import widen
 # Launches that take so long have fresh inputs each; what making them takes is no time of samples, up to so much.
 LONG_S, UNSAMPLED_S = 5e-3, 2.0
 
-# Launches that are checked at the end: at least so many, and at most, in `checking_s` or in the share of a longer case.
+# Fewest and most launches that are checked at the end, in `checking_s` or in the share of a longer case.
 FEWEST_LAST_CHECKS, LAST_CHECKS = 2, 8
 
 # Launches at the end that are compared with those in one request.
@@ -52,12 +52,13 @@ ALWAYS_THE_SAME = f"{REPEATED} launches on the same inputs gave the same, where 
 # The reason of a verdict where the reference fails on inputs of another kind.
 UNSUITED = "unsuited"
 
-# Launches on fresh inputs that are compared with as many on seen ones: at most so many, in so long. Whether they are
-# slower is looked at after each 12, and for longer where it seems so after a few.
+# Launches on fresh inputs that are compared with as many on seen ones: at most 60, within 3 s. After each 12 it is
+# decided whether they are slower, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
-# The fastest of so many bursts takes at most so many times what is reported of a launch, and so long besides, in which
-# threads of a library wake after a pause: single launches of honest torch took 36 and, on busy cores, 550 times.
+# The fastest of FRESH_TRIES bursts takes at most MAX_FRESH_OVER_REPORTED times the reported time of a launch, and
+# FRESH_SPARE_S besides, in which threads of a library wake after a pause: single launches of honest torch took 36 and,
+# on busy cores, 550 times.
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
 
 # Launches of a burst on sets that were all given fresh inputs: enough that one computed ahead is no large share.
@@ -68,12 +69,12 @@ SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.01, 0.1
 
-# What moves so many bytes a launch, and so many a second, is compared with the fastest of some copies of so many.
+# A kernel that moves at least so much a launch and a second is compared with the fastest of COPIES copies of its size.
 LEAST_COPIED_BYTES, MOST_COPIED_BYTES, COPIED_BYTES_PER_S, COPIES = 4 << 20, 256 << 20, 4e9, 5
 
-# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples: a
-# list of all sets is copied. A busy machine answers late, so the best of several counts, each of more samples than the
-# last until it takes so long.
+# A part of LONG_PART_S or longer has at least this share in its samples, besides the time between two samples: a list
+# of all sets is copied. A busy machine answers late, so the best of several counts, each of more samples than the last
+# until one takes that long.
 LONG_PART_S, REPORTED_SHARE, BETWEEN_SAMPLES_S, PER_SET_S = 5e-3, 0.6, 5e-6, 1e-8
 CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
 
@@ -147,7 +148,7 @@ class UserChecks(Checks):
         earlier: Mapping[str, Any] = MappingProxyType({}),
         budget: CheckBudget = USUAL_BUDGET,
     ) -> None:
-        """One of so many `processes`, with what `earlier` ones found (`joined`)."""
+        """Judge in one of `processes` processes, with the findings of `earlier` ones (`joined`)."""
         super().__init__()
         self._launches, self._processes, self._earlier, self._budget = launches, processes, earlier, budget
         self._timed = 0  # launches checked that were timed
@@ -199,7 +200,7 @@ class UserChecks(Checks):
             if self._require_right(0).reason != UNSUITED:
                 self._tried.append(kind)
         if kinds:
-            # What is timed lies as its maker laid it, and is what another process has.
+            # Timed inputs lie as their maker laid them, as in every other process.
             self._launches.refresh(0)
             self._launches.give_back(0)
 
@@ -266,7 +267,7 @@ class UserChecks(Checks):
         }
 
     def _share(self, count: int) -> int:
-        """Return what this process does of so many."""
+        """Return this process's part of `count` checks."""
         return -(-count // self._processes)
 
     @property
@@ -366,7 +367,7 @@ class UserChecks(Checks):
     def _pair_of_bursts(self) -> tuple[float, float]:
         """Seconds of launches without a pause on sets that were all given fresh inputs, and on sets left as they were.
 
-        What is computed ahead while another set is launched is of no use in the former.
+        A result that is computed ahead while another set is launched is of no use in the former.
         """
         count, seconds = min(self._launches.sets, PAIRED_BURST), [0.0, 0.0]
         order = (0, 1) if secrets.randbelow(2) else (1, 0)
@@ -380,29 +381,34 @@ class UserChecks(Checks):
         return seconds[0], seconds[1]
 
     def _alike(
-        self, pair: Callable[[], tuple[float, float]], fresh: list[float], known: list[float], least: int, words: str
+        self,
+        pair: Callable[[], tuple[float, float]],
+        fresh: list[float],
+        again: list[float],
+        fewest: int,
+        words: str,
     ) -> tuple[list[float], list[float]]:
         """Compare as many pairs as it takes to see that both take the same time; those made now.
 
-        `fresh` and `known` are from earlier processes. Raises WrongLaunch where the latter are faster, beyond chance.
+        `fresh` and `again` are from earlier processes. Raises WrongLaunch where the latter are faster, beyond chance.
         """
         earlier, begin_s, looks_alike = len(fresh), self.clock(), True
         allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
         while len(fresh) < earlier + MOST_COMPARED and self.clock() - begin_s < allowed_s:
-            if looks_alike and len(fresh) >= earlier + least:
+            if looks_alike and len(fresh) >= earlier + fewest:
                 break
             fresh_s, known_s = pair()
             fresh.append(fresh_s)
-            known.append(known_s)
-            looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(known)
+            again.append(known_s)
+            looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(again)
             if not looks_alike and len(fresh) >= SUSPECTED_AFTER:
-                # What looks as if it remembered is given the time to show it.
+                # A kernel that seems to remember is given the time to show it.
                 allowed_s = SUSPECTED_S
-            if len(fresh) % LOOK_AFTER == 0 and recognises(fresh, known, self._budget.seen_faster):
-                ratio = statistics.median(fresh) / statistics.median(known)
+            if len(fresh) % LOOK_AFTER == 0 and recognises(fresh, again, self._budget.seen_faster):
+                ratio = statistics.median(fresh) / statistics.median(again)
                 message = f"{words} it is {ratio:.1f} times as fast as on fresh inputs"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
-        return fresh[earlier:], known[earlier:]
+        return fresh[earlier:], again[earlier:]
 
     def _require_that_bursts_compute(self, fastest_s: float) -> None:
         """Raise WrongLaunch where launches are never nearly as fast as is reported if each set is launched once.
@@ -455,15 +461,15 @@ class UserChecks(Checks):
         return verdict
 
 
-def joined(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what earlier processes and one more found of a case, of what those that follow need not do again."""
-    lists = {name: [*earlier.get(name, ()), *found.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
-    known = {name: earlier.get(name) or found.get(name) for name in ("rounding", "copied_bytes_per_s")}
+def joined(earlier: Mapping[str, Any], latest: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the findings of earlier processes and of one more: the checks that later ones need not repeat."""
+    lists = {name: [*earlier.get(name, ()), *latest.get(name, ())] for name in ("inputs_tried", "fresh_s", "seen_s")}
+    known = {name: earlier.get(name) or latest.get(name) for name in ("rounding", "copied_bytes_per_s")}
     return lists | known
 
 
 def copied_bytes_per_s(moved_bytes: int) -> float:
-    """Bytes a second, read and written, of copies by all cores that move so many."""
+    """Bytes a second, read and written, of copies of `moved_bytes` by all cores."""
     half, workers = min(moved_bytes, MOST_COPIED_BYTES) // 2, cpu.detect().usable_cores
     parts = [(np.zeros(half // workers, np.uint8), np.ones(half // workers, np.uint8)) for _ in range(workers)]
     seconds = []
@@ -476,7 +482,7 @@ def copied_bytes_per_s(moved_bytes: int) -> float:
 
 
 def read_tree(path: str) -> dict[str, Any]:
-    """Return what a process wrote of a result, and its `path`; a Failed where it is none, for it may write anything."""
+    """Return a result that a process wrote, and its `path`; a Failed if it is none: a process may write anything."""
     try:
         tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
         _require_tree(tree, Path(path).stat().st_size)
@@ -506,15 +512,15 @@ def float_bytes(dtype: str) -> int:
     return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
 
 
-def narrowed(found: Mapping[str, Any], wanted: Mapping[str, Any], input_bytes: Sequence[int]) -> Verification | None:
+def narrowed(result: Mapping[str, Any], wanted: Mapping[str, Any], input_bytes: Sequence[int]) -> Verification | None:
     """The verdict on a result of a narrower float than inputs of these sizes and the reference; None if it is none."""
-    if found["kind"] in ("tuple", "dict"):
-        keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
-        pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
+    if result["kind"] in ("tuple", "dict"):
+        keys = range(len(result["items"])) if result["kind"] == "tuple" else result["items"]
+        pairs = ((result["items"][key], wanted["items"][key]) for key in keys)
         return next((each for pair in pairs if (each := narrowed(*pair, input_bytes)) is not None), None)
-    if found["kind"] != "array" or wanted["kind"] != "array" or not input_bytes:
+    if result["kind"] != "array" or wanted["kind"] != "array" or not input_bytes:
         return None
-    returned, right = (each.get("precision", each["dtype"]) for each in (found, wanted))
+    returned, right = (each.get("precision", each["dtype"]) for each in (result, wanted))
     if not 0 < float_bytes(returned) < min(float_bytes(right), *input_bytes):
         return None
     return refused(
@@ -542,7 +548,7 @@ def read_array(path: str, spec: Mapping[str, Any]) -> Array:
 
 
 def shares_elements(tree: Mapping[str, Any]) -> bool:
-    """Tell whether two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
+    """True if two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
     if tree["kind"] in ("tuple", "dict"):
         items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
         return any(shares_elements(each) for each in items)
@@ -556,7 +562,7 @@ def shares_elements(tree: Mapping[str, Any]) -> bool:
 
 
 def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
-    """Tell whether a result holds a NaN that the suite put in its place."""
+    """True if a result holds a NaN that the suite put in its place."""
     if tree["kind"] in ("tuple", "dict"):
         items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
         return any(holds_poison(each, path) for each in items)
@@ -576,7 +582,7 @@ def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
 
 
 def first_difference(paths: tuple[str, str], offset: int, size_bytes: int) -> int | None:
-    """The first byte, from `offset` on, in which two files differ within so many; read by blocks that a cache holds."""
+    """Return the first byte from `offset` in which two files differ within `size_bytes`; read by blocks of a cache."""
     for begin in range(0, size_bytes, COMPARED_BYTES):
         count = min(COMPARED_BYTES, size_bytes - begin)
         one, other = (read_bytes(path, offset + begin, count) for path in paths)
@@ -585,9 +591,9 @@ def first_difference(paths: tuple[str, str], offset: int, size_bytes: int) -> in
     return None
 
 
-def are_equal(slot: str, other: str, rest: str = ".plain") -> bool:
-    """Whether two slots hold the same inputs, or two files the same result: values, and all else in another file."""
-    files = (slot, other), (f"{slot}{rest}", f"{other}{rest}")
+def are_equal(slot: str, other_slot: str, suffix: str = ".plain") -> bool:
+    """True if two slots hold the same inputs, or two files the same result: values, and all else in another file."""
+    files = (slot, other_slot), (f"{slot}{suffix}", f"{other_slot}{suffix}")
     return all(filecmp.cmp(*pair, shallow=False) for pair in files)
 
 
@@ -598,7 +604,7 @@ def with_rounding(tolerance: Tolerance, rounding: Mapping[str, Any]) -> Toleranc
 
 
 def read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
-    """Return what sensitivity.py measured of each array, by name."""
+    """Return the sizes of sensitivity.py for each array, by name."""
     values, end, found = np.fromfile(path, np.float32), 0, {}
     for name, shape in shapes:
         begin, end = end, end + math.prod(shape)

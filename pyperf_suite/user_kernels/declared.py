@@ -1,4 +1,4 @@
-"""Which kernels a user's file declares, and under which names records have them; no value of it is imported here."""
+"""Find kernels that a user's file declares, and their names in records; no value of it is imported here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
 from pyperf_suite.user_kernels.reference import secret_seed
 
-# What comes first on the path of a user's code, and what a FILE is relative to.
+# First folders on the path of a user's code, and the folder that a FILE is relative to.
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 
 Scalar = bool | int | float | str
-# Of each file or module that was described, what its arrays are of.
+# Array library of each file or module that was described.
 _libraries: dict[str, str] = {}
 
 
@@ -148,5 +148,5 @@ def split(name: str) -> tuple[str, str]:
 
 
 def library_of(source: str) -> str:
-    """Return what arrays of a file or module that was described are of."""
+    """Return the array library of a file or module that was described."""
     return _libraries.get(source, "numpy")

@@ -1,4 +1,4 @@
-"""What code that is measured must leave alone, and how to distinguish a kernel that computes from one that remembers.
+"""Guard modules against measured code, and distinguish a kernel that computes from one that remembers.
 
 Used by the process that runs the kernel, in whatever interpreter, and by the one that judges it: so only the standard
 library is imported, and nothing newer than Python 3.9 is used.
@@ -55,11 +55,11 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "torch.testing": (),
 }
 
-# What torch itself replaces: when torch._dynamo is imported, as by torch.compile and custom operators, and where a file
-# sets the default dtype.
+# Names that torch itself replaces: when torch._dynamo is imported, as by torch.compile and custom operators, and where
+# a file sets the default dtype.
 _REPLACED_BY_TORCH = {"torch.manual_seed", "torch.Storage"}
 
-# What is no constant of its module, or belongs to whoever reads it.
+# Names that are no constants of their module, or belong to whoever reads them.
 _VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
 
 
@@ -70,9 +70,9 @@ class Guards:
     """
 
     def __init__(
-        self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, own: Sequence[str] = ("pyperf_suite", "__main__")
+        self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, exempt: Sequence[str] = ("pyperf_suite", "__main__")
     ) -> None:
-        self._guarded, self._own = guarded, tuple(own)
+        self._guarded, self._exempt = guarded, tuple(exempt)
         self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
         self._methods: list[tuple[type, frozenset[str]]] = []
         self._modules: dict[str, ModuleType] = {}
@@ -96,21 +96,21 @@ class Guards:
 
     def replaced(self) -> list[str]:
         """The functions that are others than they were, or run other code."""
-        found = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        changed = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
         for name, holder, attribute, value, code in self._kept:
             now = holder.get(attribute)
             if now is not value or (code is not None and now.__code__ is not code):
-                found.append(f"{name}.{attribute}")
+                changed.append(f"{name}.{attribute}")
         for kind, names in self._methods:
-            found += [
+            changed += [
                 f"{kind.__module__}.{kind.__qualname__}.{name}"
                 for name in vars(kind).keys() - names
                 if any(name in vars(base) for base in kind.__mro__[1:])
             ]
-        return found + sorted(f"torch.ops.{each}" for each in _operators() - (self._operators or _operators()))
+        return changed + sorted(f"torch.ops.{each}" for each in _operators() - (self._operators or _operators()))
 
     def _is_guarded(self, name: str) -> bool:
-        return name in self._guarded or name.partition(".")[0] in self._own
+        return name in self._guarded or name.partition(".")[0] in self._exempt
 
     def _remember_when_executed(self, spec: ModuleSpec) -> None:
         loader = spec.loader
@@ -166,35 +166,35 @@ SEEN_FASTER = 1.25
 SEEN_CHANCE = 1e-5
 
 
-def recognises(fresh: Sequence[float], seen: Sequence[float], faster: float = SEEN_FASTER) -> bool:
-    """Tell whether launches on values that were seen before are so much faster than on fresh ones, by their seconds.
+def recognises(fresh: Sequence[float], repeated: Sequence[float], faster: float = SEEN_FASTER) -> bool:
+    """True if launches on repeated values are so much faster than on fresh ones that the kernel remembers; seconds.
 
     The values are of one distribution and were written to the same memory in random order, so a kernel that computes
     takes the same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but
     for ties).
     """
-    if not fresh or not seen or statistics.median(fresh) < faster * statistics.median(seen):
+    if not fresh or not repeated or statistics.median(fresh) < faster * statistics.median(repeated):
         return False
-    slower = sum(one > other for one in fresh for other in seen)
-    return _chance_of(len(fresh) * len(seen) - slower, len(fresh), len(seen)) < SEEN_CHANCE
+    slower = sum(one > other for one in fresh for other in repeated)
+    return _chance_of(len(fresh) * len(repeated) - slower, len(fresh), len(repeated)) < SEEN_CHANCE
 
 
-def _chance_of(inversions: int, one: int, other: int) -> float:
-    """The share of all orders of two samples of these sizes that have at most so many inversions."""
-    ways = [1] + [0] * (one * other)
+def _chance_of(inversions: int, count: int, other_count: int) -> float:
+    """Return the share of all orders of two samples of these sizes that have at most `inversions` inversions."""
+    ways = [1] + [0] * (count * other_count)
     # The number of orders by inversions is a Gaussian binomial coefficient: a product of (1 - q^(other+i)) / (1 - q^i).
-    for i in range(1, one + 1):
-        for at in range(len(ways) - 1, other + i - 1, -1):
-            ways[at] -= ways[at - other - i]
+    for i in range(1, count + 1):
+        for at in range(len(ways) - 1, other_count + i - 1, -1):
+            ways[at] -= ways[at - other_count - i]
         for at in range(i, len(ways)):
             ways[at] += ways[at - i]
-    return sum(ways[: inversions + 1]) / math.comb(one + other, one)
+    return sum(ways[: inversions + 1]) / math.comb(count + other_count, count)
 
 
-# Launches without a pause whose results are compared afterwards, of so many bytes; one where memory is returned again.
+# Launches without a pause whose results are compared afterwards, and their bytes; one where memory is returned again.
 TOGETHER, TOGETHER_BYTES = 16, 8 << 20
 
-# Of many sets, a request takes so many: to fill one takes longer than a short launch.
+# Sets of a request, of many: filling one takes longer than a short launch.
 AUDITED_SETS = 32
 
 # Elements of a row that are poisoned between launches: the others are a cache line or two away.
@@ -219,7 +219,7 @@ class Auditor:
         self._together = max(1, min(self._together, TOGETHER_BYTES // max(1, size_bytes)))
 
     def differs(self, launches: int) -> bool:
-        """Tell if one of so many launches on the same inputs leaves another result than the first."""
+        """True if one of `launches` launches on the same inputs leaves another result than the first."""
         process, first = self._process, None
         for number in range(launches):
             process._load([(0, process._slot_of[0])])
@@ -239,14 +239,14 @@ class Auditor:
         """
         process, done = self._process, 0
         calls, slot_of = process._calls, process._slot_of
-        given: set[int] = set()
+        used: set[int] = set()
         sets = min(AUDITED_SETS, len(calls))
         while done < launches:
             count = min(self._together, sets, launches - done)
             burst = [(first + (done + at) % sets) % len(calls) for at in range(count)]
-            ungiven = burst if self._modifies else [index for index in burst if index not in given]
+            ungiven = burst if self._modifies else [index for index in burst if index not in used]
             process._load([(index, slots[slot_of[index] == slots[0]]) for index in ungiven])
-            given.update(burst)
+            used.update(burst)
             results = list(_STARMAP(process._called, [calls[index] for index in burst]))
             process._settle()
             begins = [extent(each)[0] for each in arrays_in(results)]
@@ -256,13 +256,13 @@ class Auditor:
             for index, result in zip(burst, results):
                 process._last.append(result)
                 process._last_set = index
-                found = process._result()
-                if not _equal(found, self._right[slot_of[index]]):
+                returned = process._result()
+                if not _equal(returned, self._right[slot_of[index]]):
                     process._keep_result()
                     return {"equal": done, "slot": slot_of[index]}
                 done += 1
                 # Memory that was returned, or an argument that was written: a launch that leaves it is seen.
-                for each in arrays_in(found):
+                for each in arrays_in(returned):
                     poison(each, every=POISONED_ONE_OF)
         return {"equal": done, "slot": ""}
 
@@ -275,20 +275,20 @@ def _copy(result: Any) -> Any:
     return {key: _copy(each) for key, each in result.items()} if type(result) is dict else result
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Tell whether two results are equal; never where that is another's to say."""
-    if type(one) is not type(other):
+def _equal(first: Any, second: Any) -> bool:
+    """True if two results are equal; never by a comparison of the results' own."""
+    if type(first) is not type(second):
         return False
-    if is_array(one):
-        library = sys.modules["torch" if is_torch(one) else "numpy"]
-        equal = library.equal if is_torch(one) else library.array_equal
-        left, right = plain_values(one)[0], plain_values(other)[0]
-        if one.dtype != other.dtype or left.shape != right.shape:
+    if is_array(first):
+        library = sys.modules["torch" if is_torch(first) else "numpy"]
+        equal = library.equal if is_torch(first) else library.array_equal
+        left, right = plain_values(first)[0], plain_values(second)[0]
+        if first.dtype != second.dtype or left.shape != right.shape:
             return False
         # Not a number is equal to itself here.
         return bool(equal(left, right)) or bool(((left == right) | ((left != left) & (right != right))).all())
-    if type(one) in (list, tuple):
-        return len(one) == len(other) and all(a is b or _equal(a, b) for a, b in zip(one, other))
-    if type(one) is dict:
-        return one.keys() == other.keys() and all(_equal(each, other[key]) for key, each in one.items())
-    return (type(one) in PLAIN or type(one).__module__ == "numpy") and bool(one == other)
+    if type(first) in (list, tuple):
+        return len(first) == len(second) and all(a is b or _equal(a, b) for a, b in zip(first, second))
+    if type(first) is dict:
+        return first.keys() == second.keys() and all(_equal(each, second[key]) for key, each in first.items())
+    return (type(first) in PLAIN or type(first).__module__ == "numpy") and bool(first == second)

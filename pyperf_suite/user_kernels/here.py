@@ -26,13 +26,13 @@ from pyperf_suite.user_kernels.kernel_case import KernelCase
 from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.user_kernels.user_file import UserFile
 
-# Inputs of so many bytes are made, and their reference is computed, by one thread.
+# Bytes of inputs up to which one thread makes them and computes their reference.
 SMALL_BYTES = 4 << 20
 
 # The name of a test's launch as a kernel of its file.
-GIVEN = "given"
+TEST_LAUNCH = "given"
 
-# What code may set for its whole process, and the suite measures by: a user's holds while the user's code runs.
+# Settings of a whole process that the suite measures by: a user's holds while the user's code runs.
 _CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns")
 
 
@@ -43,7 +43,7 @@ def _settings() -> tuple[Any, ...]:
 # numpy's own state of errors.
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
-# Those that do not hold now: the suite's, as numpy and `time` have them, and no warning an error.
+# Settings that do not hold now: the suite's, as numpy and `time` have them, and no warning an error.
 _others: tuple[Any, ...] = (_ERRORS, [], _settings()[2])
 
 
@@ -89,13 +89,13 @@ class FileHere(Reference):
         file = UserFile()
         file.caught = (Exception,)
         # Arrays stay what the test has made them of.
-        module = ModuleType(GIVEN)
-        setattr(module, GIVEN, _GivenKernel(launch))
+        module = ModuleType(TEST_LAUNCH)
+        setattr(module, TEST_LAUNCH, _GivenKernel(launch))
         return cls(file, "", file.take(module, device))
 
-    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         with self._few_threads():
-            return _answered(self.file, self._where, os.getpid(), what, **arguments)
+            return _answered(self.file, self._where, os.getpid(), request, **arguments)
 
     @contextmanager
     def _few_threads(self) -> Iterator[None]:
@@ -127,7 +127,7 @@ class _GivenKernel(DeclaredKernel):
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(lambda: _copied(launch), {})
-        self.name, self.file, self.line = GIVEN, "", 0
+        self.name, self.file, self.line = TEST_LAUNCH, "", 0
 
     def __call__(self, *args: Any, **axes: Any) -> Launch:
         return self.builder()  # outputs that the test has made stay its own
@@ -146,13 +146,13 @@ class CaseHere:
         """From now on a failure is reported for the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises Failed with a sentence, Unsupported with a reason."""
-        return _answered(self._kernel, self._where, self.pid, what, **arguments)
+        return _answered(self._kernel, self._where, self.pid, request, **arguments)
 
     @property
     def left(self) -> Any:
-        """Return what the last launch left, fetched to no file."""
+        """Return the last launch's result, fetched to no file."""
         return self._kernel.left
 
     def cpu_seconds(self) -> float:
@@ -163,10 +163,10 @@ class CaseHere:
         self._kernel = KernelCase()
 
 
-def _answered(file: UserFile, where: str, pid: int, what: str, **arguments: Any) -> dict[str, Any]:
+def _answered(file: UserFile, where: str, pid: int, request: str, **arguments: Any) -> dict[str, Any]:
     try:
         with exchanged():
-            answer = file.answer({"do": what, **arguments})
+            answer = file.answer({"do": request, **arguments})
     finally:
         if os.getpid() != pid:  # by whatever it raised, it must not go on as the suite
             end_copy()
@@ -191,11 +191,11 @@ def require_answered(answer: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _copied(launch: Launch) -> Launch:
     """The launch with every array elsewhere in memory; one that is passed twice stays one."""
-    arguments, made = [list(launch.args), dict(launch.kwargs)], dict[int, Any]()
+    arguments, copies = [list(launch.args), dict(launch.kwargs)], dict[int, Any]()
     for kind, leaf in walk(arguments):
-        if kind == "array" and id(leaf) not in made:
-            made[id(leaf)] = Leaf("array", leaf, "input", 0).room()
-            assign(made[id(leaf)], leaf)
-    args, kwargs = replaced(arguments, (made.get(id(leaf), leaf) for _, leaf in walk(arguments)))
-    outputs = tuple(made[id(each)] for each in launch.outputs if id(each) in made)
+        if kind == "array" and id(leaf) not in copies:
+            copies[id(leaf)] = Leaf("array", leaf, "input", 0).room()
+            assign(copies[id(leaf)], leaf)
+    args, kwargs = replaced(arguments, (copies.get(id(leaf), leaf) for _, leaf in walk(arguments)))
+    outputs = tuple(copies[id(each)] for each in launch.outputs if id(each) in copies)
     return replace(launch, args=tuple(args), kwargs=kwargs, outputs=outputs)

@@ -34,7 +34,7 @@ _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
 def reference_process(name: str, device: str, end_s: float, others: int) -> ReferenceProcess:
-    """The process of that file, next to which so many `others` are kept."""
+    """Return the process of that file; `others` other processes are kept at most."""
     key = (split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root(split(name)[0])))
     if key not in _kept or _kept[key].is_closed:
         _kept.pop(key, None)

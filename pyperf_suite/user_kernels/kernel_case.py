@@ -67,7 +67,7 @@ class KernelCase(UserFile):
         return made
 
     def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
-        """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
+        """Make `sets` sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
         self._slot_of = [slots[index % len(slots)] for index in range(sets)]
         self._sets = [[leaf.room() for leaf in self.leaves] for _ in range(sets)]
         self._calls, self._times_filled = [()] * sets, [0] * sets
@@ -137,7 +137,7 @@ class KernelCase(UserFile):
             self._open_slots.popitem()[1].close()
 
     def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What `_called` is called with for a set: the arguments, or what has taken keyword arguments already."""
+        """Return the arguments of `_called` for a set, or a function that has taken keyword arguments already."""
         leaves = (values[at] for at in self._order)
         args = tuple(replaced(each, leaves) for each in self._launch.args)
         if not self._launch.kwargs:
@@ -224,16 +224,16 @@ class KernelCase(UserFile):
 
     def _resolution_s(self) -> float:
         """The median time of a sample that launches nothing."""
-        found = []
+        steps_ns = []
         for _ in range(101):
             last: deque[Any] = deque(maxlen=1)
             begin = _CLOCK()
             last.extend(_STARMAP(_nothing, _ISLICE(chain((), cycle([()])), 0)))
-            found.append(_CLOCK() - begin)
-        return max(sorted(found)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
+            steps_ns.append(_CLOCK() - begin)
+        return max(sorted(steps_ns)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
 
     def _result(self) -> Any:
-        """Return what the last launch returned, or wrote into its arguments where it returned nothing."""
+        """Return the last launch's result, or the arrays that it wrote where it returned nothing."""
         if self._last and self._last[-1] is not None:
             return self._last[-1]
         values = self._sets[self._last_set] if self._sets else []
@@ -245,12 +245,12 @@ class KernelCase(UserFile):
         self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
 
     def _changed(self, after_s: float) -> dict[str, Any]:
-        """Tell whether the result is another than when the clock stopped, so long after now."""
+        """True if the result, `after_s` seconds from now, is another than when the clock stopped."""
         time.sleep(after_s)
         return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
 
     def _poison_result(self) -> None:
-        """So that the next result is nothing that was there: of memory that is no argument, which `_load` fills."""
+        """Poison the result's memory, unless it is an argument, which `_load` fills: the next result must be new."""
         for each in self._fetched:
             poison(each)
         self._fetched, self._kept = [], []
@@ -294,7 +294,7 @@ class KernelCase(UserFile):
         return self._auditor.launch(**request)
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
-        """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
+        """Run the other implementations on the set that was launched last, each writing `result`.NAME."""
         reported = {}
         measured = self._function
         for number, (name, function) in enumerate(self._launch.functions.items()):
@@ -329,4 +329,4 @@ def _hash_text(value: Any) -> None:
 
 
 def _nothing(*_: Any) -> None:
-    """Return what is timed to see what timing takes."""
+    """Do nothing: timed to find the cost of timing."""

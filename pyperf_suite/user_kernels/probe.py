@@ -25,10 +25,10 @@ from pyperf_suite.user_kernels.declared import Described, canonical, describe, p
 TOPIC = "your kernels"
 # The suite's own axes of each kernel; one that has an axis of that name keeps it.
 IMPLEMENTATION, MODE = "implementation", "mode"
-# Beyond so many panels a figure is no longer looked at.
+# Panels beyond which nobody looks at a figure any more.
 MOST_PANELS = 6
 
-# What reads and writes less than a copy may be so much faster; of a launch, the share that a release is mentioned from.
+# Factor by which a kernel that moves fewer bytes may beat a copy; share of a launch from which a release is mentioned.
 FASTER_THAN_A_COPY, WORTH_RELEASING = 2.0, 0.1
 
 
@@ -47,7 +47,7 @@ class Word:
 
 
 def is_test(name: str) -> bool:
-    """Tell whether a user's name is of a test that pytest measured: `FILE.py::test`."""
+    """True if a user's name is of a test that pytest measured: `FILE.py::test`."""
     return "::" in name
 
 
@@ -93,7 +93,7 @@ def _axes_of_test(name: str, *_: Any) -> Any:
 
 
 def described(name: str) -> Described:
-    """Return what the kernel's file says of it. Raises UserError for a kernel that it does not declare."""
+    """Return the description of a kernel by its file. Raises UserError for a kernel that it does not declare."""
     of_file = describe(name)
     for each in of_file:
         if each.name == name:
@@ -128,13 +128,13 @@ def _sweep(name: str, axes: Any) -> Iterator[Case]:
     for each in axes.implementation:
         if each not in known:
             raise UserError(f"{name} has no implementation {each!r}: {offer(each, known)}")
-    made = parameters_of(tuple(kernel.axes))
+    parameters = parameters_of(tuple(kernel.axes))
     for values in crossed(axes):
         implementation, mode = values.pop(IMPLEMENTATION), MODES[0]
         if MODE not in kernel.axes:
             mode = values.pop(MODE)
         plain = {key: value.value if isinstance(value, Flag) else value for key, value in values.items()}
-        yield Case(name, made(**plain), implementation, mode=mode)
+        yield Case(name, parameters(**plain), implementation, mode=mode)
 
 
 def _analyse(name: str, rows: Rows) -> Findings:
@@ -188,7 +188,7 @@ def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
 
 
 def _checked(row: Row) -> list[Mapping[str, Any]]:
-    """Return what each process found of the launches that it checked."""
+    """Return each process's findings on the launches that it checked."""
     case_id, records = row.reading.case.case_id, row.rows.records
     return [each.verification for each in records if each.case_id == case_id and each.outcome == "ok"]
 
@@ -201,7 +201,7 @@ def _excluded(row: Row) -> str | None:
 
 
 def _doubts(row: Row, work: dict[str, Any]) -> Iterator[Remark]:
-    """Yield where it is faster than memory can be, and where releasing its result takes long."""
+    """Yield remarks on rates beyond memory's, and on results that take long to release."""
     label, rate = row.reading.case.label, work[row.reading.case.case_id].get("bytes", 0) / row.seconds
     copied = max((each.get("copied_bytes_per_s", 0.0) for each in _checked(row)), default=0.0)
     released = max((each.get("released_s", 0.0) for each in _checked(row)), default=0.0)

@@ -1,4 +1,4 @@
-"""Who makes a case's inputs and computes its references, in whichever process."""
+"""Make a case's inputs and compute its references, in whichever process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Reference(ABC):
     preload: tuple[str, ...] = ()
 
     @abstractmethod
-    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         """The answer to one request. Raises Failed."""
 
     @property
@@ -52,7 +52,7 @@ class Reference(ABC):
     def expect(
         self, expected: str, end_s: float, sizes: str = "", budget_s: float = 0.0, terms: float | None = None
     ) -> dict[str, Any]:
-        """Return what the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
+        """Compute the reference on the last inputs; report whether that shares memory with them, and its sizes."""
         return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
 
 

@@ -19,19 +19,19 @@ from typing import Any
 
 from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch, plain_values
 
-# Moves of all inputs: so many are enough for each element by itself. Of fewer, an element's own count with two moves
-# of all elements together: no S is taken for near zero by an unlucky sign.
+# Moves of all inputs: ENOUGH_MOVES are enough for each element by itself. Of fewer, an element's own count with two
+# moves of all elements together: no S is taken for near zero by an unlucky sign.
 ENOUGH_MOVES, POOLED_MOVES = 8, 2
 
 # Looks for the number of terms: two, and more while there is time. The first changes half a value along the longest
-# dimension, but enough values to move some elements of many; the next so many times as many, or as few. A look decides
-# if so many elements moved, and no larger share.
+# dimension, but enough values to move some elements of many; the next LOOK_FACTOR times as many, or as few. A look
+# decides if ENOUGH_MOVED elements moved, and no larger share than MOST_MOVED.
 FEWEST_LOOKS, MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 2, 6, 0.5, 16.0
 ENOUGH_MOVED, MOST_MOVED = 10, 0.8
 CHANGE = 1.5
 # Inputs move by no larger share, however coarse the result's type is.
 LARGEST_SHARE = 0.36
-# Looks are repeated until so many inputs were changed: each moves all later elements of a running sum at once.
+# Looks are repeated until this many inputs were changed: each moves all later elements of a running sum at once.
 ENOUGH_CHANGED = 30
 
 
@@ -53,9 +53,9 @@ def measure(
     """
     numpy = sys.modules.get("numpy")
     right = dict(parts(result)) if numpy is not None else {}
-    whole = dict(parts(result, whole=True)) if numpy is not None else {}
+    integers = dict(parts(result, integers=True)) if numpy is not None else {}
     share = max((_share(each) for each in inputs), default=0.0)
-    if numpy is None or not share or not sum(each.size for each in (*right.values(), *whole.values())):
+    if numpy is None or not share or not sum(each.size for each in (*right.values(), *integers.values())):
         return {}, {}
     # A reference that rounds to a coarse type stands still or jumps: where moves are small against that, it seems to
     # amplify them.
@@ -63,7 +63,7 @@ def measure(
     begin_s = time.perf_counter()
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):
-        sizes, edges = _sizes(evaluate, right, whole, share, draw, begin_s + budget_s / 2)
+        sizes, edges = _sizes(evaluate, right, integers, share, draw, begin_s + budget_s / 2)
         if not right and not edges:
             return {}, {}
         values = sum(map(_nonzeros, inputs))
@@ -77,7 +77,7 @@ def measure(
 def _sizes(
     evaluate: Callable[[Callable[[Any], Any]], Any],
     right: dict[str, Any],
-    whole: dict[str, Any],
+    integers: dict[str, Any],
     share: float,
     draw: Any,
     end_s: float,
@@ -86,30 +86,30 @@ def _sizes(
     # In float64: squares of what float32 holds overflow it, and an infinite S would allow anything.
     squares = {name: numpy.zeros(each.shape, numpy.float64) for name, each in right.items()}
     overflowed = {name: numpy.zeros(each.shape, bool) for name, each in right.items()}
-    moves, crossed = 0, dict.fromkeys(whole, 0.0)
+    moves, crossed = 0, dict.fromkeys(integers, 0.0)
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
         made = evaluate(partial(_changed, partial(_either_way, draw, share)))
         moved = dict(parts(made))
         moves += 1
-        for name, other in parts(made, whole=True):
-            if name in whole and whole[name].shape == other.shape and other.size:
-                ours = whole[name]  # the larger less the smaller: what wraps around is not off by one
-                crossed[name] += float((numpy.where(ours > other, ours - other, other - ours) == 1).mean())
-        for name, each in right.items():
-            other = moved.get(name)
-            if other is not None and other.shape == each.shape:
-                move = numpy.abs(other - each) / share
-                overflowed[name] |= ~numpy.isfinite(move) & numpy.isfinite(each)
+        for name, changed in parts(made, integers=True):
+            if name in integers and integers[name].shape == changed.shape and changed.size:
+                ours = integers[name]  # the larger less the smaller: what wraps around is not off by one
+                crossed[name] += float((numpy.where(ours > changed, ours - changed, changed - ours) == 1).mean())
+        for name, values in right.items():
+            changed = moved.get(name)
+            if changed is not None and changed.shape == values.shape:
+                move = numpy.abs(changed - values) / share
+                overflowed[name] |= ~numpy.isfinite(move) & numpy.isfinite(values)
                 squares[name] += numpy.where(numpy.isfinite(move), move, 0.0) ** 2
     pooled_moves = POOLED_MOVES if moves < ENOUGH_MOVES else 0
     largest = numpy.finfo("f4").max
-    for name, each in squares.items():
-        pooled = float(each.mean()) / moves if each.size else 0.0
-        each += min(pooled_moves * pooled, 1e300)
-        each /= moves + pooled_moves
-        numpy.minimum(numpy.sqrt(each, out=each), largest, out=each)
-        # What a move takes out of range says nothing of this element, and nothing of the others.
-        each[overflowed[name]] = largest
+    for name, values in squares.items():
+        pooled = float(values.mean()) / moves if values.size else 0.0
+        values += min(pooled_moves * pooled, 1e300)
+        values /= moves + pooled_moves
+        numpy.minimum(numpy.sqrt(values, out=values), largest, out=values)
+        # An element that a move takes out of range says nothing of itself, and nothing of the others.
+        values[overflowed[name]] = largest
     sizes = {name: each.astype("f4") for name, each in squares.items()}
     return sizes, {name: times / moves / share for name, times in crossed.items() if times}
 
@@ -157,11 +157,11 @@ def _terms(
     return terms or (1.0 / none if none else math.inf)
 
 
-def _moved(right: Any, other: Any) -> tuple[float, int]:
+def _moved(right: Any, changed: Any) -> tuple[float, int]:
     """The share of elements that are other ones, and their number."""
-    if other is None or other.shape != right.shape or not right.size:
+    if changed is None or changed.shape != right.shape or not right.size:
         return 0.0, 0
-    count = int(((other != right) & sys.modules["numpy"].isfinite(right)).sum())
+    count = int(((changed != right) & sys.modules["numpy"].isfinite(right)).sum())
     return count / right.size, count
 
 
@@ -179,36 +179,36 @@ def _pool(numpy: Any, size: Any, right: Any) -> list[float]:
     return [mean, rms, max(1.0, spread) if math.isfinite(spread) else 1.0]
 
 
-def parts(result: Any, name: str = "out", whole: bool = False) -> Iterator[tuple[str, Any]]:
+def parts(result: Any, name: str = "out", integers: bool = False) -> Iterator[tuple[str, Any]]:
     """Each array of floating-point values in a result, widened, and each number or list of them; by its name.
 
-    With `whole` each array of whole numbers.
+    With `integers` each array of whole numbers.
     """
     numpy = sys.modules["numpy"]
-    if type(result) is complex and not whole:
+    if type(result) is complex and not integers:
         yield name, numpy.asarray(result)
     elif is_torch(result):
-        if whole != (result.is_floating_point() or result.is_complex()) and str(result.dtype) != "torch.bool":
+        if integers != (result.is_floating_point() or result.is_complex()) and str(result.dtype) != "torch.bool":
             host = plain_values(result.detach().resolve_conj().resolve_neg().cpu())[0]
-            yield name, (host if host.is_complex() or whole else host.double()).numpy()
+            yield name, (host if host.is_complex() or integers else host.double()).numpy()
     elif is_array(result) or isinstance(result, numpy.generic):
         result = plain_values(result)[0]
-        if whole and result.dtype.kind in "iu":
+        if integers and result.dtype.kind in "iu":
             yield name, numpy.asarray(result)
-        elif not whole and result.dtype.kind in "fc":
+        elif not integers and result.dtype.kind in "fc":
             yield name, numpy.asarray(result, dtype="c16" if result.dtype.kind == "c" else "f8")
-    elif isinstance(result, float) and not whole:
+    elif isinstance(result, float) and not integers:
         yield name, numpy.asarray(result)
     elif isinstance(result, (list, tuple)):
         if result and all(type(each) in (int, float, str, bool) for each in result):
-            if not whole and {type(each) for each in result} in ({float}, {int, float}):
+            if not integers and {type(each) for each in result} in ({float}, {int, float}):
                 yield name, numpy.asarray(result, dtype="f8")
             return
         for at, each in enumerate(result):
-            yield from parts(each, f"{name}[{at!r}]", whole)
+            yield from parts(each, f"{name}[{at!r}]", integers)
     elif isinstance(result, dict):
         for key, each in result.items():
-            yield from parts(each, f"{name}[{str(key)!r}]", whole)
+            yield from parts(each, f"{name}[{str(key)!r}]", integers)
 
 
 def _share(value: Any) -> float:
@@ -264,7 +264,7 @@ def _changed(shares: Callable[[int], Any], value: Any) -> Any:
 
 
 def _either_way(draw: Any, share: float, count: int) -> Any:
-    # Of one size, two terms that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
+    # Terms of one size that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
     return draw.uniform(-share * 3**0.5, share * 3**0.5, count).astype("f4")
 
 

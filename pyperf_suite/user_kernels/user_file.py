@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
-# Among so many objects arrays are looked for that an argument holds.
+# Objects that are searched for arrays that an argument holds.
 MOST_LOOKED_AT = 1000
 
 # Requests in which no code of a user's runs, but for what its objects do by themselves.
@@ -74,16 +74,16 @@ class UserFile:
         self._launch: Any = None
         self._function: Any = None
         self.leaves: list[Leaf] = []
-        # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
+        # By built case: its arguments' layouts, and the findings of `sensitivity` on usual inputs.
         self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._subject = "the file"
         self._shown_where = ("", 0)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the request of that name gave, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
-        what = request.pop("do")
+        """Answer a request with its result, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
+        name = request.pop("do")
         try:
-            found: dict[str, Any] = getattr(self, f"_{what}")(**request)
+            found: dict[str, Any] = getattr(self, f"_{name}")(**request)
             return found
         except UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
@@ -96,9 +96,9 @@ class UserFile:
             sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)[-20:]))
             file, line = self._blamed(error)
             words = f"{self._subject} {_words_of(error)}"
-            if what in OWN_REQUESTS and not self._frames_of_users(error):
+            if name in OWN_REQUESTS and not self._frames_of_users(error):
                 words = f"the suite itself failed at {self._subject}'s result, please report it: it {_words_of(error)}"
-            witnesses = 1 if what == "start" else _witnesses(error)
+            witnesses = 1 if name == "start" else _witnesses(error)
             return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
 
     # -- loading -------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ class UserFile:
         is_file = target.endswith(".py")
         file = (self._root / target).resolve()
         self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
-        own = [*path, str(file.parent if is_file else self._root)]
-        sys.path[:0] = own
+        folders = [*path, str(file.parent if is_file else self._root)]
+        sys.path[:0] = folders
         self._measure_on(device)
         self._api._device = device
         from pyperf_suite.user_kernels.guards import Guards
@@ -131,7 +131,7 @@ class UserFile:
         if "numpy" in sys.modules:
             importlib.import_module("numpy.random")  # by which inputs are drawn
         # A file may set variables that libraries read as they are imported.
-        imported = libraries(own) if environment == os.environ else []
+        imported = libraries(folders) if environment == os.environ else []
         theirs = [each for each in imported if each.partition(".")[0] != target.partition(".")[0]]
         return {**self._started(module), "preload": theirs}
 
@@ -176,14 +176,14 @@ class UserFile:
         ]
         if not named:
             return of_file
-        found = getattr(self._module, named, None)
-        if not isinstance(found, self._api.DeclaredKernel):
+        kernel = getattr(self._module, named, None)
+        if not isinstance(kernel, self._api.DeclaredKernel):
             there = ", ".join(each.name for each in of_file[:10]) or "none"
-            what = "there is no kernel" if found is None else "no @suite.kernel stands above"
-            line = getattr(getattr(found, "__code__", None), "co_firstlineno", 0)
-            where = ("" if found is None else inspect.getsourcefile(self._module) or "", line)
+            what = "there is no kernel" if kernel is None else "no @suite.kernel stands above"
+            line = getattr(getattr(kernel, "__code__", None), "co_firstlineno", 0)
+            where = ("" if kernel is None else inspect.getsourcefile(self._module) or "", line)
             raise UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
-        return [found]
+        return [kernel]
 
     def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
         kernels = self._kernels(kernel)
@@ -224,7 +224,7 @@ class UserFile:
         self._shown_where = where if where[0] else self._shown_where
         self.leaves = self._find_leaves(self._launch)
         self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self.leaves]
-        launch, seen = self._launch, _closed_over(self._function)
+        launch, closed_over = self._launch, _closed_over(self._function)
         return {
             "leaves": [leaf.spec for leaf in self.leaves],
             "bytes": launch.bytes,
@@ -242,8 +242,8 @@ class UserFile:
             "kernel_line": self._kernel.line,
             "kernel_file": self._shown(self._kernel.file),
             "reference_at": self._place_of(launch.reference or launch.check),
-            "closes_over": [name for name, held in seen.items() if any(True for _ in arrays_in(held))],
-            "objects": _objects_with_arrays([self._function, seen, launch.args, launch.kwargs]),
+            "closes_over": [name for name, held in closed_over.items() if any(True for _ in arrays_in(held))],
+            "objects": _objects_with_arrays([self._function, closed_over, launch.args, launch.kwargs]),
             "versions": _versions(),
             "interpreted": interpreted_bfloat16(leaf.spec.get("dtype", "") for leaf in self.leaves),
         }
@@ -263,19 +263,19 @@ class UserFile:
             raise
 
     def _find_leaves(self, launch: Any) -> list[Leaf]:
-        found: list[Leaf] = []
+        leaves: list[Leaf] = []
         self._order: list[int] = []  # of what `_walk` gives, which leaf it is
         outputs = {id(each) for each in launch.outputs}
         arguments = [*enumerate(launch.args), *launch.kwargs.items()]
         for key, value in arguments:
             for kind, each in walk(value):
-                same = [at for at, leaf in enumerate(found) if kind == "array" and each is leaf.value]
-                self._order.append(same[0] if same else len(found))
+                same = [at for at, leaf in enumerate(leaves) if kind == "array" and each is leaf.value]
+                self._order.append(same[0] if same else len(leaves))
                 if not same:
                     role = "output" if id(each) in outputs else "modified" if key in launch.modifies else "input"
-                    found.append(Leaf(kind, each, role, key))
-        lay_out([leaf.spec for leaf in found])
-        return found
+                    leaves.append(Leaf(kind, each, role, key))
+        lay_out([leaf.spec for leaf in leaves])
+        return leaves
 
     def _place_of(self, function: Any) -> str:
         file, line = self._api._where(function) if function is not None else ("", 0)
@@ -338,7 +338,7 @@ class UserFile:
         return {**reported, "overlaps": shared, "repeats": repeated}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
+        """Return the reference's result for arguments of these values, or the arrays that it writes if it has none."""
         launch, leaves = self._launch, (values[at] for at in self._order)
         args = [replaced(each, leaves) for each in launch.args]
         kwargs = {name: replaced(each, leaves) for name, each in launch.kwargs.items()}
@@ -412,7 +412,7 @@ class UserFile:
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
-    """Return what a function has not been given but sees, by its name."""
+    """Return the values that a function sees without being given them, by name."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     names = getattr(code, "co_freevars", ())
     found = {}
@@ -434,13 +434,13 @@ def _objects_with_arrays(values: Any) -> list[str]:
 def _holds_arrays(value: Any) -> bool:
     left, seen = [value], set[int]()
     while left and len(seen) < MOST_LOOKED_AT:
-        each = left.pop()
-        if id(each) in seen or inspect.ismodule(each) or inspect.isclass(each):
+        item = left.pop()
+        if id(item) in seen or inspect.ismodule(item) or inspect.isclass(item):
             continue
-        seen.add(id(each))
-        if is_array(each):
+        seen.add(id(item))
+        if is_array(item):
             return True
-        held = each if type(each) in (dict, list, tuple) else getattr(each, "__dict__", {})
+        held = item if type(item) in (dict, list, tuple) else getattr(item, "__dict__", {})
         left += held.values() if isinstance(held, dict) else held
     return False
 

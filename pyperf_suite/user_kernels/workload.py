@@ -54,33 +54,33 @@ from pyperf_suite.user_kernels.checks import (
     with_rounding,
 )
 from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
-from pyperf_suite.user_kernels.here import GIVEN, CaseHere, FileHere
+from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere
 from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
 from pyperf_suite.user_kernels.reference import Reference, secret_seed
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
-# Sets of the same values are copies elsewhere in memory; so many have values of their own.
+# Sets with values of their own; others are copies elsewhere in memory.
 DISTINCT_SETS = 3
 
-# Of a result, as much more than its reference as a kernel may write before it is stopped.
+# Size of a result, over that of its reference, at which a kernel is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
 
-# So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
+# Time after which a wrong result is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
 
 # How long is measured how rounding moves elements of the reference: on usual inputs, once, and on those of each kind.
 USUAL_MOVES_S, OTHER_MOVES_S = 0.2, 0.05
 
-# What releasing a result plausibly takes: of arrays, and of numbers and other objects by their text.
+# Plausible time to release a result: of arrays by bytes, of numbers and other objects by their text.
 RESULT_FILES = "result", "result.json"
 RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
 
 # Nothing is to compare a result with.
 UNJUDGED = "nothing says what is right: give reference= or check="
 
-# Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
+# Earlier inputs that are tried as the cause of a wrong result, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
 
 # Before the runner gives up on this process, so that it can say which line hung.
@@ -90,7 +90,7 @@ Array = NDArray[Any]
 
 
 class UserKernel(Workload[Any]):
-    """What is measured where a case's operator is the name of a user's function."""
+    """Workload of a case whose operator is the name of a user's function."""
 
     own_check = False
     parameters_type = parameters_of(())
@@ -104,7 +104,7 @@ class UserKernel(Workload[Any]):
         return parameters_of(tuple(data))
 
     def validate(self, parameters: Any) -> None:
-        """Return what a kernel takes, its own process says."""
+        """Accept all parameters: the kernel's own process checks them."""
 
     def implementation(self, name: str) -> ByFunction:
         """Whichever of that name; on which device it runs is known only when it is built.
@@ -124,7 +124,8 @@ class UserLaunches(Prepared):
     The code runs in this process, or with `audit`, for one of a pair, and by an interpreter of its own, in two others.
     """
 
-    # What releasing results took in the last part, between samples: as reported, and no more than is plausible.
+    # Seconds that releasing results took in the last part, between samples: as reported, but at most the plausible
+    # time.
     released_s = 0.0
 
     def __init__(
@@ -153,7 +154,7 @@ class UserLaunches(Prepared):
         self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext, launch: Launch | None
     ) -> None:
         device = str(place.device)
-        self._case = {"kernel": GIVEN if launch else split(name)[1], "axes": axes}
+        self._case = {"kernel": TEST_LAUNCH if launch else split(name)[1], "axes": axes}
         requested = self._requested = {**self._case, "implementation": implementation}
         self._process: UserProcess | CaseHere
         if launch is not None or is_run_here(place):
@@ -179,7 +180,7 @@ class UserLaunches(Prepared):
             self._built = self._reference.build(requested, self._end_s)
             started = process.finish(began)
         self._process.about(self._built)
-        self._given = None if place.inputs is None else random.Random(place.inputs)
+        self._input_seeds = None if place.inputs is None else random.Random(place.inputs)
         mine = self._process.ask("build", **requested, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
@@ -207,7 +208,7 @@ class UserLaunches(Prepared):
 
     def reseed(self, inputs: int) -> None:
         """Give all sets other inputs, those that another process gets under the same seed."""
-        self._given = random.Random(inputs)
+        self._input_seeds = random.Random(inputs)
         slots = self._slots[:-2]
         self._slot_seeds = [self._make(slot, self._drawn())["seed"] for slot in slots]
         self._process.ask("load", sets=[[index, slots[index % len(slots)]] for index in range(self.sets)])
@@ -307,7 +308,7 @@ class UserLaunches(Prepared):
                 raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
 
     def settling_s(self, launches: int) -> float:
-        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
+        """Return the seconds that a GPU works on after `launches` were queued: by the judge's clock, of all streams."""
         self._process.ask("settle")
         self._process.ask("enqueue", first=0, count=launches)
         begin = time.perf_counter()
@@ -325,15 +326,15 @@ class UserLaunches(Prepared):
         self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
         if self._is_given and len(self._seeds) > 1:  # both slots hold the same for good
             return True
-        self._made = self._make(self._slots[-1], inputs=inputs)
-        if UNSUITED in self._made:
+        self._inputs_made = self._make(self._slots[-1], inputs=inputs)
+        if UNSUITED in self._inputs_made:
             return False
-        self._seeds.append(self._made["seed"])
-        return inputs == USUAL or self._made["drawn"] > 0
+        self._seeds.append(self._inputs_made["seed"])
+        return inputs == USUAL or self._inputs_made["drawn"] > 0
 
-    def fill(self, index: int, made: int = -1, layout: str = "") -> None:
+    def fill(self, index: int, slot: int = -1, layout: str = "") -> None:
         """Give a set the inputs that were made last, or with -2 those made before them."""
-        self._process.ask("load", sets=[[index % self.sets, self._slots[made]]], layout=layout)
+        self._process.ask("load", sets=[[index % self.sets, self._slots[slot]]], layout=layout)
 
     def refresh(self, index: int, inputs: str = USUAL) -> bool:
         """Make inputs, of a kind or in a layout, and give them to a set; False if there are none of the kind."""
@@ -352,7 +353,7 @@ class UserLaunches(Prepared):
         return found.make(self._case, slot, self._end_s, seed, inputs)
 
     def reference_fails(self) -> bool:
-        """Tell whether the reference fails on the inputs that were made last, too."""
+        """True if the reference fails on the inputs that were made last, too."""
         return UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
@@ -374,30 +375,30 @@ class UserLaunches(Prepared):
         equal = min(launches, int(found["equal"]))
         if equal < launches and found["slot"] == slots[0]:
             # The reference holds those of the other slot; without a seed they cannot be made again.
-            self._made = self._make(self._unseen, self._seeds[-2])
+            self._inputs_made = self._make(self._unseen, self._seeds[-2])
             if not are_equal(self._unseen, slots[0]):
                 return equal, None
-            self._seeds.append(self._made["seed"])
+            self._seeds.append(self._inputs_made["seed"])
             self._slots[-2:] = slots[::-1]
         return equal, self.verify_last(first) if equal < launches else None
 
     def draws_anew(self, launches: int) -> bool:
-        """Tell whether one of so many launches on the same inputs gives another result than the first."""
+        """True if one of `launches` launches on the same inputs gives another result than the first."""
         drawn = self._process.ask("draw", launches=launches)
         self._require_left_alone(drawn)
         return bool(drawn["differs"])
 
     def fresh(self) -> bool:
-        """Tell whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
+        """True if inputs differ from seed to seed; where they do not, a kernel may remember them."""
         return not are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
         """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
-        if self._given is not None:
+        if self._input_seeds is not None:
             self.fill(index, index % self.sets % (len(self._slots) - 2))
 
     def _drawn(self) -> int:
-        return secret_seed() if self._given is None else self._given.getrandbits(63)
+        return secret_seed() if self._input_seeds is None else self._input_seeds.getrandbits(63)
 
     def verify_last(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
@@ -409,7 +410,7 @@ class UserLaunches(Prepared):
         # A check in this process is given what was left itself, of whatever kind.
         is_kept = self._built["has_check"] and self._process.is_here
         fetched = self._process.ask("fetch", result="" if is_kept else result, inputs=self._inputs, limit_bytes=limit)
-        found = {} if is_kept else read_tree(result)
+        tree = {} if is_kept else read_tree(result)
         verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
@@ -422,17 +423,17 @@ class UserLaunches(Prepared):
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
             wanted = read_tree(expected)
-            verdict = self._found_before(result) or self._compared(found, wanted, tolerance)
+            verdict = self._found_before(result) or self._compared(tree, wanted, tolerance)
             if not verdict.passed:
-                verdict = replace(verdict, message=f"{verdict.message}{self._hint(found, wanted)}")
+                verdict = replace(verdict, message=f"{verdict.message}{self._hint(tree, wanted)}")
             elif self._built["tolerance"] is None:
                 widths = [width for leaf in self._arrays if (width := float_bytes(leaf["dtype"]))]
-                verdict = narrowed(found, wanted, widths) or verdict
+                verdict = narrowed(tree, wanted, widths) or verdict
             if verdict.passed and self._is_given and self._right is None:
                 self._right = verdict
                 for ending in ("", ".json"):
                     shutil.copyfile(f"{result}{ending}", f"{self._files / 'right'}{ending}")
-            is_shared = fetched["repeats"] or shares_elements(found)
+            is_shared = fetched["repeats"] or shares_elements(tree)
             if verdict.passed and is_shared and not (expectation["repeats"] or shares_elements(wanted)):
                 verdict = refused(
                     "shared elements",
@@ -445,7 +446,7 @@ class UserLaunches(Prepared):
                     "it returned memory of its input: if that is meant, have the reference return a view as well",
                 )
         if not verdict.passed and verdict.reason != "inputs modified":
-            verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
+            verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, tree)
         if not verdict.passed and self._built["interpreted"]:
             raise Unsupported(f"{self.where}: {self._built['interpreted']}")
         kind = f"on {self._kind} inputs " if self._kind != USUAL else ""
@@ -456,33 +457,33 @@ class UserLaunches(Prepared):
         if self._is_given and self._given_expectation is not None:
             return self._given_expectation
         is_usual = self._kind == USUAL
-        known = replace(self._tolerance, unusual=not is_usual)
-        if known.relative is not None or (self.rounding and is_usual):
-            return self._reference.expect(expected, self._end_s), known
+        tolerance = replace(self._tolerance, unusual=not is_usual)
+        if tolerance.relative is not None or (self.rounding and is_usual):
+            return self._reference.expect(expected, self._end_s), tolerance
         path, terms = str(self._files / "sizes"), self.rounding and self.rounding["terms"]
         budget_s = USUAL_MOVES_S if is_usual else OTHER_MOVES_S
         answer = self._reference.expect(expected, self._end_s, path, budget_s, terms)
         if "terms" not in answer:
-            return answer, known
-        found = with_rounding(replace(known, sizes=read_sizes(path, answer["sizes"])), answer)
+            return answer, tolerance
+        rounded = with_rounding(replace(tolerance, sizes=read_sizes(path, answer["sizes"])), answer)
         if is_usual:
             self.rounding = {name: answer[name] for name in ("terms", "pools", "edges")}
-            self._tolerance = replace(found, sizes={})
+            self._tolerance = replace(rounded, sizes={})
         elif self._kind == CONSTANT_ROWS:
             # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
-            found = replace(found, terms=found.terms**2)
-        self._given_expectation = answer, found
-        return answer, found
+            rounded = replace(rounded, terms=rounded.terms**2)
+        self._given_expectation = answer, rounded
+        return answer, rounded
 
     def _changed_late(self, reported: Mapping[str, Any]) -> Verification | None:
         if not reported.get("changed"):
             return None
         return refused("late work", "its result was written after the launch had returned and the clock had stopped")
 
-    def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
+    def _stale(self, verdict: Verification, result: Mapping[str, Any]) -> Verification:
         """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
         expected = str(self._files / "other")
-        if verdict.reason == "not finite" and holds_poison(found, found["path"]):
+        if verdict.reason == "not finite" and holds_poison(result, result["path"]):
             words = "parts of its result were not written by the launch: they hold what the suite had put there"
             return replace(verdict, reason="stale result", message=words)
         if verdict.reason != "wrong values" or self._built["has_check"]:
@@ -493,7 +494,7 @@ class UserLaunches(Prepared):
                 break
             self._make(self._unseen, seed)
             self._reference.expect(expected, self._end_s)
-            if self._compared(found, read_tree(expected)).passed:
+            if self._compared(result, read_tree(expected)).passed:
                 words = "its result is right for other inputs, which it was given before"
                 return replace(verdict, reason="stale result", message=words)
         return verdict
@@ -510,7 +511,7 @@ class UserLaunches(Prepared):
                     f"it changed its input {leaf['argument']} (element {at} first, array {number} of the arguments): "
                     f"say modifies={leaf['argument']!r}",
                 )
-        if self._made["plain"] and fetched["plain"] != self._made["plain"]:
+        if self._inputs_made["plain"] and fetched["plain"] != self._inputs_made["plain"]:
             return refused("inputs modified", "it changed a list or other plain input: say modifies=...")
         return None
 
@@ -529,17 +530,17 @@ class UserLaunches(Prepared):
         return self._right if self._right is not None and are_equal(result, str(right), ".json") else None
 
     def _compared(
-        self, found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
+        self, result: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: Tolerance | None = None
     ) -> Verification:
-        paths = {"found": found["path"], "expected": wanted["path"]}
+        paths = {"found": result["path"], "expected": wanted["path"]}
 
         def load(which: str, spec: Mapping[str, Any]) -> Array:
             return read_array(paths[which], spec)
 
-        return compare(found, wanted, load, tolerance or self._tolerance)
+        return compare(result, wanted, load, tolerance or self._tolerance)
 
-    def _hint(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-        """Return what else may be the cause: an array that the function closes over, or the reference itself."""
+    def _hint(self, result: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+        """Return another possible cause: an array that the function closes over, or the reference itself."""
         names, objects = self._built["closes_over"], self._built["objects"]
         if objects and not self._is_given:
             return (
@@ -551,12 +552,12 @@ class UserLaunches(Prepared):
         if not self._built["has_reference"]:
             return f"; there is no reference=, so it was compared with {self._itself}"
         try:
-            path = f"{found['path']}.other"
+            path = f"{result['path']}.other"
             others = self._process.ask("others", result=path, limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
         except Failed:
             return ""
         for name, path in others.items():
-            if self._compared(read_tree(path), found).passed:
+            if self._compared(read_tree(path), result).passed:
                 return (
                     f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
                     "what is wrong"

@@ -1,4 +1,4 @@
-"""What is measured: one module a subject, with its implementations; operators have a reference, FLOPs and bytes."""
+"""Workloads: one module a subject, with its implementations; operators have a reference, FLOPs and bytes."""
 
 from __future__ import annotations
 

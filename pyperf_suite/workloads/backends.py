@@ -1,7 +1,7 @@
-"""What implementations compute with: the native extension, a GPU's context and compiler, torch's device.
+"""Backends of implementations: the native extension, a GPU's context and compiler, torch's device.
 
-What this machine cannot do becomes `Unsupported` here, once for all implementations. So does how launches of torch are
-compared: one is right where every element of its results is as near to float64 as honest rounding leaves it.
+A facility that this machine lacks becomes `Unsupported` here, once for all implementations. So does how launches of
+torch are compared: one is right where every element of its results is as near to float64 as honest rounding leaves it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def require_installed(package: str) -> None:
 _MULTIPLIER = 6364136223846793005
 _FINGERPRINTED = 1 << 20
 
-# Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
+# Instruction sets of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
 
 
@@ -91,7 +91,7 @@ class CorePeak:
 
     @property
     def lowers_clock(self) -> bool:
-        """Tell whether multiplying costs clock: a licence for wide vectors, or a power limit."""
+        """True if multiplying costs clock: a licence for wide vectors, or a power limit."""
         return self.clock_hz < SAME * self.idle_clock_hz
 
 
@@ -174,7 +174,7 @@ class CudaDevice:
             return self.native.Stopwatch(self.context, cubin, **options)
 
     def is_lost(self) -> bool:
-        """Tell whether a kernel or the hardware took the context with it, after which only a new process can go on."""
+        """True if a kernel or the hardware took the context with it, after which only a new process can go on."""
         try:
             self.context.synchronize()
         except self.native.CudaError:
@@ -183,7 +183,7 @@ class CudaDevice:
 
 
 def context_is_lost(device: Device) -> bool:
-    """Whether this process's context on that device is lost; never where it is no GPU, or has no context of ours."""
+    """True if this process's context on that device is lost; False on a CPU or without a CUDA context."""
     if device.kind != "cuda":
         return False
     try:
@@ -199,7 +199,7 @@ def cuda_device(index: int) -> CudaDevice:
 
 
 def cache_folder() -> str:
-    """Where compiled kernels are kept: $PYPERF_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; '' for nowhere."""
+    """Return the folder of compiled kernels: $PYPERF_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; '' for none."""
     requested = os.environ.get("PYPERF_CACHE_DIR")
     if requested:
         return requested
@@ -266,7 +266,7 @@ class TorchDevice:
 
 
 class TorchSettings:
-    """What a case sets for all of torch in this process: taken at the end of its turn, given back before its next."""
+    """Torch's settings for a whole process, of one case: kept at the end of its turn, restored before its next."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -314,7 +314,7 @@ def workers_of(parameters: Any) -> int | None:
 
 
 def core_loop(cores: int) -> tuple[Callable[[], float], str]:
-    """A function that times a loop on so many cores at the same time, seconds of the slowest; and the loop's name."""
+    """Return a function that times a loop on `cores` cores at once, in seconds of the slowest, and the loop's name."""
     try:
         pace_of_cores = native_extension().pace_of_cores
     except (UserError, AttributeError):  # not built: what it measures is not its own
@@ -336,7 +336,7 @@ def require_cores(workers: int) -> None:
 
 
 class ByTorch(Implementation[Any]):
-    """What torch launches, on as many CPU cores as the parameter `workers` says, or on a GPU."""
+    """Launches by torch, on as many CPU cores as the parameter `workers` says, or on a GPU."""
 
     name = "torch"
     needs_torch = True
@@ -386,7 +386,7 @@ def fingerprint(tensors: Iterable[Any]) -> int:
 
 
 class ExpectedOutputs(NamedTuple):
-    """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
+    """Results that a launch must leave, by name in float64, and the error allowed of each element and tensor.
 
     Where `in_norm`, a share of the tensor's own norm, is None, `allowed` is how far honest rounding moves an element,
     in root mean square, and rounding.judged has the rule.
@@ -409,11 +409,11 @@ class ComparedLaunches(Prepared):
 
     @abstractmethod
     def results(self, index: int) -> Mapping[str, Any]:
-        """Return what the last launch on that set left, by name; what it did not make is missing or None."""
+        """Return the results of the last launch on that set, by name; a missing result is absent or None."""
 
     @abstractmethod
     def due(self) -> ExpectedOutputs:
-        """Return what it must leave, computed once."""
+        """Return the expected outputs, computed once."""
 
     def verify_last(self, index: int) -> Checked:
         from pyperf_suite.workloads.rounding import compared, judged

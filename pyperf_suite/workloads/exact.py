@@ -36,7 +36,7 @@ from pyperf_suite.workloads.workload import (
 
 TARGETS = sorted({*static.cuda_targets(), *static.triton_targets()})
 PARTS = ("host", "gpus")
-# What is reported of a processor as it is detected.
+# Fields of a processor that are reported as it is detected.
 OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed", "vector_bits")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
 NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
@@ -99,7 +99,7 @@ class CompiledKernel(Workload[CompiledKernelParameters]):
 
 @dataclass(frozen=True)
 class TopologyParameters:
-    """What is read: the "host", or the "gpus" that this process sees."""
+    """Part to read: the "host", or the "gpus" that this process sees."""
 
     part: Annotated[str, OneOf(PARTS)] = "host"
 
@@ -115,7 +115,7 @@ def by_system(parameters: TopologyParameters, _place: ExecutionContext) -> Exact
 
 
 class Topology(Workload[TopologyParameters]):
-    """What is connected to what."""
+    """Links between the parts of a machine."""
 
     name = "topology"
     parameters_type = TopologyParameters
@@ -125,15 +125,15 @@ class Topology(Workload[TopologyParameters]):
 
 def host_details(files: KernelFiles) -> dict[str, Any]:
     """Plain JSON about CPUs, memory nodes, links, and the walls around this process."""
-    found, layout = cpu.detect(), read_layout(files)
+    processor, layout = cpu.detect(), read_layout(files)
     return {
-        **{name: getattr(found, name) for name in OF_CPU},
+        **{name: getattr(processor, name) for name in OF_CPU},
         "sockets": layout.sockets,
         "cores": layout.cores,
         "online": cpu_list(layout.online),
         "quota_cores": memory.cpu_quota_cores(files),
         "memory_left_bytes": memory.memory_available_bytes(files),
-        "hypervisor": cpu.hypervisor(files, frozenset(found.isa_flags)),
+        "hypervisor": cpu.hypervisor(files, frozenset(processor.isa_flags)),
         "container": cpu.container(files),
         "pcie": [device.to_json() for device in links.devices(files)],
         **_placement(layout),
@@ -190,18 +190,18 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
     if isinstance(manager, Unavailable):
         return message
     address = manager.pci_address(gpu.uuid)
-    seen = links.device(files, address) if address else None
+    link = links.device(files, address) if address else None
     cpus = parse_cpu_list(files.text(f"{links.FOLDER}/{address}/local_cpulist")) if address else frozenset()
     now, awake = _link_now(gpu, manager)
     figures = manager.pcie(gpu.uuid)
     slot = _link(figures, "slot_generation", "slot_width")
-    card = seen.card if seen else None
+    card = link.card if link else None
     if "card_generation" in figures and (card or slot):
         card = PcieLink(figures["card_generation"], (card or slot).width)  # type: ignore[union-attr]
     number = manager.index(gpu.uuid)
     return message | {
         "smi": None if number is None else f"GPU{number}",
-        "numa_node": seen.numa_node if seen else None,
+        "numa_node": link.numa_node if link else None,
         "cpus": cpu_list(cpus),
         "now": str(now) if now else None,
         "awake": awake,
@@ -232,7 +232,7 @@ def _at_work(index: int, ask: Callable[[], PcieLink | None]) -> PcieLink | None:
         return None
     import torch
 
-    seen: list[PcieLink] = []
+    speeds: list[PcieLink] = []
     # An exclusive GPU that another process holds, or one without free memory, stays asleep to us.
     with contextlib.suppress(RuntimeError, AssertionError):
         host = torch.empty(COPIED_BYTES, dtype=torch.uint8)
@@ -241,8 +241,8 @@ def _at_work(index: int, ask: Callable[[], PcieLink | None]) -> PcieLink | None:
         while time.monotonic() < end:
             there.copy_(host)
             if (link := ask()) is not None:
-                seen.append(link)
-    return max(seen, default=None)
+                speeds.append(link)
+    return max(speeds, default=None)
 
 
 def _link(figures: Mapping[str, int], generation: str, width: str) -> PcieLink | None:

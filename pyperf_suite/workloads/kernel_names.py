@@ -1,7 +1,7 @@
-"""What a library's kernel says of itself in its name: tile, stages, cluster, layout, instruction and element types.
+"""Parse the names of libraries' kernels: tile, stages, cluster, layout, instruction and element types.
 
-A law about tiles can only be held against cuBLAS when the tile it chose is known, and its kernels' names say it.
-The families, by example; what is in brackets may be absent:
+A law about tiles can only be held against cuBLAS when the tile it chose is known, and its kernels' names say it. The
+families, by example; parts in brackets may be absent:
 
 | family     | example                                                                                      |
 | ---------- | -------------------------------------------------------------------------------------------- |
@@ -58,7 +58,7 @@ SHAPES = {"884": "8x8x4", "1688": "16x8x8", "16816": "16x8x16", "16832": "16x8x3
 
 @dataclass(frozen=True)
 class KernelName:
-    """What the name says; None where it does not say.
+    """Parts of a kernel's name; None for a part that the name lacks.
 
     `tile` is the output tile and `cluster` the CTAs that share operands, both in the name's order; `paired` that two
     CTAs form one instruction's operands. `layout` has the letters of the call: for a row-major C, those of
@@ -89,14 +89,14 @@ def parse(name: str) -> KernelName | None:
     """Read a kernel's name as torch's profiler prints it, cut off ("…") or not; None for none of the families."""
     text = name[:LONGEST_NAME]
     for pattern, family, read in READERS:
-        found = re.search(pattern, text, re.ASCII)
-        if found is None:
+        match = re.search(pattern, text, re.ASCII)
+        if match is None:
             continue
-        kernel = KernelName(found[0], family, split_k=True if family == REDUCTION else None)
+        kernel = KernelName(match[0], family, split_k=True if family == REDUCTION else None)
         if read is None:
             return kernel
-        words = found[0].split("_")
-        if text[found.end() :].startswith(("...", "…")):
+        words = match[0].split("_")
+        if text[match.end() :].startswith(("...", "…")):
             words.pop()  # cut off: the last word may be half a word
         return read(kernel, words)
     return None
@@ -278,7 +278,7 @@ class FlashKernel:
 
 
 def flash_kernel(names: Iterable[str]) -> FlashKernel | None:
-    """Return what the first forward kernel of FlashAttention-2 among these names says; None where there is none."""
+    """Parse the first forward kernel of FlashAttention-2 among these names; None where there is none."""
     for name in names:
         match = _FORWARD_TRAITS.search(name)
         if match is not None:

@@ -1,4 +1,4 @@
-"""What ranks do together: agree, connect, join torch's process group, time steps one by one, compare gradients.
+"""Join ranks: agree, connect, join torch's process group, time steps one by one, compare gradients.
 
 Nobody begins to connect before all have what it takes, so no rank waits for one that cannot come. Which rank draws what
 is fixed by its number, so that any process can make any rank's micro-batches.
@@ -33,7 +33,7 @@ from pyperf_suite.workloads.workload import (
     together,
 )
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 # Longer than any deadline of ours: the watchdog, which knows who is missing, is to speak first.
 TORCH_PATIENCE_S = 3600.0
@@ -47,7 +47,7 @@ WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
 # The process groups that this process is in, by backend: it belongs to one group of ranks for as long as it lives.
 _JOINED: dict[str, Any] = {}
 
-# What ranks compute in, by bytes an element.
+# Dtypes of ranks, with the bytes of an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 MOST_RANKS = 1 << 15
 
@@ -55,12 +55,12 @@ MOST_RANKS = 1 << 15
 Steps = Callable[[Any, ExecutionContext, Any], Transfers]
 
 
-def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: float) -> Made:
-    """What `attempt` makes on this rank alone, once it has on all. Raises Unsupported on all where it fails on any."""
-    made: list[Made] = []
+def agree(group: Group, doing: str, attempt: Callable[[], Result], deadline_s: float) -> Result:
+    """Return the result of `attempt` once all ranks have theirs. Raises Unsupported on all where it fails on any."""
+    results: list[Result] = []
     trouble = ""
     try:
-        made.append(attempt())
+        results.append(attempt())
     except (Unsupported, UserError) as reason:
         trouble = str(reason)
     except Exception as error:  # the others wait to hear of it, whatever it is
@@ -70,11 +70,11 @@ def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: flo
     if found:
         rank, first = found[0]
         raise Unsupported(first if len(set(troubles)) == 1 else f"Rank {rank}: {first}")
-    return made[0]
+    return results[0]
 
 
-def do_together(group: Group, doing: str, action: Callable[[], Made], deadline_s: float) -> Made:
-    """What `action` makes, which all ranks are in: an error on one leaves the others waiting, so it ends the group.
+def do_together(group: Group, doing: str, action: Callable[[], Result], deadline_s: float) -> Result:
+    """Return the result of `action`, which all ranks are in: an error on one leaves the others waiting, so it ends all.
 
     Raises RanksMissing where it fails.
     """
@@ -271,7 +271,7 @@ class RankSteps(Transfers):
 
     @abstractmethod
     def step(self) -> None:
-        """Return what is timed."""
+        """Run the timed step."""
 
     def meet(self) -> None:
         """Wait for all ranks, so that what is timed begins for all at once."""
@@ -280,11 +280,11 @@ class RankSteps(Transfers):
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         return timed_one_by_one(self.step, iterations, self.meet, self._where)
 
-    def verdict(self, found: dict[str, Any], exact: dict[str, Any], scales: dict[str, Any], *wrong: str) -> Checked:
+    def verdict(self, results: dict[str, Any], exact: dict[str, Any], scales: dict[str, Any], *wrong: str) -> Checked:
         """Gradients against what they must be, by how far rounding moves them, and what else is wrong in words."""
         from pyperf_suite.workloads.rounding import judged
 
-        return together([judged(found, exact, scales), Checked(len(wrong), 1, wrong[0] if wrong else "")])
+        return together([judged(results, exact, scales), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def _torch_details(self) -> dict[str, Any]:
         threads = {} if self.is_gpu else {"threads": self.torch.get_num_threads()}
@@ -302,7 +302,7 @@ def distributed(model: Any, group: Any, **options: Any) -> Any:
 
 
 def average(gradients: Sequence[Any], count: int, group: Any) -> None:
-    """One all_reduce of all gradients over so many ranks, copied together and back as a bucket is."""
+    """Average gradients by one all_reduce over `count` ranks, copied together and back as a bucket is."""
     torch: Any = importlib.import_module("torch")
     together = torch.cat([each.flatten() for each in gradients]).div_(count)
     torch.distributed.all_reduce(together, group=group)
@@ -316,7 +316,7 @@ def seed_of(rank: int, micro: int, micro_batches: int) -> int:
 
 
 def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:
-    """Tell whether every rank of the group holds the same bits."""
+    """True if every rank of the group holds the same bits."""
     torch: Any = importlib.import_module("torch")
     mine = torch.tensor([fingerprint(tensors)], dtype=torch.int64, device=place)
     found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]

@@ -108,12 +108,12 @@ def widen(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def not_a_number(dtype: str) -> Any:
-    """Return what poisons outputs before a launch, in `dtype`'s storage: NaN, and of integers the least one."""
+    """Return the value that poisons outputs before a launch, in `dtype`'s storage: NaN, or the least integer."""
     return element_type(dtype).not_a_number
 
 
 def torch_name(dtype: str) -> str:
-    """Return what torch calls the type that holds `dtype`: tfloat32 is an arithmetic, whose values are float32."""
+    """Return torch's name of the type that holds `dtype`: tfloat32 is an arithmetic, whose values are float32."""
     return "float32" if dtype == "tfloat32" else dtype
 
 
@@ -193,16 +193,16 @@ class Operands(Mapping[str, Array]):
     def __init__(self, described: Mapping[str, Operand], seed: int) -> None:
         self.described = dict(described)
         self.seed = seed
-        self._made: dict[str, Array] = {}
+        self._arrays: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._made:
+        if name not in self._arrays:
             operand = self.described[name]
             array = aligned_empty(operand.shape, operand.dtype)
             if operand.stream is not None:
                 fill(array, operand.dtype, self.seed, operand.stream)
-            self._made[name] = array
-        return self._made[name]
+            self._arrays[name] = array
+        return self._arrays[name]
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -63,21 +63,21 @@ from pyperf_suite.workloads.workload import (
 # comes round again (DESIGN: 2-3 x L2).
 CACHE_TURNOVER = 3
 
-# Of operands so small that more would be needed, preparing the sets takes longer than measuring with them.
+# Sets at most: preparing more, of operands that small, takes longer than measuring with them.
 MOST_SETS = 1024
 
 # Operand sets may not crowd out the reference, which needs room of its own.
 MEMORY_SHARE = 0.25
 
-# Of what is verified on a GPU the host judges cases up to so many FLOPs too, a tenth of a second, and one in so many
-# of the others.
+# FLOPs up to which the host also judges a case that is verified on a GPU, a tenth of a second, and the part of the
+# other cases that it judges.
 HOST_FLOP = 2e9
 HOST_JUDGES_ONE_OF = 16
 
 # The verdict on the values of all arrays by name.
 Check = Callable[[Mapping[str, Any], Keep], Verification]
 
-# Of launches that have to run before that is known.
+# Kernel of launches that have to run before it is known.
 NOT_KNOWN = Kernel("", "")
 
 
@@ -107,12 +107,12 @@ class OperandSets(ABC):
     def synchronize(self) -> None:
         return
 
-    def seen(self, name: str, held: Any) -> Any:
-        """Return what that memory holds, as a numpy array in storage form or as a torch tensor."""
-        return held
+    def seen(self, name: str, buffer: Any) -> Any:
+        """Return the memory as a numpy array in storage form or as a torch tensor."""
+        return buffer
 
     @abstractmethod
-    def poison(self, held: Any) -> None:
+    def poison(self, buffer: Any) -> None:
         """Fill it with what no correct result holds."""
 
 
@@ -130,8 +130,8 @@ class HostArrays(OperandSets):
         copy[...] = array
         return copy
 
-    def poison(self, held: Array) -> None:
-        poison_array(held)
+    def poison(self, buffer: Array) -> None:
+        poison_array(buffer)
 
 
 class TorchTensors(OperandSets):
@@ -140,7 +140,7 @@ class TorchTensors(OperandSets):
     def __init__(
         self, operands: Operands, place: ExecutionContext, workers: int = 0, names: Iterable[str] = ()
     ) -> None:
-        """All operands, or those that are named; on a CPU torch takes so many threads, 0 for as many as it likes.
+        """Make all operands, or the named ones; on a CPU torch takes `workers` threads, 0 for as many as it likes.
 
         Raises Unsupported where torch is absent or cannot use the GPU.
         """
@@ -174,11 +174,11 @@ class TorchTensors(OperandSets):
     def synchronize(self) -> None:
         self.where.synchronize()
 
-    def seen(self, name: str, held: Any) -> Any:
-        return held.detach()
+    def seen(self, name: str, tensor: Any) -> Any:
+        return tensor.detach()
 
-    def poison(self, held: Any) -> None:
-        poison_tensor(held.detach())
+    def poison(self, tensor: Any) -> None:
+        poison_tensor(tensor.detach())
 
     def returned_by(self, function: Callable[[], Any], *names: str) -> BoundLaunch:
         """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as there are names.
@@ -244,22 +244,22 @@ class DeviceMemory(OperandSets):
     def synchronize(self) -> None:
         self._gpu.context.synchronize()
 
-    def seen(self, name: str, held: Any) -> Any:
+    def seen(self, name: str, buffer: Any) -> Any:
         """A tensor that shares it where there is a torch that can use the GPU, else a copy in the host's memory."""
         operand = self.described[name]
         if importlib.util.find_spec("torch") is not None:
             import torch
 
             if torch.cuda.is_available():
-                described = {"shape": (held.bytes,), "typestr": "|u1", "data": (held.address, False), "version": 3}
+                described = {"shape": (buffer.bytes,), "typestr": "|u1", "data": (buffer.address, False), "version": 3}
                 holder = SimpleNamespace(__cuda_array_interface__=described)
                 raw = torch.as_tensor(holder, device=torch.device("cuda", self._gpu.index))
                 return raw.view(getattr(torch, torch_name(operand.dtype))).view(operand.shape)
-        return np.frombuffer(held.read(), element_type(operand.dtype).storage).reshape(operand.shape)
+        return np.frombuffer(buffer.read(), element_type(operand.dtype).storage).reshape(operand.shape)
 
-    def poison(self, held: Any) -> None:
+    def poison(self, buffer: Any) -> None:
         # All bits set is not a number in every output type.
-        held.fill(0xFF)
+        buffer.fill(0xFF)
 
 
 def as_stored(values: Any, dtype: str) -> Array:
@@ -278,7 +278,7 @@ def copied(values: Any) -> Any:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Tell whether two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
+    """True if two arrays or tensors hold the same bytes in the same shape; NaN equals itself."""
     return left.shape == right.shape and bool((_bits(left) == _bits(right)).all())
 
 
@@ -381,7 +381,7 @@ class NativeKernels(TimedImplementation[Parameters]):
         return native
 
     def details(self, kernel: Any, dtype: str, workers: int) -> dict[str, Any]:
-        """What records say of a kernel of the extension: what runs, and what its instructions multiply at most."""
+        """Return a kernel of the extension for records: its name, and the most that its instructions multiply."""
         return {
             "isa": kernel.isa,
             "unit": kernel.unit,
@@ -408,7 +408,7 @@ class Operator(Workload[Any]):
         self.name, self.parameters_type = kernel.name, kernel.parameters
 
     def launched(self, parameters: Any) -> Launch:
-        """Return what the declaration says of a case, with an `Operand` for each array."""
+        """Return the declaration's launch of a case, with an `Operand` for each array."""
         streams = itertools.count()
 
         def describe(is_input: bool, shape: tuple[int, ...], dtype: str) -> Operand:
@@ -505,7 +505,7 @@ class OutputVerifier:
         return judged(self._check, self._operands, launches.outputs(index), self._keep)
 
 
-def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tuple[int, str]:
+def sets_to_rotate(set_bytes: int, device: Device, max_sets: int = MOST_SETS) -> tuple[int, str]:
     """How many operand sets to rotate through, so that no launch finds in cache what the last one left there.
 
     Also whether that is so, in the record's word: cold_l2, larger_than_l2 where one set is enough, or partly_warm where
@@ -517,5 +517,5 @@ def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tup
         cache_bytes = cpu.detect().l2_total_bytes
     wanted = math.ceil(CACHE_TURNOVER * cache_bytes / set_bytes)
     affordable = int(MEMORY_SHARE * free_bytes(device) / set_bytes)
-    sets = max(1, min(wanted, affordable, most))
+    sets = max(1, min(wanted, affordable, max_sets))
     return sets, "partly_warm" if sets < wanted else "cold_l2" if wanted > 1 else "larger_than_l2"

@@ -38,15 +38,18 @@ _SUMMED = 4.0
 # With TF32 tensor cores read float32 operands with 11 bits.
 _TF32_OPERAND = 2.0**-11
 
-# What honest errors stay below: see `judged`.
-_LEAST, _RMS, _WORST, _FAR, _SHARE, _FEW = 0.5, 3.0, 20.0, 10.0, 2e-5, 4
-_ALONG, _STRAY, _ENOUGH = 0.5, 5.0, 256
-_CHANCE = 1e-8
+# Limits of honest errors (see `judged`): the root mean square in scales, single errors in root mean squares, the share
+# and number of elements in the tail, the error's part along the gradient with its deviations by chance, and the fewest
+# elements that show it.
+_MIN_RMS_SCALES, _MAX_RMS_SCALES = 0.5, 3.0
+_MAX_ERROR_RMS, _TAIL_ERROR_RMS, _TAIL_SHARE, _TAIL_ELEMENTS = 20.0, 10.0, 2e-5, 4
+_MAX_ALONG_SHARE, _MAX_STRAY_SIGMA, _MIN_ALONG_ELEMENTS = 0.5, 5.0, 256
+_FALSE_ALARM_CHANCE = 1e-8
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What one operation of `dtype` over up to `inner` terms may do to its result."""
+    """Rounding of one operation of `dtype` over up to `inner` terms."""
 
     unit: float
     stored: float
@@ -71,13 +74,13 @@ class Rounding:
         return result
 
     def of_sums(self, right: Tensor, terms: float) -> Tensor:
-        """The mean square of what so many additions do to each element, whose sums are as large as its neighbours."""
+        """Mean square rounding error of `terms` additions per element, whose sums are as large as its neighbours."""
         wide = right.double().square()
         return (wide + smoothed(wide)) * (self.stored**2 * terms / 3) + self.smallest**2
 
 
 class Factors:
-    """Random factors of 1 ± `unit`, for an operation so many in a row of those that were drawn once.
+    """Random factors of 1 ± `unit`, drawn once: an operation takes as many in a row as it has values.
 
     Drawing new ones takes several times as long as the operations of a transformer do.
     """
@@ -171,7 +174,7 @@ def exact_and_scales(
     sums: int = 0,
     additions: int = 1,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a step gives, by name in float64, and how far honest rounding moves each element, in root mean square.
+    """Return a step's results by name in float64, and how far honest rounding moves each element (root mean square).
 
     `run(dtype, context)` computes it in that type and context: once in float64, then with operations that round at
     random, and parameters where they are used with `weights`, in float32, which is exact enough for a movement. `sums`
@@ -191,20 +194,21 @@ def exact_and_scales(
     return exact, squares
 
 
-def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Checked:
+def judged(results: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Checked:
     """A step's results and gradients against how far honest rounding moves them; the first that is wrong in words.
 
     An error to first order is a sum of thousands of independent roundings, nearly normal of the element's scale; its
     tail is heavier, as scales are estimated. With s an element's scale and r the root mean square of |error|/s over its
-    tensor, a tensor is wrong with r over _RMS, with an element over _WORST·r·s, or with more than a few elements,
-    _SHARE of them, over _FAR·r·s; r counts as _LEAST at least. Of few elements r may be larger: a scale from D draws of
-    n elements is x times too small with a chance of about x^-Dn, of which half are taken as independent. And an error
-    may lie along the gradient by _ALONG of its norm, apart from a share that all tensors have in common: a scaled
-    gradient shows there first. docs/measured_code.md has how often honest steps came near these limits.
+    tensor, a tensor is wrong with r over _MAX_RMS_SCALES, with an element over _MAX_ERROR_RMS·r·s, or with more than a
+    few elements, _TAIL_SHARE of them, over _TAIL_ERROR_RMS·r·s; r counts as _MIN_RMS_SCALES at least. Of few elements r
+    may be larger: a scale from D draws of n elements is x times too small with a chance of about x^-Dn, of which half
+    are taken as independent. And an error may lie along the gradient by _MAX_ALONG_SHARE of its norm, apart from a
+    share that all tensors have in common: a scaled gradient shows there first. docs/measured_code.md has how often
+    honest steps came near these limits.
     """
     checks, along = [], {}
     for name, right in exact.items():
-        values = found.get(name)
+        values = results.get(name)
         if values is None:
             checks.append(Checked(right.numel(), right.numel(), f"{name} is missing"))
             continue
@@ -217,7 +221,7 @@ def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scal
             due = f"{float(right[at]):.6g} ± {limit * float(scales[name][at]):.1g}"
             words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
         checks.append(Checked(wrong, bad.numel(), words))
-        if not wrong and bad.numel() >= _ENOUGH and size:
+        if not wrong and bad.numel() >= _MIN_ALONG_ELEMENTS and size:
             along[name] = _along(off, right / size, size)
     usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
     for name, (gain, most) in along.items():
@@ -228,16 +232,16 @@ def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scal
 
 
 def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """Tell which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
+    """Return the wrong elements, all where the tensor is wrong as a whole, and the error allowed of one, in scales."""
     share, count = off.abs() / scale, off.numel()
-    most = min(_WORST, _RMS * _CHANCE ** (-2 / (DRAWS * count)))
+    max_scales = min(_MAX_ERROR_RMS, _MAX_RMS_SCALES * _FALSE_ALARM_CHANCE ** (-2 / (DRAWS * count)))
     error = float(share.norm()) / max(1, int(share.count_nonzero())) ** 0.5
-    usual = max(_LEAST, error) if error <= most else most  # NaN is not
-    for limit, few in ((_WORST * usual, 0), (_FAR * usual, _FEW + _SHARE * count)):
+    usual = max(_MIN_RMS_SCALES, error) if error <= max_scales else max_scales  # NaN is not
+    for limit, few in ((_MAX_ERROR_RMS * usual, 0), (_TAIL_ERROR_RMS * usual, _TAIL_ELEMENTS + _TAIL_SHARE * count)):
         bad = ~(share <= limit)
         if int(bad.sum()) > few:
             return bad, limit
-    return torch.full_like(bad, not error <= most), most
+    return torch.full_like(bad, not error <= max_scales), max_scales
 
 
 def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
@@ -245,12 +249,12 @@ def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
 
     By chance it is larger where few elements make up the gradient.
     """
-    many = 1 / float(direction.square().square().sum())
-    return float((off * direction).sum()) / size, float(off.norm()) / size * (_ALONG + _STRAY / many**0.5)
+    chance = _MAX_STRAY_SIGMA * float(direction.square().square().sum()) ** 0.5
+    return float((off * direction).sum()) / size, float(off.norm()) / size * (_MAX_ALONG_SHARE + chance)
 
 
 def compared(
-    found: Mapping[str, Tensor | None],
+    results: Mapping[str, Tensor | None],
     exact: Mapping[str, Tensor],
     allowed: Mapping[str, Tensor],
     in_norm: float,
@@ -262,7 +266,7 @@ def compared(
     """
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
-        values, limit = found.get(name), allowed[name]
+        values, limit = results.get(name), allowed[name]
         count += right.numel()
         if values is None:
             wrong, first = wrong + right.numel(), first or f"{name} is missing"

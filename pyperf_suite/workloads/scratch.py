@@ -33,7 +33,7 @@ VARIABLE = "PYPERF_SCRATCH"
 # The folder of one run, where its workers find what one of them computed.
 SHARED_VARIABLE = "PYPERF_SHARED"
 
-# What is shared may take this part of the memory and of the disk that are free, as it is read through memory.
+# Part of the free memory and disk that shared arrays may take, as the disk is read through memory.
 SHARED_PART = 1 / 8
 
 _ALIGNMENT = 64
@@ -66,7 +66,7 @@ class SharedArrays:
         self._most_bytes = most_bytes
 
     def keep(self, key: str, name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
-        """Return what was kept under key and name, mapped from its file; else what `compute` returns, which is kept."""
+        """Return the arrays kept under key and name, mapped from their file; else compute and keep them."""
         path = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = _mapped(path)
@@ -80,8 +80,8 @@ class SharedArrays:
 
     def _make_room(self, size_bytes: int) -> bool:
         with os.scandir(self._folder) as entries:
-            held = sorted(((each.stat(), each.path) for each in entries), key=lambda file: file[0].st_mtime_ns)
-        held_bytes = sum(status.st_size for status, _ in held)
+            files = sorted(((each.stat(), each.path) for each in entries), key=lambda file: file[0].st_mtime_ns)
+        held_bytes = sum(status.st_size for status, _ in files)
         most_bytes = self._most_bytes
         if most_bytes is None:
             from pyperf_suite.hardware import memory  # needs psutil, which a user's interpreter may lack
@@ -90,7 +90,7 @@ class SharedArrays:
             most_bytes = int(SHARED_PART * (free_bytes + held_bytes))
         if size_bytes > most_bytes:
             return False
-        for status, path in held:
+        for status, path in files:
             if held_bytes + size_bytes <= most_bytes:
                 break
             # Whoever has it mapped keeps it.
@@ -162,14 +162,14 @@ class KernelCache:
         all_it_sees = [self._compiler.version, architecture, list(options), name, source, sorted(headers.items())]
         key = hashlib.sha256(json.dumps(all_it_sees).encode()).hexdigest()
         with self._lock:
-            found = self._compiled.get(key) or self._load(key)
-            kept = found is not None
-            if found is None:
+            code = self._compiled.get(key) or self._load(key)
+            kept = code is not None
+            if code is None:
                 compiled = self._compiler.compile(name, source, dict(headers), architecture, list(options))
-                found = bytes(compiled.cubin), str(compiled.log)
-                self._store(key, *found)
-            self._compiled[key] = found
-        return MachineCode(*found, time.perf_counter() - began, kept)
+                code = bytes(compiled.cubin), str(compiled.log)
+                self._store(key, *code)
+            self._compiled[key] = code
+        return MachineCode(*code, time.perf_counter() - began, kept)
 
     def _load(self, key: str) -> tuple[bytes, str] | None:
         if self._folder is None or not self._folder.exists():

@@ -1,7 +1,7 @@
-"""What is measured: one protocol for products, attention, exchanges, machine code, training steps and anybody's kernel.
+"""Protocol of workloads: products, attention, exchanges, machine code, training steps and anybody's kernel.
 
-A workload is parameters and implementations. An implementation makes a case ready, and what is ready can be launched,
-checked, and reports what it saw.
+A workload is parameters and implementations. An implementation prepares a case; a prepared case can be launched and
+checked, and reports its observations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Parameters = TypeVar("Parameters")
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch must at least do: floating-point operations, and bytes that are read or written once."""
+    """Least work of a launch: floating-point operations, and bytes that are read or written once."""
 
     flop: int = 0
     bytes: int = 0
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What really ran: the kernel's name, the path it took, and details worth keeping (tile, ISA, threads)."""
+    """Kernel that ran: its name, the path it took, and details worth keeping (tile, ISA, threads)."""
 
     name: str
     path: str
@@ -57,12 +57,12 @@ AUDIT_VARIABLE = "PYPERF_AUDIT"
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
+    """Place where a case is prepared: a device, and the group of ranks that share the case, if any.
 
     `sets` is how many operand sets to rotate through; None for as many as leave caches cold. `inputs` is the seed of a
-    user's inputs where two processes are to be given the same; None for one that is drawn in secret. Of so many
-    `processes` each makes its share of a case's checks, and goes on from what `earlier` ones found (checks.joined);
-    with `audit` as far as for code that nobody trusts.
+    user's inputs where two processes are to be given the same; None for one that is drawn in secret. Each of
+    `processes` processes makes its share of a case's checks, and goes on from what `earlier` ones found
+    (checks.joined); with `audit` as far as for code that nobody trusts.
     """
 
     device: Device
@@ -118,16 +118,16 @@ class Prepared(ABC):
     """
 
     kernel: Kernel
-    # Where it is known only now, and not from the parameters.
+    # Work that is known only now, and not from the parameters.
     work: Work | None = None
     sets: int = 1
     unchecked: str = ""
     sees_more: bool = False
-    # What a record says of how samples were taken, if not as usual.
+    # Facts for the record on how samples were taken, if not as usual.
     sampling: Mapping[str, Any] = {}
-    # What of the machine's state is another one for it: the code's commit, the versions that it found.
+    # Parts of the machine's state that differ for this case: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
-    # Who looks at what launches leave, where it takes another way than the usual (measure/checks.py).
+    # Checks of launches' results, where they differ from the usual (measure/checks.py).
     checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
@@ -158,7 +158,7 @@ class Prepared(ABC):
         return None
 
     def matches(self, index: int, snapshot: Any) -> bool:
-        """Tell whether it is that, bit for bit."""
+        """True if the results equal the snapshot, bit for bit."""
         return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:
@@ -169,7 +169,7 @@ class Prepared(ABC):
         return together([self.verify_last(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
-        """Return what else is reported of these launches, measured after they were timed: bytes, shares, counts."""
+        """Return further observations of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
 
     def cpu_elsewhere_s(self) -> float:
@@ -177,7 +177,7 @@ class Prepared(ABC):
         return 0.0
 
     def references(self) -> dict[str, Any]:
-        """Return what a record says of who judged."""
+        """Return the judges of the results, for records."""
         return {}
 
     def close(self) -> None:
@@ -202,11 +202,11 @@ def exact_metric(unit: str, value: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank saw of each iteration, in order.
+    """Times of one rank for each iteration, in order.
 
     `seconds` is the iteration as this rank's clock or device measured it; `arrived_ns` and `done_ns` are
     `time.monotonic_ns()` of this rank when it entered and left, for iterations that were waited for one by one. A rank
-    that takes no part in what is timed has none of all three.
+    that takes no part in the timed operation has none of all three.
     """
 
     seconds: NDArray[np.float64]
@@ -227,7 +227,7 @@ class Transfers(Prepared):
 
     @abstractmethod
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        """Run so many times, in the same configuration as is checked, all of it within the deadline."""
+        """Run `iterations` times, in the same configuration as is checked, all of it within the deadline."""
 
     @abstractmethod
     def verify_last(self, index: int = 0) -> Checked:
@@ -242,7 +242,7 @@ class ImplementationBase(ABC, Generic[Parameters]):
 
     name: ClassVar[str]
     device_kind: ClassVar[str] = "any"
-    # Whether it imports torch, which takes seconds that the sides of a pair spend side by side.
+    # True if it imports torch, which takes seconds that the sides of a pair spend side by side.
     needs_torch: ClassVar[bool] = False
 
     def validate(self, parameters: Parameters) -> None:
@@ -268,7 +268,7 @@ class ByFunction(Implementation[Any]):
 
 
 class Workload(ABC, Generic[Parameters]):
-    """What cases are about: parameters, and implementations that measure under them.
+    """Parameters of cases, and implementations that measure under them.
 
     `is_exact`: its figures are read and not timed. `own_check`: it compares with what a pass of its own
     computes, by the first process of a run. `fresh_ranks`: each trial starts a group of its own. `takes_turns`: nothing

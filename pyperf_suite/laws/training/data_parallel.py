@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Of a step without exchange, backward's share: 2 of 3 passes' worth of FLOPs.
+# Backward's share of a step without exchange: 2 of 3 passes' worth of FLOPs.
 BACKWARD_SHARE = 2 / 3
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
 # How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.
 MOST_SLOWDOWN = 20.0
-# Where fits begin: least squares finds the nearest minimum, and the best of them stands.
+# Starting points of fits: least squares finds the nearest minimum, and the best of them stands.
 STARTS = ((1.0, 0.9), (1.0, 0.1), (2.0, 0.5), (0.5, 0.5))
 
 AllReduceSeconds = Callable[[float], float]
@@ -48,11 +48,10 @@ class GradientExchange:
 class DataParallelLaw:
     """seconds = compute + exchange − hidden · (what of the exchange runs during backward).
 
-    Attributes:
-        all_reduce_s: seconds of an all_reduce of so many bytes alone, as an α–β law gives them.
-        slowdown: how many times longer it takes in a step, with what copies gradients into buckets and out of them.
-        hidden: of the time that it runs during backward, the share that the step does not get longer by: 1 where it
-            needs nothing that computing needs, 0 where they take turns.
+    Attributes: all_reduce_s: seconds of an all_reduce alone by its bytes, as an α–β law gives them. slowdown: how many
+    times longer it takes in a step, with what copies gradients into buckets and out of them. hidden: of the time that
+    it runs during backward, the share that the step does not get longer by: 1 where it needs nothing that computing
+    needs, 0 where they take turns.
     """
 
     all_reduce_s: AllReduceSeconds
@@ -175,6 +174,6 @@ class InputPipelineLaw:
         seconds = self.seconds(loaders)
         return (seconds - self.step_s) / seconds if seconds else 0.0
 
-    def enough(self, most: int) -> int | None:
-        """The fewest loaders, up to `most`, with which the model binds; None where it never does."""
-        return next((count for count in range(1, most + 1) if self.binds(count) == "the model"), None)
+    def enough(self, max_loaders: int) -> int | None:
+        """The fewest loaders, up to `max_loaders`, with which the model binds; None where it never does."""
+        return next((count for count in range(1, max_loaders + 1) if self.binds(count) == "the model"), None)

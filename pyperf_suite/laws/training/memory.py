@@ -1,4 +1,4 @@
-"""What training holds in memory: the weights of a GPT by name and shape, and what forward keeps for backward.
+"""Memory of training: the weights of a GPT by name and shape, and the activations that forward keeps for backward.
 
 `kept_bytes` has what torch keeps on one device to the byte, each operation by what it saves, for a model written in
 torch's own operations in any element. `activation_bytes` is Korthikanti's formula: 16 bits, fused masks, several GPUs.
@@ -107,7 +107,7 @@ class Storage:
 
     @property
     def state(self) -> int:
-        """Return what the optimizer has of a parameter: its moments, and the master copy that it updates."""
+        """Return the optimizer's bytes per parameter: its moments, and the master copy that it updates."""
         return self.optimizer + self.master
 
     @property
@@ -118,9 +118,9 @@ class Storage:
 # AdamW in mixed precision, 18 bytes in all (Bekman, Machine Learning Engineering): weights in 16 bits and a master copy
 # in 32, gradients in 32, two moments in 32.
 MIXED = Storage(weight=2, gradient=4, optimizer=8, master=4)
-# Of ZeRO (Rajbhandari et al. 2020).
+# Bytes per parameter of ZeRO (Rajbhandari et al. 2020).
 LAST_STAGE = 3
-# Of a memory that is fuller than this, fragmentation may leave no piece that is large enough, hours into a run.
+# In a memory that is fuller than this, fragmentation may leave no piece that is large enough, hours into a run.
 NEAR_LIMIT = 0.95
 
 
@@ -131,7 +131,7 @@ def activation_bytes(
     sharding: Sharding | None = None,
     recompute: Recompute = "attention",
 ) -> Any:
-    """Return what is kept for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
+    """Return the bytes kept for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
 
     With TP and SP as table 2 of Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
@@ -151,8 +151,8 @@ def layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompu
         return 2.0 * model.hidden * model.layers / ranks
     attention = attention_call(model, 1, seq, sharding)
     # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
-    whole: Any = 2 * model.layers * model.hidden * (model.norms + 2 + 1)
-    whole = whole + attention.calls * 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
+    per_token: Any = 2 * model.layers * model.hidden * (model.norms + 2 + 1)
+    per_token = per_token + attention.calls * 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
     cut = 2 * (attention.heads + attention.kv_heads) * attention.head_dim  # queries and keys
     cut = cut + 2 * (attention.kv_heads + attention.heads) * attention.value_head_dim  # values, and what comes out
     if recompute == "nothing":
@@ -163,7 +163,7 @@ def layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompu
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
     experts = model.sparse_layers * (per_width * visited + routed / ranks)
     dense = model.dense_layers * per_width * model.ffn
-    return whole / ranks + attention.calls * cut + experts + dense
+    return per_token / ranks + attention.calls * cut + experts + dense
 
 
 def outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
@@ -215,7 +215,7 @@ class ActivationPolicy:
 
     @property
     def written_out(self) -> bool:
-        """Tell whether scores are kept: torch has no fused kernel with dropout on a CPU."""
+        """True if scores are kept: torch has no fused kernel with dropout on a CPU."""
         return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
 
 
@@ -247,7 +247,7 @@ class KeptBytes:
 
 
 def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
-    """Return what is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
+    """Return the bytes kept of `batch` sequences of `seq` tokens between forward and backward, without weights.
 
     Measured on the CPU, where it is exact (tests/core/laws/test_activations.py); on a GPU written after torch's
     derivatives and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm,
@@ -363,5 +363,5 @@ def _ends(model: ModelDimensions, keeping: ActivationPolicy) -> KeptBytes:
 
 
 def _mask_bytes(element_bytes: int, keeping: ActivationPolicy) -> int:
-    """Of one element: a byte where dropout is one kernel, else a factor in the element's own type."""
+    """Return the bytes of a mask per element: 1 where dropout is one kernel, else a factor of the element's type."""
     return 1 if keeping.device == "cuda" else element_bytes

@@ -20,12 +20,12 @@ Kind = Literal["gradients", "parameters"]
 
 @dataclass(frozen=True)
 class Sending:
-    """What data-parallel ranks send during a pass: in `each` micro-batch, or once in its last or first one."""
+    """A message of data-parallel ranks in a pass: in each micro-batch if `repeats`, else in its last or first one."""
 
-    what: Kind
+    kind: Kind
     operation: str
     behind: Phase
-    each: bool = False
+    repeats: bool = False
 
 
 # By the stage of ZeRO (Rajbhandari et al. 2020, section 7; 0 is DDP), in the order in which they share a pass: without
@@ -50,7 +50,7 @@ def exposed_comm_s(sent_s: Any, during_s: Any) -> Any:
 
 # Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
 BUCKET_BYTES = 25 * 2**20
-# Of an element of parameters, gradients and activations; of a token's loss.
+# Bytes of an element of parameters, gradients and activations, and of a token's loss.
 ELEMENT_BYTES, LOSS_BYTES = 2, 4
 
 
@@ -72,12 +72,12 @@ class StepTransfer:
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
 
-# What one rank takes part in in a step of so many tokens, for one kind of parallelism.
+# Collectives that one rank takes part in during a step, for one kind of parallelism.
 Traffic = tuple[StepTransfer, ...]
 
 
 def data_parallel(stage: int, model: ModelDimensions, tokens: int, ranks: int) -> Traffic:
-    """Return what data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
+    """Return the traffic of data-parallel ranks by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ or 3Ψ.
 
     In buckets, by stage 3 each layer and what stands outside of them.
     """

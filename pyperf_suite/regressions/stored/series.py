@@ -169,7 +169,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Break:
-    """From point `index` on, the machine's state is another: `description` says which, as in "driver 570.1 -> 580.2"."""
+    """A change of the machine's state at point `index`: `description` says which, as in "driver 570.1 -> 580.2"."""
 
     index: int
     description: str

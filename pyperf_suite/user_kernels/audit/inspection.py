@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from typing import Any
 
-# What reads the frames of callers, or searches all objects of a process: as CPython's audit hooks name it.
+# Functions that read the frames of callers, or search all objects of a process, by the names of CPython's audit hooks.
 _LOOKS = {
     *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
@@ -28,7 +28,7 @@ class InspectionDetector:
         sys.addaudithook(self._hear)
 
     def noted(self) -> list[str]:
-        """Return what was noted since the last call."""
+        """Return the notes since the last call."""
         found, self._noted = sorted(self._noted), set()
         return found
 

@@ -46,8 +46,9 @@ from pyperf_suite.process.serving import Requests, serve_copies  # noqa: E402 - 
 from pyperf_suite.user_kernels.audit.inspection import InspectionDetector  # noqa: E402
 from pyperf_suite.user_kernels.kernel_case import KernelCase  # noqa: E402
 
-# What timers and programs send themselves. Held from before the first thread, which inherits that, so that no handler
-# works while the clock runs and the result is copied; let through when the judge looks whether it still changes.
+# Signals that timers and programs send themselves. Held from before the first thread, which inherits that, so that no
+# handler works while the clock runs and the result is copied; let through when the judge looks whether it still
+# changes.
 _REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1)
 _HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
 # Taken before any code of a user's runs, which may put others in their places.
@@ -92,7 +93,7 @@ class AuditedCase(KernelCase):
         return {**super()._expect(expected, sizes, budget_s, terms), **self._replaced()}
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
-        # What compiles itself may look around at its first launches.
+        # A kernel that compiles itself may look around at its first launches.
         self._lookout.on = self._times_called >= LOOKS_ALLOWED
         try:
             reported = super()._time(first, samples, batch)
@@ -126,7 +127,7 @@ class AuditedCase(KernelCase):
 
 
 def _be_the_first_to_go() -> None:
-    """Tell where memory runs out, this process is to be ended and not the judge."""
+    """Have this process ended, and not the judge, where memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")

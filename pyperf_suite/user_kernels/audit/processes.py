@@ -22,7 +22,7 @@ from pyperf_suite.user_kernels.reference import Reference
 
 SCRIPT = str(Path(kernel_process.__file__))
 
-# Which interpreter runs a user's code, by default this one's.
+# Interpreter that runs a user's code, by default this one's.
 PYTHON_VARIABLE = "PYPERF_KERNEL_PYTHON"
 
 # Threads of the reference process that wait for work take no core from what is timed.
@@ -63,19 +63,19 @@ class UserProcess(ChildProcess):
         """From now on a failure is reported for the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
-    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         """The answer to one request, by another deadline if given. Raises Failed or Unsupported with a reason."""
         if end_s is not None:
             self.deadline_in(end_s - time.monotonic())
-        return self.finish(self.begin(what, **arguments))
+        return self.finish(self.begin(request, **arguments))
 
-    def begin(self, what: str, **arguments: Any) -> str:
-        if what == "start":
+    def begin(self, request: str, **arguments: Any) -> str:
+        if request == "start":
             self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
             self._root = Path(arguments["root"]).resolve()
-        self._doing = what
-        self.send({"do": what, **arguments})
-        return what
+        self._doing = request
+        self.send({"do": request, **arguments})
+        return request
 
     def finish(self, _: str) -> dict[str, Any]:
         answer = self.receive()
@@ -125,10 +125,10 @@ class ReferenceProcess(UserProcess, Reference):
             self.close()
             raise
 
-    def ask(self, what: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
+    def ask(self, request: str, end_s: float | None = None, /, **arguments: Any) -> dict[str, Any]:
         self.signal(signal.SIGCONT)
         try:
-            return super().ask(what, end_s, **arguments)
+            return super().ask(request, end_s, **arguments)
         finally:
             if self.is_waited_for:  # an exception ended the request
                 self.close()
@@ -140,7 +140,7 @@ class ReferenceProcess(UserProcess, Reference):
 
 
 def interpreter() -> str:
-    """Return what runs a user's code."""
+    """Return the interpreter of a user's code."""
     return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 

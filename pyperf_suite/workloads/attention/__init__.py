@@ -91,7 +91,7 @@ class AttentionParameters:
 
     @property
     def masks_something(self) -> bool:
-        """Tell whether causality hides any key: a single query sees all of them."""
+        """True if causality hides any key: a single query sees all of them."""
         return self.causal and self.seq_q > 1
 
     @property
@@ -126,7 +126,7 @@ Attend = Callable[[Any, Any, Any], Any]
 # Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
 SCORES_SHARE = 0.9
 
-# What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
+# Switches in torch.backends.cuda, and the words by which operators and warnings name each backend.
 SWITCHES = {
     "flash": "enable_flash_sdp",
     "cudnn": "enable_cudnn_sdp",
@@ -245,7 +245,7 @@ class TorchSdpa(TorchAttention):
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    with operators_seen() as seen:
+                    with operators_seen() as operators:
                         bound = bind_attend(parameters, tensors, attend)
                         bound[0].launch()
                 break
@@ -255,7 +255,7 @@ class TorchSdpa(TorchAttention):
                 if way == ways[-1]:
                     reason = reason_of_refusal(backend, [str(each.message) for each in caught], str(error))
                     raise Unsupported(f"torch's {backend} backend of attention refuses this case: {reason}") from None
-        picked = backend_of(seen)
+        picked = backend_of(operators)
         details = {"backend": picked, "mask": mask} | ({"gqa": way} if way else {})
         return bound, Kernel(f"torch.sdpa.{picked}", picked, details)
 
@@ -328,15 +328,17 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
     causal, gqa = "is_causal" in arguments, "enable_gqa" in arguments
     question = torch.backends.cuda.SDPAParams(*inputs, arguments.get("attn_mask"), 0.0, causal, gqa)
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as warnings_file:
+        os.dup2(warnings_file.fileno(), 2)
         try:
             getattr(torch.backends.cuda, f"can_use_{backend}_attention")(question, debug=True)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-        said.seek(0)
-        reasons = re.findall(r"(?m)Warning: (.*?)(?: \(function \w+\))?$", said.read().decode("utf-8", "replace"))
+        warnings_file.seek(0)
+        reasons = re.findall(
+            r"(?m)Warning: (.*?)(?: \(function \w+\))?$", warnings_file.read().decode("utf-8", "replace")
+        )
     return "; ".join(each.rstrip(".") for each in reasons) + "." if reasons else "it gives no reason."
 
 

@@ -58,10 +58,10 @@ from pyperf_suite.workloads.operator import (
 )
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
-# What parameters are checked for before the device is known: addresses take all that any target takes.
+# Target that parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
 
-# Of the softmax between two products.
+# Bytes of an element of the softmax between two products.
 SINGLE_BYTES = 4
 
 
@@ -93,15 +93,15 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     own = replace(parameters, blocks=None) if parameters.backward else parameters
     forward = ForwardKernel(configuration_of(replace(own, backward=False), target), shape, tensors.device)
     bound = []
-    for each in tensors.sets:
+    for arrays in tensors.sets:
         lse = tensors.torch.empty(shape.lse, dtype=tensors.torch.float32, device=tensors.device)
-        operands = [each[name] for name in ("q", "k", "v", "o")]
+        operands = [arrays[name] for name in ("q", "k", "v", "o")]
         launch = forward.bind(*operands, lse)
         if parameters.backward:
             launch()
-            gradients = [each[name] for name in ("do", *GRADIENTS)]
+            gradients = [arrays[name] for name in ("do", *GRADIENTS)]
             launch = Gradients(configuration, shape, tensors.device).bind(*operands, lse, *gradients)
-        bound.append(BoundLaunch.into(launch, **{name: each[name] for name in parameters.results}))
+        bound.append(BoundLaunch.into(launch, **{name: arrays[name] for name in parameters.results}))
     compiled = bound[0].launch()
     tensors.synchronize()
     kernels = compiled if isinstance(compiled, dict) else {"forward": compiled}
@@ -113,7 +113,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
         "padding_waste": configuration.waste,
         "heads_together": forward.together,
         "target": target,
-        # Of a backward pass the first, dk_dv, has the most work.
+        # The first kernel of a backward pass, dk_dv, has the most work.
         **next(iter(costs.values())),
         "kernels": costs,
     }

@@ -43,7 +43,7 @@ LARGEST_EXACT = {
     "int8": 127,
 }
 
-# Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
+# Elements after which values repeat: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
 PERIOD = 65_521
 
 # NaN in every floating-point type and -1 in the integers; no correct output is either.
@@ -52,7 +52,7 @@ POISON_BYTE = 0xFF
 
 @dataclass(frozen=True)
 class Operation:
-    """What parameters an operation takes, and the name under which laws count its bytes."""
+    """Parameters that an operation takes, and the name under which laws count its bytes."""
 
     counted_as: str
     reduces: bool = False
@@ -151,7 +151,7 @@ class CollectiveParameters:
 
     @property
     def repeatable(self) -> bool:
-        """Tell whether doing it again leaves the same: not where sums stand in the place of what was added."""
+        """True if a second call leaves the same: not where sums stand in the place of the addends."""
         return not (self.in_place and self.operation.reduces)
 
     def takes_part(self, rank: int) -> bool:
@@ -199,13 +199,13 @@ class CollectiveParameters:
         operation = self.operation
         if not 0 <= self.root < self.ranks:
             raise UserError(f"Root {self.root} was requested among {self.ranks} ranks: they count from 0.")
-        for given, taken, field in (
+        for is_set, is_allowed, field in (
             (self.reduction != "sum", operation.reduces, "reduction"),
             (self.root != 0, operation.has_root, "root"),
             (self.pattern != "", operation.by_pairs, "pattern"),
             (self.in_place, operation.in_place, "in_place"),
         ):
-            if given and not taken:
+            if is_set and not is_allowed:
                 raise UserError(f"{self.op} was requested with {field}, which it does not take: leave it out.")
         if self.count == 0:
             least = int(message_bytes(operation.counted_as, 1, self.element_bytes, self.ranks))
@@ -246,13 +246,13 @@ class Memory(Protocol):
         """Fill `count` elements from `first` on with the values, which repeat."""
 
     def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
-        """Of `count` elements from `first` on, how many are not from low to high, which repeat, and the first such.
+        """Count elements of `count` from `first` that are not from low to high, and those that repeat; find the first.
 
         All are compared as unsigned integers of their bits, where they are; positions count from `first`, -1 is none.
         """
 
     def read(self, first: int, count: int) -> Stored:
-        """So many elements from `first` on."""
+        """Read `count` elements from `first` on."""
 
 
 class RankData:
@@ -297,7 +297,7 @@ class RankData:
         return Checked(wrong, at, first_wrong)
 
     def expected(self) -> Iterator[Stored]:
-        """What this rank must have received, in order: values that repeat for `count` elements, of each source."""
+        """Yield the elements that this rank must have received, in order, by source: values that repeat."""
         p, count = self.parameters, self.parameters.count
         # Operations that spread a buffer take of it the part that is this rank's.
         phase = self.rank * count if p.op in ("reduce_scatter", "scatter", "all_to_all") else 0
@@ -420,7 +420,7 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
 
 
 def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
-    """Return those of one period, or of all elements there are where they are fewer."""
+    """Return the positions of one period, or of all elements if they are fewer."""
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 

@@ -28,10 +28,10 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
-# Of gloo.
+# Types of gloo.
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
 
-# What older versions of torch call a function.
+# Functions' names in older versions of torch.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
 # torch's names of reductions.
@@ -40,7 +40,7 @@ REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
 # Elements that are compared at once on a GPU, where each step costs a launch, and on the host.
 CHUNK, HOST_CHUNK = 1 << 24, 1 << 20
 
-# What is called, and its name for people, with what had to be composed.
+# Function to call, and its name for people, with the calls that it is composed of.
 Call = Callable[[], object]
 Named = tuple[Call, str]
 
@@ -210,11 +210,11 @@ class TensorMemory:
         bits[whole:].copy_(period[: count - whole])
 
     def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
-        bits, least, most = self._bits[first : first + count], self._uploaded(low), self._uploaded(high)
+        bits, lower, upper = self._bits[first : first + count], self._uploaded(low), self._uploaded(high)
         chunk = CHUNK
         if self.is_on_host:
             # numpy compares several times as fast as torch does here, in pieces that stay in a cache.
-            bits, least, most, chunk = bits.numpy(), least.numpy(), most.numpy(), HOST_CHUNK
+            bits, lower, upper, chunk = bits.numpy(), lower.numpy(), upper.numpy(), HOST_CHUNK
         exact, period = np.array_equal(low, high), len(low)
         length = max(1, chunk // period) * period
         wrong, first_wrong = 0, -1
@@ -224,7 +224,7 @@ class TensorMemory:
             for at, found in ((begin, part[:whole].reshape(-1, period)), (begin + whole, part[whole:])):
                 width = found.shape[-1]
                 # Signed here, as torch has it: what is not negative is in the same order, NaN of sign 1 below it.
-                bad = found != least[:width] if exact else (found < least[:width]) | (found > most[:width])
+                bad = found != lower[:width] if exact else (found < lower[:width]) | (found > upper[:width])
                 if bad.any():
                     places = bad.reshape(-1).nonzero()
                     first_wrong = first_wrong if first_wrong >= 0 else at + int(places[0].reshape(-1)[0])
@@ -250,7 +250,7 @@ def _wait(works: Sequence[Any]) -> None:
 
 
 def _nothing() -> None:
-    """Return what an idle rank does."""
+    """Do nothing, as an idle rank."""
 
 
 def _closed() -> None:

@@ -47,7 +47,7 @@ NCCL_PATIENCE_S = 10.0
 
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
 
-# Meeting takes time in proportion to the ranks that share an id, and so many are torch's own share of one.
+# Ranks of one id: meeting takes time in proportion to them, and this is torch's own share of one.
 RANKS_PER_ID = 128
 
 # Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
@@ -114,7 +114,7 @@ def _connection(settings: dict[str, int], group: Group, device: Device, deadline
         return Connection(nccl, library, communicator, barrier)
 
     connection = do_together(group, "connect by NCCL", connect, deadline_s)
-    # What hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
+    # A call that hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
     group.watchdog.before_end(connection.communicator.request_abort)
     _CONNECTIONS[key] = connection
     return connection
@@ -226,7 +226,7 @@ class NcclTransfers(Exchange):
         seconds, arrived_ns, done_ns = self._collective.time(
             iterations, patience_s, synchronise_each=True, graph_calls=self.calls if self._graph else 0
         )
-        # Of the calls of one replay each counts an equal share.
+        # The calls of one replay count an equal share each.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ LAYOUTS = ("NN", "TN", "NT", "TT")
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 Dimension = Annotated[int, Within(1, 1 << 31)]
 
-# Of operands whose own type is not one to keep sums in, that of the result.
+# Result dtype where it differs from the operands'.
 RESULTS = {"int8": "int32", "float8_e4m3fn": "bfloat16", "tfloat32": "float32"}
 
 
@@ -139,7 +139,7 @@ class MatmulParameters:
 
 # By element type of the operands, where torch.mm of the same type is not the product: its function.
 FUNCTIONS = {"int8": "torch._int_mm", "float8_e4m3fn": "torch._scaled_mm"}
-# What no CPU can do, and why.
+# Dtypes that no CPU has, and the reason.
 ON_GPUS = {
     "tfloat32": "tfloat32 is arithmetic of GPUs, and no CPU has it",
     "int8": "Products of int8 are measured on GPUs alone",
@@ -247,10 +247,10 @@ def bind_padded(
         (a, _margins(parameters.a_shape, padded.a_shape), parameters.a_transposed),
         (b, _margins(parameters.b_shape, padded.b_shape), parameters.b_transposed),
     )
-    whole = c
+    full = c
     if (padded.m, padded.n) != (parameters.m, parameters.n):
-        whole = torch.empty((padded.m, padded.n), dtype=c.dtype, device=c.device)
-    part = whole[: parameters.m, : parameters.n]
+        full = torch.empty((padded.m, padded.n), dtype=c.dtype, device=c.device)
+    part = full[: parameters.m, : parameters.n]
     copies = padded.n != parameters.n
 
     def logical(operand: Any, margins: tuple[int, ...] | None, transposed: bool) -> Any:
@@ -259,15 +259,15 @@ def bind_padded(
 
     def launch() -> None:
         left, right = (logical(*operand) for operand in stored)
-        multiply(left, right, out=whole)
+        multiply(left, right, out=full)
         if copies:
             c.copy_(part)
 
-    return BoundLaunch(launch, lambda: {"c": c if copies else part}, lambda: (whole, c) if copies else (whole,))
+    return BoundLaunch(launch, lambda: {"c": c if copies else part}, lambda: (full, c) if copies else (full,))
 
 
 def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
-    """What padding does to a product, for its record: the sizes multiplied, the operands padded, the slice's kind.
+    """Return the padding of a product for its record: the sizes multiplied, the operands padded, the slice's kind.
 
     Empty for a product that is not padded.
     """
@@ -283,7 +283,7 @@ def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
 
 
 def _margins(shape: tuple[int, int], padded: tuple[int, int]) -> tuple[int, ...] | None:
-    """What `pad` adds before and after the last dimension, then the first; None where there is nothing to add."""
+    """Return the padding before and after the last dimension, then the first; None if there is nothing to add."""
     return None if shape == padded else (0, padded[1] - shape[1], 0, padded[0] - shape[0])
 
 
@@ -408,14 +408,14 @@ def padded(
 ) -> tuple[BoundLaunch, Kernel]:
     """One batched product of all experts, each filled up with zeros to the largest: as capacity makes them."""
     torch, a, b = tensors.torch, operands["a"], operands["b"]
-    most = max(p.rows_of_experts)
-    full, c = a.new_zeros(p.experts, most, p.k), a.new_empty(p.experts, most, p.n)
+    rows_each = max(p.rows_of_experts)
+    full, c = a.new_zeros(p.experts, rows_each, p.k), a.new_empty(p.experts, rows_each, p.n)
     for expert, rows in p.slices:
         full[expert, : rows.stop - rows.start] = a[rows]
     held = enumerate(p.rows_of_experts)
-    inside = torch.cat([expert * most + torch.arange(rows) for expert, rows in held]).to(a.device)
+    inside = torch.cat([expert * rows_each + torch.arange(rows) for expert, rows in held]).to(a.device)
     bound = BoundLaunch(lambda: torch.bmm(full, b, out=c), lambda: {"c": c.view(-1, p.n)[inside]}, lambda: (c,))
-    return bound, Kernel("torch.bmm", "padded", {"calls": 1, "rows_computed": p.experts * most})
+    return bound, Kernel("torch.bmm", "padded", {"calls": 1, "rows_computed": p.experts * rows_each})
 
 
 def grouped_mm(
@@ -465,7 +465,7 @@ def grouped_matmul(p: GroupedMatmulParameters) -> Launch:
 
 def check_grouped(p: GroupedMatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
     """The worst of the verdicts on each expert's product."""
-    found = []
+    verdicts = []
     for expert, rows in p.slices:
 
         def keep_its_own(name: str, compute: Any, expert: int = expert) -> Any:
@@ -474,8 +474,8 @@ def check_grouped(p: GroupedMatmulParameters, values: Mapping[str, Any], keep: K
         a, b, c = values["a"][rows], values["b"][expert], values["c"][rows]
         verdict = verify_product(c, a, b, p.dtype, p.dtype, keep=keep_its_own)
         at = (rows.start + verdict.worst_at[0], *verdict.worst_at[1:])
-        found.append(replace(verdict, worst_at=at, message=f"expert {expert}: {verdict.message}"))
-    return max(found, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
+        verdicts.append(replace(verdict, worst_at=at, message=f"expert {expert}: {verdict.message}"))
+    return max(verdicts, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
 
 
 GROUPED_MATMUL = Operator(grouped_matmul, GROUPED)

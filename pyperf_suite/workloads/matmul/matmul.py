@@ -45,14 +45,14 @@ from pyperf_suite.workloads.workload import ExecutionContext, Kernel, by_name
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
-# Where the tile leaves the depth of the pipeline open; each where those before do not fit.
+# Stages where the tile leaves the depth of the pipeline open, each where the one before does not fit.
 USUAL_STAGES = (4, 3, 2)
 
-# What the kernels call an element type; they refuse others by the name they have.
+# The kernels' names of element types; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
 
 Addresses = tuple[int, int, int]
-"""Of A, B and C in the device's memory."""
+"""Addresses of A, B and C in the device's memory."""
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
@@ -200,7 +200,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         flags.fill(0)
         grid = instance.grid(schedule)
         bound = []
-        for each, there in zip(memory.sets, addresses, strict=True):
+        for arrays, there in zip(memory.sets, addresses, strict=True):
             arguments = instance.bind(encode, there, parameters.leading_dimensions, sizes)
             launch = gpu.native.Launch(
                 loaded,
@@ -210,7 +210,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
                 cluster=(tile.ctas, 1, 1),
                 dynamic_shared_bytes=instance.smem_bytes,
             )
-            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
+            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), c=arrays["c"]))
         memory.extra = (workspace, flags)
         details = {
             "schedule": str(requested),

@@ -46,7 +46,7 @@ SizeOrNone = Annotated[int, Within(0)]
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Which activations are dropped in forward and computed again in backward; `parse` reads what `str` writes.
+    """Activations that are dropped in forward and computed again in backward; `parse` reads what `str` writes.
 
     "none"; "every:K", in which the blocks are cut into groups of K and only each group's input is kept; "selective", in
     which each block keeps the results of matrix products and attention and computes the rest again.
@@ -120,12 +120,12 @@ class TransformerShape:
 
     @property
     def has_logits(self) -> bool:
-        """Tell whether each token has a number for every word of a vocabulary."""
+        """True if each token has a number for every word of a vocabulary."""
         return bool(self.vocab) and not self.classes
 
     @property
     def compares_all(self) -> bool:
-        """Tell whether gradients of all layers are compared with float64, or those of the first and last alone."""
+        """True if gradients of all layers are compared with float64, else those of the first and last alone."""
         return bool(self.dimensions.parameters <= MOST_COMPARED)
 
     @property

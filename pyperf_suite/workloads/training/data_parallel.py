@@ -1,4 +1,4 @@
-"""What ranks that train together exchange: a data-parallel step with its options, and what hides an exchange.
+"""Exchanges of ranks that train together: a data-parallel step with its options, and work that hides an exchange.
 
 In a step every rank trains the same transformer on a batch of its own; the weights stay as they are, so each step is
 the same. The gradients that it leaves are compared with those of a single process that sees every rank's batch, and
@@ -169,7 +169,7 @@ class Replica(RankSteps):
         self._batches, self._due = [], []
 
     def _details(self) -> dict[str, Any]:
-        """What a record says of the exchange: the buckets that DDP cut, and bytes that this rank sends in a step."""
+        """Return the exchange for records: the buckets that DDP cut, and the bytes that this rank sends in a step."""
         p = self._parameters
         weights = sum(each.numel() for each in self.model.parameters())
         found: dict[str, Any] = {"parameters": weights, **self._torch_details()}
@@ -218,7 +218,7 @@ class Replica(RankSteps):
             whole = self.torch.cat(list(parts))
             return whole.to(self._where, dtype if whole.is_floating_point() else whole.dtype)
 
-        found = []
+        micro_batches = []
         for micro in range(p.accumulate):
             seeds = [seed_of(rank, micro, p.accumulate) for rank in ranks]
             drawn = [gpt.inputs(p, seed) for seed in seeds]
@@ -226,8 +226,8 @@ class Replica(RankSteps):
             if not p.vocab:
                 # Another seed than any input's. The mean over ranks, as of a loss.
                 upstream = placed([gpt.inputs(p, 10**6 + seed)[0] for seed in seeds]) / len(ranks)
-            found.append((tuple(placed(parts) for parts in zip(*drawn, strict=True)), upstream))
-        return found
+            micro_batches.append((tuple(placed(parts) for parts in zip(*drawn, strict=True)), upstream))
+        return micro_batches
 
     def _single_process(self) -> list[Any]:
         """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
@@ -278,13 +278,13 @@ class DataParallel(OnRanks[DataParallelParameters]):
         return Work(bytes=parameters.exchanges * parameters.gradient_bytes)
 
 
-# What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
+# Timed runs. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
 MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
-# Of the float64 copies by which products and means are compared.
+# Bytes of an element of the float64 copies by which products and means are compared.
 WIDE_BYTES = 8
 
-# What goes on meanwhile lasts so many times as long as what is timed, which may get slower and must not outlast it.
+# The background operation runs MARGIN times as long as the timed one, which may get slower and must not outlast it.
 MARGIN = 1.5
 MOST_OTHERS = 16
 TRIALS = 3
@@ -493,7 +493,7 @@ class OnGpu(SideBySide):
         super().__init__(parameters, rank, group, where)
 
     def timed(self, run: str) -> Times:
-        """So many products and all_reduces from one beginning, to the end of one of their streams, or of both."""
+        """Time products and all_reduces from one beginning to the end of one of their streams, or of both."""
         products, all_reduces, end = {
             "product": (1, 0, "main"),
             "all_reduce": (0, 1, "side"),
@@ -522,7 +522,7 @@ class OnGpu(SideBySide):
         self._end.synchronize()
         done = time.monotonic_ns()
         seconds = self._begin.elapsed_time(self._end) * 1e-3
-        # What still goes on belongs to this iteration, not to the next.
+        # Background work that goes on belongs to this iteration, not to the next.
         self._synchronize()
         return seconds, arrived, done
 

@@ -31,8 +31,8 @@ from pyperf_suite.workloads.attention import reason_of_refusal
 from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.training.layers import heads_of
 
-# What selective checkpointing keeps: results that cost most to compute again for the bytes they take
-# (Korthikanti et al. 2022, section 5, turned round: there attention is what is dropped, for it kept its scores).
+# Results that selective checkpointing keeps: the most expensive to compute again for their bytes (Korthikanti et al.
+# 2022, section 5, turned round: there attention is what is dropped, for it kept its scores).
 KEPT_BY_SELECTIVE = frozenset(
     {
         torch.ops.aten.mm.default,
@@ -229,7 +229,7 @@ def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def compared_weights(model: nn.Module, shape: TransformerShape) -> dict[str, nn.Parameter]:
-    """Return those whose gradients are compared with float64, by these: see `TransformerShape.compares_all`."""
+    """Return the weights whose gradients are compared with float64: see `TransformerShape.compares_all`."""
     within = {name: re.search(r"blocks\.(\d+)\.", name) for name, _ in model.named_parameters()}
     ends = ("0", str(shape.layers - 1))
     left_out = {name for name, layer in within.items() if layer and layer[1] not in ends and not shape.compares_all}

@@ -49,8 +49,8 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
         saved.update(watch.remember([tensor]))
         return tensor
 
-    # What is there before need not be looked at again (all of torch, a third of a second) to find what only cycles hold
-    # of what the call made, which is not kept.
+    # Objects of before need no other look (all of torch, a third of a second): only the call's own garbage in cycles is
+    # to be found, which is not kept.
     gc.freeze()
     try:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), watch:
@@ -87,7 +87,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with _Peak() as watch:
         call()
-    return watch.most
+    return watch.peak_bytes
 
 
 def bytes_of(values: Any) -> int:
@@ -96,7 +96,7 @@ def bytes_of(values: Any) -> int:
 
 
 def storages(values: Any) -> Iterable[Any]:
-    """Return those of all tensors anywhere in `values`."""
+    """Storages of all tensors anywhere in `values`."""
     tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor))
     return (plain.untyped_storage() for each in tensors for plain in plain_tensors(each))
 
@@ -118,7 +118,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._weights = set(weights)
         # By address, which nothing else takes while there is a reference to it, however weak.
-        self._seen: dict[int, StorageWeakRef] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
         self.casts: set[int] = set()
         self.cast_bytes: list[int] = []
 
@@ -139,27 +139,27 @@ class Watch(TorchDispatchMode):
     def remember(self, tensors: Any) -> list[int]:
         found = list(storages(tensors))
         for storage in found:
-            if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = StorageWeakRef(storage)
+            if storage._cdata not in self._storages:
+                self._storages[storage._cdata] = StorageWeakRef(storage)
         return [storage._cdata for storage in found]
 
     def living(self) -> dict[int, int]:
         """Bytes of each storage that somebody holds, as large as it is now; the others are forgotten."""
-        found = {key: torch.UntypedStorage._new_with_weak_ptr(each.cdata) for key, each in self._seen.items()}
+        found = {key: torch.UntypedStorage._new_with_weak_ptr(each.cdata) for key, each in self._storages.items()}
         sizes = {key: int(storage.nbytes()) for key, storage in found.items() if storage is not None}
-        self._seen = {key: self._seen[key] for key in sizes}
+        self._storages = {key: self._storages[key] for key in sizes}
         return sizes
 
 
 class _Peak(Watch):
     """Knows the most bytes that storages made while it is entered have held together."""
 
-    most = 0
+    peak_bytes = 0
 
     def remember(self, tensors: Any) -> list[int]:
         made = super().remember(tensors)
         if made:
-            self.most = max(self.most, sum(self.living().values()))
+            self.peak_bytes = max(self.peak_bytes, sum(self.living().values()))
         return made
 
 

@@ -40,7 +40,7 @@ from pyperf_suite.workloads.workload import (
 VOCABULARY, LENGTH = 8192, 1024
 WORD = re.compile(r"[^\W_]+|[^\w\s]")
 
-# What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
+# Hardware that a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
 
 # Files are written first, and a case has minutes for all it does.
@@ -95,7 +95,7 @@ class TextFiles:
         return Checked(len(wrong), len(self), wrong[0] if wrong else "")
 
     def expected(self, index: int) -> NDArray[np.int64]:
-        """Return what the sample must decode to."""
+        """Return the tokens that the sample must decode to."""
         return np.random.default_rng((self._seed, index)).integers(0, VOCABULARY, LENGTH)
 
 
@@ -111,7 +111,7 @@ class InputPipelineParameters:
     `loaders` is DataLoader's num_workers, 0 for loading in the training process; `prefetch` its prefetch_factor;
     `persistent` keeps its workers from epoch to epoch; `pinned` has batches copied from pinned memory while the host
     goes on. `files` is how many there are. The model takes `step_us` microseconds of a device, or of a core of the
-    host. What is timed is `iterations` at once, as several loaders hand out their batches in bursts.
+    host. A sample times `iterations` at once, as several loaders hand out their batches in bursts.
     """
 
     loaders: Annotated[int, Within(0, MOST_LOADERS)] = 0
@@ -142,9 +142,9 @@ class LoaderSteps(Prepared):
         if parameters.pinned and place.device.kind == "cpu":
             raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
         self._parameters, self._where = parameters, TorchDevice(place.device, queueing="open")
-        self._held = ExitStack()
+        self._resources = ExitStack()
         made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
-        folder = self._held.enter_context(made)
+        folder = self._resources.enter_context(made)
         try:
             self._files = TextFiles(Path(folder), parameters.files, place.seed)
             self._model = Model(self._where, parameters.model, parameters.step_us * 1e-6)
@@ -164,7 +164,7 @@ class LoaderSteps(Prepared):
     def launch(self, index: int) -> None:
         if self._batches is None:
             self._batches = iter(self._loader(itertools.cycle(range(len(self._files)))))
-            # What was prefetched while nobody took it is no rate of the loader's.
+            # Batches that were prefetched while nobody took them are no rate of the loader's.
             for _ in range(self._parameters.loaders * self._parameters.prefetch):
                 self._iterate()
         seconds = [self._iterate() for _ in range(self._parameters.iterations)]
@@ -207,7 +207,7 @@ class LoaderSteps(Prepared):
     def close(self) -> None:
         # A DataLoader's iterator ends its workers when nothing refers to it any longer.
         self._batches = None
-        self._held.close()
+        self._resources.close()
 
     def _iterate(self) -> tuple[float, float]:
         assert self._batches is not None

@@ -48,7 +48,7 @@ EPSILON = 1e-5
 ELEMENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.1, "float16": 2e-2}
 NORM_LIMIT = {"float32": 1e-4, "tfloat32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}
 
-# Of operands that small that it took more sets to leave caches cold, the caches are part of the answer.
+# Sets at most: where operands are so small that more would leave caches cold, the caches are part of the answer.
 MOST_SETS = 8
 
 Shape = tuple[int, ...]
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class LayerShapes:
-    """What is known of a pass by its parameters: the sizes of its tensors, and the work that they take.
+    """Shapes of a pass by its parameters: the sizes of its tensors, and the work that they take.
 
     `most_sets` operand sets are rotated through; forward keeps what backward needs where it `keeps_graph`.
     """
@@ -79,8 +79,7 @@ class LayerShapes:
         """FLOPs of the products, and compulsory bytes: each operand read once, each result written once.
 
         Backward reads the result's gradient and what forward kept: the input of an activation or a norm (whose
-        statistics are few), for attention the result as well. What is computed element by element is not counted in
-        FLOPs.
+        statistics are few), for attention the result as well. Operations on single elements are not counted in FLOPs.
         """
         x, w, y = self.sizes
         kept = x + y if self.layer == "attention" else x
@@ -99,11 +98,11 @@ class LayerShapes:
         return Work(flop, moved[self.phase] * self.element_bytes)
 
     def entering(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return what the layer takes, of the inputs as they are drawn."""
+        """Return the layer's inputs, of the inputs as they are drawn."""
         return inputs
 
     def of_phase(self: Any, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
-        """Of what belongs to inputs and to weights, that whose gradients the pass computes."""
+        """Select, of items of the inputs and of the weights, those whose gradients the pass computes."""
         return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
 
 
@@ -178,7 +177,7 @@ class LayerPassParameters(LayerShapes):
 
 @dataclass(frozen=True)
 class BlockPartParameters(LayerShapes, TransformerShape):
-    """A transformer, the part of one of its blocks that is timed, in that type and on so many CPU cores.
+    """A transformer, the part of one of its blocks that is timed, in that type and on `workers` CPU cores.
 
     Forward alone, without autograd, on a single set of operands, as a block's own are warm.
     """
@@ -313,7 +312,7 @@ def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerOperands:
-    """Of one pass: the result, with its graph, where a gradient of it is requested."""
+    """Operands of one pass: the result has its graph where a gradient of it is requested."""
 
     inputs: tuple[Any, ...]
     weights: tuple[Any, ...]
@@ -365,13 +364,13 @@ class LayerSteps(ComparedLaunches):
 
     def due(self) -> ExpectedOutputs:
         if self._due is None:
-            p, own = self._p, self._operands[0]
+            p, operands = self._p, self._operands[0]
             inputs, weights = (
                 tuple(each.detach().double().requires_grad_(p.keeps_graph) for each in group)
-                for group in (own.inputs, own.weights)
+                for group in (operands.inputs, operands.weights)
             )
             result = written_out(self._where.torch, p.layer, p.entering(inputs), weights)
-            wide = LayerOperands(inputs, weights, own.upstream.double(), result)
+            wide = LayerOperands(inputs, weights, operands.upstream.double(), result)
             found = (result.detach(),) if p.phase == "forward" else self._run(wide)
             exact = dict(zip(self._names, found, strict=True))
             share = ELEMENT_LIMIT[p.dtype]

@@ -22,7 +22,7 @@ from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
-# Of float64, torch's or numpy's.
+# An array of float64, torch's or numpy's.
 Array = Any
 State = Mapping[str, Array]
 After = tuple[Array, dict[str, Array]]  # weight and state
@@ -106,7 +106,7 @@ class OptimizerState:
 
 
 def tensor_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what grows with the tensor, as the count of steps does not."""
+    """Return the states that grow with the tensor, as the count of steps does not."""
     return {name: value for name, value in state.items() if hasattr(value, "numel") and value.ndim > 0}
 
 
@@ -157,7 +157,7 @@ OPTIMIZERS = tuple(RULES)
 
 @dataclass(frozen=True)
 class TensorSet:
-    """So many matrices of one size, or the parameters of a named shape (shapes.py), which are of several.
+    """`tensors` matrices of one size, or the parameters of a named shape (shapes.py), which are of several.
 
     `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS, or the shape's name.
     """
@@ -190,7 +190,7 @@ class TensorSet:
 
     @property
     def elements_each(self) -> int:
-        """Of a shape's tensors the mean."""
+        """Mean elements of a tensor."""
         return self.elements // self.tensors
 
     @property
@@ -245,7 +245,7 @@ class UpdateSteps(Prepared):
         generator, shape = where.torch.Generator().manual_seed(seed), parameters.tensors
         self.tensors = [self._drawn(generator, *size) for size in shape.sizes]
         self.optimizer = make(self.tensors)
-        self._taken = 0
+        self._steps = 0
         self.launch(0)  # state is made by the first update
         self.kernel = Kernel(parameters.optimizer, way, {"elements": shape.elements, **where.details()})
 
@@ -254,7 +254,7 @@ class UpdateSteps(Prepared):
         return self._where.stopwatch
 
     def launch(self, index: int) -> None:
-        self._taken += 1
+        self._steps += 1
         self.optimizer.step()
 
     def check(self) -> Checked:
@@ -269,7 +269,7 @@ class UpdateSteps(Prepared):
             self._make(after).step()
         else:
             self.launch(0)
-        p, step, checks, number = self._p, 1 if self._low_memory else self._taken, [], 0
+        p, step, checks, number = self._p, 1 if self._low_memory else self._steps, [], 0
         for start, group in zip(before, self._groups(after), strict=True):
             end, with_state = self._standing(group), not self._low_memory
             checks.append(

@@ -27,15 +27,15 @@ NAMES = OneOf(SHAPES)
 
 
 def sized(name: str, seq: int, batch: int) -> TransformerShape:
-    """The model of that name on so many sequences of that length."""
+    """Return the model of that name on `batch` sequences of `seq` tokens."""
     return replace(SHAPES[name], seq=seq, batch=batch)
 
 
 def shape_name(shape: Any) -> str:
-    """Return what the model of these dimensions is called; "" where it is none of those with a name."""
+    """Return the name of a model of these dimensions; "" if none has them."""
 
-    def key(each: Any) -> tuple[int, ...]:
-        return (each.hidden, each.heads, each.layers, each.vocab, each.classes)
+    def key(model: Any) -> tuple[int, ...]:
+        return (model.hidden, model.heads, model.layers, model.vocab, model.classes)
 
     return next((name for name, known in SHAPES.items() if key(known) == key(shape)), "")
 
@@ -56,7 +56,7 @@ def tensor_sizes(shape: TransformerShape) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """What a guide measured of one of its models; `batch` is of one pass on one GPU, `samples_per_s` of one GPU.
+    """A guide's measurement of one of its models; `batch` is of one pass on one GPU, `samples_per_s` of one GPU.
 
     `memory` is what nvidia-smi showed, in bytes. None is not stated.
     """
@@ -105,7 +105,7 @@ PUBLISHED = (
 def published(
     name: str, batch: int, half: bool = False, checkpointed: bool = False, optimizer: str = "AdamW"
 ) -> PublishedStep | None:
-    """Return what a guide measured of the model of that name in that way, of the batch nearest to this one."""
+    """Return a guide's measurement of the model of that name in that way, of the batch nearest to this one."""
     how = (name, half, checkpointed, optimizer)
     found = [each for each in PUBLISHED if (each.shape, each.half, each.checkpointed, each.optimizer) == how]
     return min(found, key=lambda each: abs(each.batch - batch), default=None)
@@ -120,8 +120,8 @@ def published_step(shape: Any) -> PublishedStep | None:
 def published_columns(figure: str, unit: str) -> tuple[Column, ...]:
     """Columns for what a guide has, and on what, next to a row's own; the row's `guide` is what was published."""
 
-    def of_guide(what: Callable[[PublishedStep], Any]) -> Callable[[Any], Any]:
-        return lambda row: (guide := row.by_name("guide")) and what(guide)
+    def of_guide(select: Callable[[PublishedStep], Any]) -> Callable[[Any], Any]:
+        return lambda row: (guide := row.by_name("guide")) and select(guide)
 
     return (
         Column("by the guide", of_guide(lambda guide: getattr(guide, figure)), unit, 2),

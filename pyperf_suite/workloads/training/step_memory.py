@@ -1,4 +1,4 @@
-"""What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
+"""Measure the memory of a training step: read from a real step, or limited to a budget while it is timed.
 
 `training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator counts peaks. Of
 `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the largest one
@@ -79,7 +79,7 @@ def counted(parameters: TrainingStepParameters, place: ExecutionContext, kind: L
 
 
 def by_own_process(parameters: TrainingStepParameters, place: ExecutionContext) -> Exact:
-    """What the system shows of a process that does nothing but train: nvidia-smi, or the resident set on a CPU."""
+    """Return the memory that the system shows of a process that only trains: nvidia-smi, or a CPU's resident set."""
     allowed_s = PART_OF_DEADLINE * place.deadline_s
     with multiprocessing.get_context("spawn").Pool(1) as alone:
         answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
@@ -105,21 +105,21 @@ def process_bytes(parameters: TrainingStepParameters, device: Device, seed: int)
     steps = WatchedSteps(parameters, seed, where)
     for index in range(STEPS_SHOWN):
         steps.launch(index)
-    found = {"shown": memory.resident_peak_bytes(), "context": context}
+    sizes = {"shown": memory.resident_peak_bytes(), "context": context}
     if uuid:
         cuda, used = where.torch.cuda, on_gpu.used_bytes(uuid) if on_gpu else None
         cuda.synchronize(where.device)
         reserved = cuda.memory_reserved(where.device)
-        found = {"reserved": reserved, "allocated": cuda.max_memory_allocated(where.device)}
+        sizes = {"reserved": reserved, "allocated": cuda.max_memory_allocated(where.device)}
         own = dict((on_gpu and on_gpu.processes(uuid)) or ()).get(os.getpid())
         # In a container NVML may name other numbers for processes.
         shown = own or (used - used_before if used is not None and used_before is not None else None)
-        found |= {} if shown is None else {"shown": shown, "context": shown - reserved}
-    return found | {"tensors": steps.bytes_by_kind()["peak"]}
+        sizes |= {} if shown is None else {"shown": shown, "context": shown - reserved}
+    return sizes | {"tensors": steps.bytes_by_kind()["peak"]}
 
 
-def _exact(found: Mapping[str, int], path: str) -> Exact:
-    metrics = {name: exact_metric("" if name == "parameters" else "B", float(value)) for name, value in found.items()}
+def _exact(sizes: Mapping[str, int], path: str) -> Exact:
+    metrics = {name: exact_metric("" if name == "parameters" else "B", float(value)) for name, value in sizes.items()}
     return Exact(Kernel("transformer_step", path), metrics)
 
 
@@ -143,7 +143,7 @@ class CheckpointedSteps(TorchSteps):
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
         self._batch, self._budget = parameters.batch, parameters.budget_bytes or _free_bytes(where)
-        # What enters the first block is kept in 2 bytes an element or more, whatever is dropped.
+        # The input of the first block is kept in 2 bytes an element or more, whatever is dropped.
         self._require_fits(2 * parameters.tokens * parameters.hidden, "its input alone is too large")
         super().__init__(parameters, seed, where)
         self._shares_reference &= self._affords_float64(1)
@@ -151,7 +151,7 @@ class CheckpointedSteps(TorchSteps):
             self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
         with self._one_sequence():
             kept_of_one = self._kept_bytes()
-        # What is kept grows with the batch exactly; so a batch far too large is refused without being tried.
+        # Kept bytes grow with the batch exactly; so a batch far too large is refused without being tried.
         self._require_fits(self._fixed() + kept_of_one * self._batch, "a step holds at least {:.4g} MB")
         self.launch(0)  # moments are made by the first update and stay
         self._peak = self._held_at_most(lambda: self.launch(0))
@@ -211,7 +211,7 @@ class CheckpointedSteps(TorchSteps):
             self.inputs, self._upstream = whole, upstream
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
-        """Tell where float64 would take too long, of this very model while it drops nothing."""
+        """Use, where float64 would take too long, this very model while it drops nothing."""
         if self._affords_float64(1):
             return super()._by_formula(model, device, dtype)
         keeping_all = self._modules_with("checkpointing", Checkpointing())
@@ -239,7 +239,7 @@ class CheckpointedStep(TrainingStep):
 
     name = "checkpointed_step"
     takes_turns = False  # what others hold would count
-    # What a compiled step holds cannot be watched.
+    # The tensors of a compiled step cannot be watched.
     options = ("part", "workers", "budget_bytes")
     implementations = by_name(WithinBudget(CheckpointedSteps))
 

@@ -53,10 +53,10 @@ PARTS = ("forward", "step", "train")
 # cache_enabled=False, so that each use casts anew.
 CAST_CACHES = ("iteration", "nested", "off")
 
-# Of so many at a time float64 gradients are computed: their scores take four times a half precision's memory.
+# Sequences at a time of which float64 gradients are computed: their scores take four times a half precision's memory.
 REFERENCE_SEQUENCES = 4
 
-# Of AdamW's updates.
+# Learning rate of AdamW's updates.
 LEARNING_RATE = 1e-4
 DECAY = 0.01
 
@@ -66,7 +66,7 @@ class TrainingStepParameters(TransformerShape):
     """A transformer, the precision it is trained in, the part of a step that is timed, and how it is taken.
 
     A step has `micro_batches` forward and backward passes whose gradients add up; for `cast_cache` see CAST_CACHES. It
-    may use so many CPU cores, and hold `budget_bytes` in all; 0 is all that the device has free.
+    may use `workers` CPU cores, and hold `budget_bytes` in all; 0 is all that the device has free.
     """
 
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
@@ -127,7 +127,7 @@ class TrainingStepParameters(TransformerShape):
             raise UserError(f"{self.precision} casts no weights: leave cast_cache={self.cast_cache} out.")
 
     def require_reference(self, sequences: int) -> None:
-        """Raise Unsupported where the host has no room for gradients in float64, of so many sequences at a time.
+        """Raise Unsupported where the host has no room for gradients in float64, of `sequences` sequences at a time.
 
         Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
         """
@@ -223,7 +223,7 @@ class TorchSteps(ComparedLaunches):
         return {RESULT: self._result} | {name: weight.grad for name, weight in compared.items()}
 
     def due(self) -> ExpectedOutputs:
-        """Return what a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
+        """Return the expected results of a step by the seeded weights: on a CPU computed once for a run's processes."""
         sequences = len(self.inputs[0])
         if sequences not in self._due:
             backward = f"with {self._p.micro_batches} backward passes" if self._p.goes_back else ""
@@ -232,7 +232,7 @@ class TorchSteps(ComparedLaunches):
             keep = scratch.shared(key) if self._shares_reference else computed_anew
             reference = partial(self._where_there_is_room, self._computed_on)
             with warnings.catch_warnings():
-                # What other processes map as well is not writable, and nobody writes here.
+                # The arrays, which other processes map as well, are not writable, and nobody writes here.
                 warnings.simplefilter("ignore", UserWarning)
                 pairs = {
                     name: self._where.torch.from_numpy(np.asarray(pair))
@@ -271,7 +271,7 @@ class TorchSteps(ComparedLaunches):
             self._rounding.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens)),
             self._seed + 2,
             device,
-            # Where weights are cast for products, that rounds them too.
+            # Weights that are cast for products are rounded too.
             weights=p.is_autocast or p.element == "tfloat32",
             sums=0 if self._where.is_gpu or p.weights == "float32" else p.tokens,
             additions=p.micro_batches,
@@ -323,14 +323,14 @@ class TorchSteps(ComparedLaunches):
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of weights and gradients, and of what forward keeps for backward: activations, and casts of weights."""
-        held, weights = self._held_bytes, list(self.model.parameters())
-        kept = held.kept(self.model, self.forward)
+        watch, weights = self._held_bytes, list(self.model.parameters())
+        kept = watch.kept(self.model, self.forward)
         self.launch(0)  # which leaves gradients, and makes the optimizer's state
         return {
             "activations": kept.activations,
             "weight_copies": kept.weight_copies,
-            "weights": held.bytes_of(weights),
-            "gradients": held.bytes_of([each.grad for each in weights]),
+            "weights": watch.bytes_of(weights),
+            "gradients": watch.bytes_of([each.grad for each in weights]),
         }
 
     def added_bytes(self, call: Callable[[], None]) -> int:
@@ -416,6 +416,6 @@ class PrecisionStep(TrainingStep):
     """Forward and backward passes in one precision, with what they keep in memory reported with their time."""
 
     name = "precision_step"
-    # What a compiled step keeps cannot be watched.
+    # The tensors that a compiled step keeps cannot be watched.
     options = ("workers", "micro_batches", "cast_cache")
     implementations = by_name(ByTorch(PrecisionSteps))

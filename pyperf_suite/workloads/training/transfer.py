@@ -44,7 +44,7 @@ WORTH_LARGE_PAGES = 1 << 22
 # More slots would prove nothing more, and take longer to make than to copy.
 MOST_SLOTS = 4096
 
-# Where runs are kept by default (runner/results.py, which stands above this layer).
+# Default folder of runs (runner/results.py, which stands above this layer).
 RESULTS = Path("bench_results")
 
 # A read takes the next piece of a file of this size, or of its own where it is larger.
@@ -62,7 +62,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class TransferParameters:
-    """So many bytes at once.
+    """One transfer of `size_bytes` bytes.
 
     `workers` are CPU cores that copy. `pinned` host memory is what a GPU reads without a detour. `folder` is the one on
     whose disk a file is read; empty for the one that results go to.
@@ -349,7 +349,7 @@ WAYS: dict[str, TransferImplementation] = by_name(
 
 
 class Transfer(Workload[TransferParameters]):
-    """A copy of so many bytes; what counts is the payload once, though memory sees it read and written."""
+    """A copy of `size_bytes` bytes; the payload counts once, though memory sees it read and written."""
 
     name = "transfer"
     parameters_type = TransferParameters

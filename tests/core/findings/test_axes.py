@@ -85,7 +85,7 @@ def test_what_is_no_axis_or_a_value_that_does_not_fit_is_named_in_one_sentence(t
     ("limit", "allowed", "refused", "bound"),
     [
         (Within(1), (1, 7, math.inf), (0.99, math.nan), "is at least 1"),
-        (Within(most=4), (4, -7), (5, math.nan), "is at most 4"),
+        (Within(upper=4), (4, -7), (5, math.nan), "is at most 4"),
         (Within(-1, 1), (-1, 0, 1), (-1.01, 1.01, math.nan), "lies between -1 and 1"),
         (OneOf({"a": 1, "b": 2}), ("a", "b"), ("", "A", "ab"), "choose from a, b"),
     ],

@@ -122,7 +122,7 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
     for number in np.unique(stage):
         left: dict[Phase, Any] = {"forward": forward_s, "backward": stage_s - forward_s}
         for each in SENT_BY_STAGE[number]:
-            seconds, key = prices[each.operation], (each.what, each.each)
+            seconds, key = prices[each.operation], (each.kind, each.repeats)
             waited = exposed_comm_s(seconds, left[each.behind])
             found[key] = found[key] + np.where(stage == number, waited, 0.0)
             left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
