@@ -302,7 +302,8 @@ def caught() -> str:
         reasons += ["its bound in the table"] if any(end.startswith("errors < 1 in") for end in ends) else []
         reasons += ["no gain"] if NO_FASTER in ends else []
         about = family.about.replace("|", "\\|")
-        lines.append(f"| {family.title} ({len(family.entries)}) | {', '.join(links)} | {about} | {', '.join(reasons)} |")
+        row = family.title, len(family.entries), ", ".join(links), about, ", ".join(reasons)
+        lines.append("| {} ({}) | {} | {} | {} |".format(*row))
     return "\n".join(lines)
 
 
