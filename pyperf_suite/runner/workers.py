@@ -267,14 +267,15 @@ class WorkerPool(Workers):
     def _end_those_before(self, process: int, is_group: bool) -> None:
         """End workers that a plan in its order asks no more, or not soon, for they hold memory.
 
-        These are other groups of ranks where a group begins, processes that measure alone where a group begins and the
-        other way round, and all of earlier processes where one is the first of its number.
+        A group of ranks ends those before it; a process that measures alone and is the first of its number ends those
+        with earlier numbers; and unless a plan alternates, each ends those of the other kind.
         """
         is_next, self._latest = process > self._latest, max(process, self._latest)
         for key, worker in list(self._workers.items()):
-            was_group = len(key) > OF_A_WORKER
-            is_of_another_kind = was_group != is_group and not self._alternates
-            if (was_group and is_group) or is_of_another_kind or (is_next and key[0] != process):
+            is_like = (len(key) > OF_A_WORKER) == is_group
+            if is_like and not (is_group or (is_next and key[0] != process)):
+                continue
+            if is_like or not self._alternates:
                 worker.let_go()
                 self._workers.pop(key).close()
 
@@ -348,7 +349,7 @@ class EachDevice(Workers):
     """
 
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
-        self._pools = {str(device): WorkerPool(device, deadline_s) for device in devices}
+        self._pools = {str(device): WorkerPool(device, deadline_s, alternates=True) for device in devices}
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """The answers of that process on its device, which is in the record's state."""
