@@ -1,4 +1,4 @@
-"""What all tests share: `pytest --benchmark-only` leaves them out, GPU tests say why they are skipped."""
+"""Fixtures and options of all tests: `pytest --benchmark-only` leaves them out, GPU tests say why they are skipped."""
 
 import fcntl
 import gc

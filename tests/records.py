@@ -150,7 +150,7 @@ def lines(findings: Findings, title: str, **values: object) -> list[dict[str, An
 
 
 def verdicts(findings: Findings, claim: Claim) -> list[ClaimVerdict]:
-    """Those of a claim, in order."""
+    """Verdicts on a claim, in order."""
     return [each for each in findings.verdicts if each.claim == claim]
 
 
@@ -185,5 +185,5 @@ def printed_values(document: Mapping[str, Any], *names: str) -> list[dict[str, A
 
 
 def measure(*arguments: Any, **how: Any) -> Measurement:
-    """What `sampling` measures where nobody else has a turn."""
+    """Measure by `sampling` where nobody else has a turn."""
     return to_the_end(sampling(*arguments, **how))

@@ -58,7 +58,7 @@ ABOVE_MEASURING = {"regressions", "render", "cli", "planner", "node", "__main__"
 MEASURING_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
 }
-# What takes long to import or may be absent is imported inside the function that uses it.
+# Packages that take long to import or may be absent are imported inside the function that uses them.
 ONLY_INSIDE_FUNCTIONS = {
     *(
         "jinja2",
@@ -118,7 +118,7 @@ def own_module(name: str) -> str:
 
 @functools.cache
 def names() -> dict[str, set[str]]:
-    """What each module imports, inside functions too."""
+    """Names that each module imports, inside functions too."""
     return {name: set(imported(ast.walk(tree))) for name, tree in trees().items()}
 
 

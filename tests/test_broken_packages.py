@@ -90,7 +90,7 @@ def test_a_run_without_time_for_a_case_says_so_and_fails(tmp_path):
 
 
 def raised(statement: str, by: str) -> Exception:
-    """What the statement raises in a function of that module."""
+    """Return the error of the statement in a function of that module."""
     scope: dict[str, Any] = {"__name__": by}
     exec(f"def function():\n  {statement}", scope)
     try:

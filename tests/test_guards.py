@@ -10,7 +10,7 @@ from pyperf_suite.user_kernels.guards import SEEN_CHANCE, _chance_of, recognises
 
 
 def in_a_process(program: str) -> str:
-    """What a program prints that begins with guards that watch."""
+    """Return the output of a program that begins with guards that watch."""
     begin = "from pyperf_suite.user_kernels.guards import Guards\nguards = Guards()\nguards.watch_imports()\n"
     done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -147,7 +147,7 @@ def test_probes_that_a_run_of_all_leaves_out():
 
 
 def observed(case: Case, seconds: float) -> dict[str, Any]:
-    """What a worker leaves of a case in addition to its time, as fields of `a_record`."""
+    """A worker's fields of a case in addition to its time, for `a_record`."""
     p = case.parameters
     if case.operator == "compiled_kernel":
         sizes = ("registers", "local_memory", "dynamic_shared_memory", "resident_blocks", "code")

@@ -22,7 +22,7 @@ def find_cxx() -> str:
     if requested:
         if shutil.which(shlex.split(requested)[0]):
             return requested
-        found, advice = (
+        problem, advice = (
             f"CXX={requested} cannot be run",
             f"correct CXX, or unset it to let {', '.join(CANDIDATES)} be tried",
         )
@@ -30,7 +30,7 @@ def find_cxx() -> str:
         for name in CANDIDATES:
             if shutil.which(name):
                 return name
-        found = f"none was found (tried $CXX, which is not set, and {', '.join(CANDIDATES)})"
+        problem = f"none was found (tried $CXX, which is not set, and {', '.join(CANDIDATES)})"
         advice = "install one (g++ or clang++ from the system's packages) or set CXX to its path"
-    print(f"error: pyperf_suite needs a C++17 compiler, and {found}: {advice}.", file=sys.stderr, flush=True)
+    print(f"error: pyperf_suite needs a C++17 compiler, and {problem}: {advice}.", file=sys.stderr, flush=True)
     raise SystemExit(2)

@@ -113,7 +113,7 @@ ALL_AT_ONCE = (
 
 
 def at_once(count: int, step: Step) -> Step:
-    """So many of the step's commands next to each other."""
+    """Run `count` of the step's commands next to each other."""
     return replace(
         step, command=("{python}", "-c", ALL_AT_ONCE.replace("{", "{{").replace("}", "}}"), str(count), *step.command)
     )
@@ -239,7 +239,7 @@ PARTS: dict[str, tuple[Step, ...]] = {
 CALL_SECONDS = {"short": 530, "short2": 150}
 
 
-# On the double of libcuda a step has so many times its time: two cores stand for the sixteen of a GPU machine.
+# Factor of a step's time on the double of libcuda: two cores stand for the sixteen of a GPU machine.
 DOUBLE_SLOWDOWN = 8
 SMALL_SHAPE = "256x256x256"
 SMALL = {
@@ -274,7 +274,7 @@ def _small(word: str) -> str:
 
 @dataclass
 class Outcome:
-    """What became of a step: passed, failed, skipped (every test of it), timed out, running, not run."""
+    """Outcome of a step: passed, failed, skipped (every test of it), timed out, running, not run."""
 
     step: str
     planned: float = 0.0
@@ -313,7 +313,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
-    """Return what the GPU path is judged by: fastest tile over cuBLAS, TFLOP/s at 8192 cubed, attention over flash."""
+    """Return the figures that judge the GPU path: fastest tile over cuBLAS, TFLOP/s at 8192³, attention over flash."""
     samples: dict[tuple[str, str, tuple[Any, ...], str], list[float]] = {}
     for record in records:
         key = _key(record)
@@ -324,7 +324,7 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
     for (operator, implementation, problem, _), times in samples.items():
         whose = (operator, implementation, problem)
         best[whose] = min(best.get(whose, math.inf), statistics.median(times))
-    own = _ratios(best, "matmul", "cuda_sm90", "cublas")
+    ratios = _ratios(best, "matmul", "cuda_sm90", "cublas")
     triton = _ratios(best, "matmul", "triton", "cublas")
     flash = _ratios(best, "attention", "triton", "sdpa_flash")
     square = [
@@ -333,7 +333,9 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
         if (operator, name) == ("matmul", "cuda_sm90") and problem[:3] == (8192, 8192, 8192)
     ]
     return [
-        Figure(f"our fastest tile / cuBLAS, geometric mean over {len(own)} of 8 shapes", _mean(own.values()), 0.95),
+        Figure(
+            f"our fastest tile / cuBLAS, geometric mean over {len(ratios)} of 8 shapes", _mean(ratios.values()), 0.95
+        ),
         Figure("our fastest tile at 8192 x 8192 x 8192", max(square, default=None), 760, "TFLOP/s"),
         Figure(f"Triton / cuBLAS, geometric mean over {len(triton)} of 8 shapes", _mean(triton.values()), 0.85),
         *(
@@ -512,7 +514,7 @@ class Check:
 
 
 def _counted(report: Path) -> tuple[str, bool]:
-    """What became of the tests in a JUnit report, the first failures by name, and whether any test ran at all."""
+    """Count the outcomes of a JUnit report; name the first failures, and tell whether any test ran at all."""
     suites = ElementTree.parse(report).getroot().findall("testsuite")
     total, skipped, *wrong = (
         sum(int(suite.get(kind, 0)) for suite in suites) for kind in ("tests", "skipped", "failures", "errors")
@@ -636,7 +638,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _compiled(folder: str, source: tuple[str, str, dict[str, str], str, list[str]]) -> bool:
-    """Tell whether the folder had the kernel; it has now."""
+    """True if the folder had the kernel; it has now."""
     from pyperf_suite import _native
     from pyperf_suite.kernels import nvrtc
     from pyperf_suite.workloads.scratch import KernelCache

@@ -1,7 +1,7 @@
 """Make the environment that `make` works in: pinned packages, torch only where absent, the extension built.
 
-Where this Python can import torch already (a GPU container), its packages are shared: what is there and meets
-pyproject.toml's requirement is left alone, and without a package index the optional rest stays absent. Elsewhere uv
+Where this Python can import torch already (a GPU container), its packages are shared: packages that meet
+pyproject.toml's requirement are left alone, and without a package index the optional rest stays absent. Elsewhere uv
 installs, if it is there or to be had and pip's settings can be handed to it, and the extension is built meanwhile.
 """
 
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 # Compiled against numpy: where numpy is the machine's own, pip must be free to choose versions that fit it.
 BUILT_ON_NUMPY = frozenset({"contourpy", "matplotlib", "scipy"})
-# What a working torch must not lose under its feet.
-HELD = ("numpy", "torch", "triton")
+# Packages that a working torch must not lose under its feet.
+KEPT_PACKAGES = ("numpy", "torch", "triton")
 # Packages that nothing but the named use needs.
 OPTIONAL = {
     "hypothesis": "`make test`",
@@ -53,7 +53,7 @@ UV_NEEDS_NOT = {
     *("no-compile", "no-input", "prefer-binary", "progress-bar", "quiet", "retries", "root-user-action", "timeout"),
 }
 FAILED = "pip could not install {}: its reason stands above; run `make` again once that is mended."
-# What installs this package itself: its requirements are met before.
+# Options to install this package itself: its requirements are met before.
 PACKAGE = ("--no-deps", "--no-build-isolation", "--editable", ".")
 IMPATIENT = ("--retries", "1", "--timeout", "15")  # where little is missing, do not wait minutes for an index
 
@@ -64,7 +64,7 @@ def canonical(name: str) -> str:
 
 
 def can_import(python: Path | str, module: str) -> bool:
-    """Tell whether that Python imports the module; one that is there but broken counts as absent."""
+    """True if that Python imports the module; one that is there but broken counts as absent."""
     return subprocess.run([str(python), "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
@@ -73,15 +73,15 @@ def requirement_name(requirement: str) -> str:
     return canonical(re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0])
 
 
-def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]) -> list[str]:
-    """The pins of what is not present, and `name==version` for each of `held`: pip then leaves both be."""
-    freed = present | (BUILT_ON_NUMPY if "numpy" in held else frozenset())
+def constraints_keeping(kept: dict[str, str], present: set[str], pins: list[str]) -> list[str]:
+    """The pins of what is not present, and `name==version` for each of `kept`: pip then leaves both be."""
+    freed = present | (BUILT_ON_NUMPY if "numpy" in kept else frozenset())
     others = [pin for pin in pins if pin and not pin.startswith("#") and requirement_name(pin) not in freed]
-    return [*others, *(f"{name}=={version}" for name, version in sorted(held.items()))]
+    return [*others, *(f"{name}=={version}" for name, version in sorted(kept.items()))]
 
 
 def requirements(only_to_build: bool = False) -> list[str]:
-    """Return what pyproject.toml requires: to build, and unless only that is wanted, to run, to develop, and torch."""
+    """Return pyproject.toml's requirements: to build, and unless `only_to_build`, to run, to develop, and torch."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
@@ -105,24 +105,25 @@ def survey(lines: list[str]) -> dict[str, Any]:
     from pip._vendor.packaging.requirements import Requirement
 
     inside = Path(sys.prefix).resolve()
-    seen: dict[str, tuple[str, bool]] = {}
+    installed: dict[str, tuple[str, bool]] = {}
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"]
         if name:  # a folder left behind by a broken uninstall has none
             is_outside = not Path(str(package.locate_file(""))).resolve().is_relative_to(inside)
-            seen.setdefault(canonical(name), (package.version, is_outside))
+            installed.setdefault(canonical(name), (package.version, is_outside))
     unmet, ours = [], []
     for line in lines:
         wanted = Requirement(line)
         if wanted.marker is not None and not wanted.marker.evaluate():
             continue
-        version, is_outside = seen.get(canonical(wanted.name), ("", False))
+        version, is_outside = installed.get(canonical(wanted.name), ("", False))
         meets = bool(version) and wanted.specifier.contains(version, prereleases=True)
         if not meets:
             unmet.append(line)
         if not (meets and is_outside):
             ours.append(line)
-    return {"unmet": unmet, "ours": ours, "outside": {name: v for name, (v, is_outside) in seen.items() if is_outside}}
+    outside = {name: version for name, (version, is_outside) in installed.items() if is_outside}
+    return {"unmet": unmet, "ours": ours, "outside": outside}
 
 
 def left_out(unmet: list[str]) -> str:
@@ -138,7 +139,7 @@ def left_out(unmet: list[str]) -> str:
 
 
 def output_of(python: Path | str, program: str | list[str]) -> str:
-    """Return what the one-line program, or the script with its arguments, prints under that Python."""
+    """Return the output of a one-line program, or of a script with its arguments, under that Python."""
     arguments = ["-c", program] if isinstance(program, str) else program
     return subprocess.run([str(python), *arguments], capture_output=True, text=True).stdout.strip()
 
@@ -209,14 +210,14 @@ def reach(python: Path) -> None:
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """Return what `pip config list` says of installing, by name of option; the environment goes before files."""
-    found: dict[str, str] = {}
+    """Return pip's settings for installing from `pip config list`, by option; the environment goes before files."""
+    settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for line in listed.splitlines():
             key, _, value = line.partition("=")
             if key.rpartition(".")[0] == section:
-                found[key.rpartition(".")[2]] = str(ast.literal_eval(value))
-    return found
+                settings[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+    return settings
 
 
 def uv_arguments(settings: dict[str, str]) -> list[str] | None:
@@ -279,17 +280,17 @@ def main(venv: Path) -> None:
     find_cxx()
     has_torch = can_import(sys.executable, "torch")
     python = make_environment(venv, share_packages=has_torch)
-    found = json.loads(output_of(python, [__file__, "--survey"]))
-    outside: dict[str, str] = found["outside"] if has_torch else {}
-    held = {name: outside[name] for name in HELD if name in outside}
-    if held:
-        print(f"Kept as {sys.executable} has them: {', '.join(f'{n} {v}' for n, v in held.items())}.", flush=True)
+    needs = json.loads(output_of(python, [__file__, "--survey"]))
+    outside: dict[str, str] = needs["outside"] if has_torch else {}
+    kept = {name: outside[name] for name in KEPT_PACKAGES if name in outside}
+    if kept:
+        print(f"Kept as {sys.executable} has them: {', '.join(f'{n} {v}' for n, v in kept.items())}.", flush=True)
     constraints = venv / "constraints.txt"
     pins = CONSTRAINTS.read_text().splitlines()
-    constraints.write_text("\n".join(constraints_keeping(held, set(outside), pins)) + "\n")
+    constraints.write_text("\n".join(constraints_keeping(kept, set(outside), pins)) + "\n")
 
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
-    wanted, unmet = ([line for line in found[key] if requirement_name(line) not in held] for key in ("ours", "unmet"))
+    wanted, unmet = ([line for line in needs[key] if requirement_name(line) not in kept] for key in ("ours", "unmet"))
     if not has_torch:
         install_everything(python, venv, pip, wanted, is_new=bool(unmet))
         return

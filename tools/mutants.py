@@ -86,7 +86,7 @@ def mirrored_tests(source: Path, module: str) -> list[str]:
 
 
 def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> tuple[bool, str]:
-    """Tell whether pytest passed in a process of its own, and what it printed; one that lasts too long did not pass."""
+    """Run pytest in a process of its own; return whether it passed in time, and its output."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if not child:
@@ -110,11 +110,14 @@ def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> t
 @click.option("--most", default=60, show_default=True, help="How many mutants are drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw.")
 @click.option("--together", is_flag=True, help="Go on after a failure, and print which tests fail together.")
-def main(source: Path, tests: tuple[str, ...], most: int, seed: int, together: bool) -> None:
+def main(source: Path, tests: tuple[str, ...], max_mutants: int, seed: int, together: bool) -> None:
     """Print which mutants of SOURCE are killed by TESTS: without them, by those that mirror the module."""
     os.chdir(ROOT)
-    module, found = ".".join(source.with_suffix("").parts).removesuffix(".__init__"), list(mutants(source.read_text()))
-    drawn = sorted(random.Random(seed).sample(found, min(most, len(found))))
+    module, all_mutants = (
+        ".".join(source.with_suffix("").parts).removesuffix(".__init__"),
+        list(mutants(source.read_text())),
+    )
+    drawn = sorted(random.Random(seed).sample(all_mutants, min(max_mutants, len(all_mutants))))
     arguments = [*(tests or mirrored_tests(source, module)), "-m", "not slow and not gpu"]
     for name in ("hypothesis", "numpy", "pytest", "scipy.stats"):  # once, before the process forks for each mutant
         importlib.import_module(name)
@@ -123,7 +126,7 @@ def main(source: Path, tests: tuple[str, ...], most: int, seed: int, together: b
     if not passed:
         raise click.ClickException(f"the tests fail without a mutant:\n{text}")
     usual_s, names = time.monotonic() - begin, re.findall(r"^PASSED (.+)", text, re.MULTILINE)
-    print(f"{source}: {len(drawn)} of {len(found)} mutants, seed {seed}, {len(names)} tests in {usual_s:.0f} s")
+    print(f"{source}: {len(drawn)} of {len(all_mutants)} mutants, seed {seed}, {len(names)} tests in {usual_s:.0f} s")
     killers, killed = defaultdict(list), 0
     with tempfile.TemporaryDirectory() as folder:
         mutant, hook = Path(folder) / "mutant.py", Path(folder) / "sitecustomize.py"

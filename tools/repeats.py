@@ -21,13 +21,13 @@ from pyperf_suite.record.journal import read_journal
 from pyperf_suite.record.quantity import quantity
 from pyperf_suite.record.record import Record
 
-ALL = "all"
+EVERY_PROBE = "all"
 QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the benchmarks of a probe in all pairs of runs: |log ratio| of the two figures, and whether intervals hold.
+    """Differences of a probe's benchmarks in all pairs of runs: |log ratio| of the figures; hits of intervals.
 
     `holds` is the share of ordered pairs of runs in which the first one's interval has the second one's figure.
     """
@@ -60,7 +60,7 @@ def measure_again(count: int, command: Sequence[str], results: Path) -> list[Pat
 
 
 def records_of(journals: Sequence[Path]) -> list[list[Record]]:
-    """Of each benchmark that every run measured in its first process: its record of each run."""
+    """Return for each benchmark that every run measured in its first process the record of each run."""
     runs = [
         {
             (record.probe, record.case_id): record
@@ -76,11 +76,11 @@ def records_of(journals: Sequence[Path]) -> list[list[Record]]:
 def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
     """By probe, and of all together last."""
     by_probe = grouped(cases, lambda records: records[0].probe)
-    return [_apart(probe, of) for probe, of in [*by_probe.items(), (ALL, cases)] if of]
+    return [_apart(probe, of) for probe, of in [*by_probe.items(), (EVERY_PROBE, cases)] if of]
 
 
 def other_figures(cases: Sequence[Sequence[Record]]) -> list[Spread]:
-    """What two runs would differ by if another quantile of the same samples were the figure; intervals are unknown."""
+    """Return how far two runs would differ if another quantile were the figure; intervals are unknown."""
     found = []
     for share, name in QUANTILES.items():
         values = [[float(np.quantile(record.metrics["time"].samples, share)) for record in of] for of in cases]
@@ -102,9 +102,9 @@ def _distances(values: Sequence[Sequence[float]]) -> list[float]:
 
 
 def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
-    """What two runs differ by, how often one's interval holds the other's figure, and what other figures differ by."""
-    found = spreads(cases)
-    apart = (
+    """Return how far two runs and other figures differ, and how often one's interval holds the other's figure."""
+    spread = spreads(cases)
+    quantiles = (
         Column("two runs differ by", lambda each: each.at(0.5), "%"),
         Column("90 % of them by", lambda each: each.at(0.9), "%"),
         Column("worst", lambda each: each.at(1.0), "%"),
@@ -112,21 +112,21 @@ def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
     columns = (
         Column("probe", lambda each: each.probe),
         Column("benchmarks", lambda each: each.cases),
-        *apart,
+        *quantiles,
         Column("interval holds", lambda each: each.holds, "%"),
         Column("clean slices", lambda each: each.clean, "%"),
     )
-    whole = found[-1]
-    said = remark(
+    total = spread[-1]
+    summary = remark(
         "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
         "holds the figure of the other in {holds} of pairs",
         runs=len(cases[0]),
-        median=quantity(whole.at(0.5), "%"),
-        most=quantity(whole.at(0.9), "%"),
-        holds=quantity(whole.holds, "%"),
+        median=quantity(total.at(0.5), "%"),
+        most=quantity(total.at(0.9), "%"),
+        holds=quantity(total.holds, "%"),
     )
     return findings(
-        said,
-        table("How well figures come back", columns, found),
-        table("Other figures of the same samples", (Column("figure", "probe"), *apart), other_figures(cases)),
+        summary,
+        table("How well figures come back", columns, spread),
+        table("Other figures of the same samples", (Column("figure", "probe"), *quantiles), other_figures(cases)),
     )

@@ -156,16 +156,16 @@ def selfcheck(
     rule = _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
     plan = planned(shifts, cases, seed)
-    found = resumable(results, machine, settings) if resume else start(results, machine, settings)
+    checked = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:
-        found = make_comparisons(found, plan, _comparing(where, rule, budget), seed, commit, _say_each)
+        checked = make_comparisons(checked, plan, _comparing(where, rule, budget), seed, commit, _say_each)
     except KeyboardInterrupt:
-        found = open_selfcheck(found.path)
-        _report(found)
-        raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
-    _report(found)
-    unfinished = _what_is_left(found, plan)
+        checked = open_selfcheck(checked.path)
+        _report(checked)
+        raise Interrupted(f"Interrupted; {_what_is_left(checked, plan) or 'every comparison was made.'}") from None
+    _report(checked)
+    unfinished = _what_is_left(checked, plan)
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(ExitCode.FAILED)
@@ -210,7 +210,7 @@ def _settings(
 
 
 def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
-    """Return what `ab` does for one benchmark, with this code on both sides."""
+    """Return the comparison of `ab` for one benchmark, with this code on both sides."""
 
     def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
         old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
@@ -220,23 +220,23 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
     return compare
 
 
-def _say_each(position: int, count: int, made: Comparison) -> None:
-    injected = f"{100 * made.shift:.3g} % injected" if made.shift else "identical"
-    concluded = "" if made.ratio is None else f" {100 * (made.ratio - 1):+.1f} %"
-    pairs = f"{len(made.log_ratios)} pairs in {made.seconds:.1f} s"
-    click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
+def _say_each(position: int, count: int, comparison: Comparison) -> None:
+    injected = f"{100 * comparison.shift:.3g} % injected" if comparison.shift else "identical"
+    concluded = "" if comparison.ratio is None else f" {100 * (comparison.ratio - 1):+.1f} %"
+    pairs = f"{len(comparison.log_ratios)} pairs in {comparison.seconds:.1f} s"
+    click.echo(f"{position}/{count} {comparison.label} {injected}: {comparison.verdict}{concluded}, {pairs}", err=True)
 
 
-def _report(found: Selfcheck) -> None:
+def _report(checked: Selfcheck) -> None:
     console = console_for()
-    say(console, "", text.sentence(heading(found)), style="bold")
-    print_remarks_and_tables(console, findings_of_selfcheck(found))
-    say(console, "", f"comparisons  {found.path}")
+    say(console, "", text.sentence(heading(checked)), style="bold")
+    print_remarks_and_tables(console, findings_of_selfcheck(checked))
+    say(console, "", f"comparisons  {checked.path}")
 
 
-def _what_is_left(found: Selfcheck, plan: list[PlannedComparison]) -> str:
+def _what_is_left(checked: Selfcheck, plan: list[PlannedComparison]) -> str:
     """How many of the comparisons are not made and how to make them; empty if all are made."""
-    made = {(each.shift, each.number) for each in found.comparisons if each.verdict != "failed"}
+    made = {(each.shift, each.number) for each in checked.comparisons if each.verdict != "failed"}
     left = sum((each.shift, each.number) not in made for each in plan)
     return f"{left} of {len(plan)} comparisons are left: the same command with --resume makes them." if left else ""
 
@@ -255,7 +255,7 @@ class PlannedComparison:
 
 
 def planned(counts: Mapping[float, int], cases: Sequence[PairedCase], seed: int) -> list[PlannedComparison]:
-    """So many comparisons of each shift, spread evenly over the cases and, for each shift, over the whole time.
+    """Plan comparisons of each shift, spread evenly over the cases and, for each shift, over the whole time.
 
     Wherever it is cut, every shift has had its share, and the machine's hours fall on all equally.
     """
@@ -317,17 +317,17 @@ def make_comparisons(
     return open_selfcheck(selfcheck.path)
 
 
-def _made(each: PlannedComparison, compare: Compare, seed: int, commit: str) -> Comparison:
+def _made(planned: PlannedComparison, compare: Compare, seed: int, commit: str) -> Comparison:
     log_ratios: list[float] = []
     now = datetime.datetime.now(datetime.timezone.utc)
     begin = time.monotonic()
-    finding = compare(each.case, each.shift, seed, lambda pair: log_ratios.append(float(pair["log_ratio"])))
+    finding = compare(planned.case, planned.shift, seed, lambda pair: log_ratios.append(float(pair["log_ratio"])))
     return Comparison(
-        shift=each.shift,
-        number=each.number,
-        probe=each.case.probe,
-        case_id=each.case.case_id,
-        label=each.case.label,
+        shift=planned.shift,
+        number=planned.number,
+        probe=planned.case.probe,
+        case_id=planned.case.case_id,
+        label=planned.case.label,
         verdict=finding.verdict,
         ratio=finding.ratio.value if finding.ratio is not None else None,
         seconds=round(time.monotonic() - begin, 3),
@@ -349,7 +349,7 @@ _VERDICTS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided")
 
 
 def heading(selfcheck: Selfcheck) -> Remark:
-    """Return what was compared, under which rule, and where."""
+    """Return a remark on the benchmarks compared, the rule, and the machine."""
     settings, rule = selfcheck.settings, selfcheck.settings["rule"]
     return remark(
         "Selfcheck of {machine}: {cases} benchmarks, margin {margin}, at most {budget} and {pairs} pairs a comparison",
@@ -362,7 +362,7 @@ def heading(selfcheck: Selfcheck) -> Remark:
 
 
 def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
-    """What keeps the rates from being the whole answer, the sentence, and tables by slowdown and by benchmark."""
+    """Return cautions on the rates, the sentence, and tables by slowdown and by benchmark."""
     by_benchmark = sorted(grouped(selfcheck.comparisons, lambda each: each.label).items())
     verdicts = (Column(each, partial(_rate, selfcheck, each), "%") for each in _VERDICTS)
     by_shift = (
@@ -400,28 +400,28 @@ def _median_s(selfcheck: Selfcheck, shift: float) -> Cell:
     return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
 
 
-def _deviations(made: Sequence[Comparison]) -> list[float]:
-    """Of the pairs' log-ratios from each comparison's own median, so that slowdowns do not count as spread."""
-    return [log_ratio - statistics.median(each.log_ratios) for each in made for log_ratio in each.log_ratios]
+def _deviations(tried: Sequence[Comparison]) -> list[float]:
+    """Return deviations of the pairs' log-ratios from each comparison's own median, without slowdowns."""
+    return [log_ratio - statistics.median(each.log_ratios) for each in tried for log_ratio in each.log_ratios]
 
 
-def _spread(made: Sequence[Comparison]) -> float | None:
-    deviations = _deviations(made)
+def _spread(tried: Sequence[Comparison]) -> float | None:
+    deviations = _deviations(tried)
     return statistics.pstdev(deviations) if len(deviations) > 1 else None
 
 
-def _alarms(made: Sequence[Comparison], identical: bool) -> str:
+def _alarms(tried: Sequence[Comparison], identical: bool) -> str:
     """How many of those that compared identical code, or code slowed down, ended in a change."""
     ends = ("slower", "faster") if identical else ("slower",)
-    requested = [each.verdict in ends for each in made if (each.shift == 0) == identical and each.verdict != "failed"]
+    requested = [each.verdict in ends for each in tried if (each.shift == 0) == identical and each.verdict != "failed"]
     return f"{sum(requested)} of {len(requested)}"
 
 
 def _cautions(selfcheck: Selfcheck) -> list[Remark]:
-    found = []
+    cautions = []
     failed = [each for each in selfcheck.comparisons if each.verdict == "failed"]
     if failed:
-        found.append(
+        cautions.append(
             remark(
                 "{count} comparisons could not be made, the first of {first}: {reason}",
                 kind="caution",
@@ -433,10 +433,10 @@ def _cautions(selfcheck: Selfcheck) -> list[Remark]:
     commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
     if len(commits) > 1:
         listed = ", ".join(commits)
-        found.append(
+        cautions.append(
             remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=listed)
         )
-    return found
+    return cautions
 
 
 PROBE = "selfcheck"

@@ -20,14 +20,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     folder, docs = Path(page.file.abs_src_path).parent, Path(config.docs_dir)
 
-    def followed(found: re.Match[str]) -> str:
-        is_picture, words, link, part = found.groups()
+    def followed(match: re.Match[str]) -> str:
+        is_picture, words, link, part = match.groups()
         target = (folder / link).resolve()
         if target.is_relative_to(docs):
-            return found[0]
+            return match[0]
         if not target.exists():
             log.warning("%s links to %s, which is not there", page.file.src_path, link)
-            return found[0]
+            return match[0]
         path = target.relative_to(docs.parent).as_posix()
         if is_picture:
             if files.get_file_from_path(path) is None:

@@ -43,7 +43,7 @@ DTYPES = {name: name for name in ("bf16", "fp16", "fp8", "fp8_block", "int8", "n
     "half": "fp16",
     "float32": "fp32",
 }
-# Of rows that a law refuses together so many are priced one by one before all of them count as refused.
+# Rows priced one by one, of rows that a law refuses together, before all of them count as refused.
 ASKED_APART = 3
 
 
@@ -105,14 +105,14 @@ def _published_kernel(requested: TableSlice) -> Explained:
         return gemm_time(requested.laws, m, n, k, "fp8" if "fp8" in kind else "bf16", mode=mode)
     batch, seq, heads, width = np.array(numbers).T
     kernel: Kernel = "FlashAttention-2" if kind.startswith("FA2") else "usual"
-    found = [
+    parts = [
         attention_time(
             requested.laws, batch, seq, seq, heads, heads, width, kind.endswith("causal"), backward=way, kernel=kernel
         )
         for way in (False, True)[: 1 + ("bwd" in kind)]
     ]
-    seconds, low, high = (sum(getattr(each, name) for each in found) for name in ("seconds", "low", "high"))
-    return replace(found[0], seconds=seconds, low=low, high=high)
+    seconds, low, high = (sum(getattr(each, name) for each in parts) for name in ("seconds", "low", "high"))
+    return replace(parts[0], seconds=seconds, low=low, high=high)
 
 
 def _collective(requested: TableSlice) -> Explained:
@@ -146,14 +146,13 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Validated:
-    """What the laws are worth on the rows of one GPU, dtype and library version of a file.
+    """Errors of the laws on the rows of one GPU, dtype and library version of a file.
 
     Errors are in %: `mape` and `median` of |predicted / measured − 1|, `bias` the mean with its sign. `coverage` is the
     share of rows, in %, whose time lies in the stated 90 % interval, None where no interval was stated. `blank` rows
-    have no time, `refused` ones no prediction: `reasons` says how many for which. `extrapolated` rows lie beyond what
-    the law was fitted on. Of training runs `library` is the framework, `pairs` of layouts of one model on equal GPUs
-    differ by more than 5 %, of which the law tells `right_pairs`; `called_too_large` ran, and the law says that they do
-    not fit.
+    have no time, `refused` ones no prediction: `reasons` says how many for which. `extrapolated` rows lie beyond the
+    fitted ones. Of training runs `library` is the framework, `pairs` of layouts of one model on equal GPUs differ by
+    more than 5 %, of which the law tells `right_pairs`; `called_too_large` ran, and the law says that they do not fit.
     """
 
     file: str
@@ -219,7 +218,7 @@ def format_of(columns: Columns, path: Path) -> TableFormat:
 
 
 # Layouts whose times differ by less are in no order.
-APART = 0.05
+MIN_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) 
 
 
 def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Count pairs of layouts of a model on equal GPUs that differ by more than APART: those the law has right, and all.
+    """Count pairs of layouts of a model on equal GPUs beyond MIN_DIFFERENCE: those the law has right, and all.
 
     Runs of one layout count as one, by the mean of their logarithms.
     """
@@ -271,7 +270,7 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
     for layouts in groups.values():
         means = [np.mean(times, axis=0) for times in layouts.values()]
         for (measured, predicted), (other, other_predicted) in combinations(means, 2):
-            if abs(measured - other) > np.log1p(APART):
+            if abs(measured - other) > np.log1p(MIN_DIFFERENCE):
                 pairs += 1
                 right += int((measured - other) * (predicted - other_predicted) > 0)
     return right, pairs
@@ -454,7 +453,7 @@ def _priced(
 
 
 def _all_refused(form: TableFormat, requested: TableSlice, members: NDArray[np.intp]) -> bool:
-    """Tell whether the first, the middle and the last of them are refused for one reason."""
+    """True if the first, the middle and the last of the rows are refused for one reason."""
     reasons = set()
     for row in members[np.linspace(0, members.size - 1, ASKED_APART).astype(np.intp)]:
         try:
@@ -487,15 +486,15 @@ COLUMNS = (
 )
 
 
-def findings_of(found: Sequence[Validated]) -> Findings:
-    """Return what a person reads: why rows were refused, and a table with a row a GPU, dtype and library."""
+def findings_of(validated: Sequence[Validated]) -> Findings:
+    """Return the reasons why rows were refused, and a table with a row a GPU, dtype and library."""
     title = "Predicted against measured; nine of ten rows should lie in the stated interval"
-    return Findings((*_of_runs(found), *_refusals(found)), (table(title, COLUMNS, found),))
+    return Findings((*_of_runs(validated), *_refusals(validated)), (table(title, COLUMNS, validated),))
 
 
-def _of_runs(found: Sequence[Validated]) -> Iterator[Remark]:
-    """Of training runs: which of two layouts is faster, and whether what ran is said to fit."""
-    of_runs = [each for each in found if each.law == TRAINING]
+def _of_runs(validated: Sequence[Validated]) -> Iterator[Remark]:
+    """Return remarks on training runs: which of two layouts is faster, and whether runs are said to fit."""
+    of_runs = [each for each in validated if each.law == TRAINING]
     if not of_runs:
         return
     pairs, right = sum(each.pairs for each in of_runs), sum(each.right_pairs for each in of_runs)
@@ -514,9 +513,9 @@ def _of_runs(found: Sequence[Validated]) -> Iterator[Remark]:
     )
 
 
-def _refusals(found: Sequence[Validated]) -> Iterator[Remark]:
+def _refusals(validated: Sequence[Validated]) -> Iterator[Remark]:
     reasons: Counter[str] = Counter()
-    for each in found:
+    for each in validated:
         reasons.update(each.reasons)
     for reason, rows in reasons.most_common():
         yield remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))

@@ -245,7 +245,7 @@ def track(
 
 
 def _confirmed(
-    store: Store, tracked: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
+    store: Store, trend: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
 ) -> tuple[list[Judgement], list[str]]:
     """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
     from pyperf_suite.hardware.devices import resolve
@@ -255,11 +255,9 @@ def _confirmed(
 
     where = resolve(device)
     machine = identity(where).slug
-    slower = [each for each in tracked.current if each.is_slower and not each.is_exact]
-    slower += [
-        each for each in tracked.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"
-    ]
-    others = [each.judgement() for each in tracked.current if each not in slower]
+    slower = [each for each in trend.current if each.is_slower and not each.is_exact]
+    slower += [each for each in trend.newest if each.is_slower and not each.is_machine and each.series.kind == "timing"]
+    others = [each.judgement() for each in trend.current if each not in slower]
     able, unable = rerunnable(slower, machine, store.journals())
     if not able:
         return [*unable, *others], []

@@ -251,4 +251,4 @@ class CudaStopwatch:
 
 
 def _nothing(index: int) -> None:
-    """A launch that launches nothing: what is then timed is the stopwatch."""
+    """A launch that launches nothing: then the stopwatch itself is timed."""

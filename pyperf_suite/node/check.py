@@ -37,18 +37,18 @@ class Check:
     """The device or group: `cuda:0`, `host`, `Software`."""
     what: str
     found: Cell = None
-    """What was measured or read; None if it is not known."""
+    """The measured or read value; None if it is unknown."""
     expected: Cell = None
     verdict: Verdict = OK
     why: str = ""
     """Likely causes, what it means, or why it is unknown."""
     rate: float | None = None
-    """Of a link, in bytes a second, and the best that it could have."""
+    """Rate of a link in bytes a second, and the best that it could have."""
     best_rate: float | None = None
     source: str = ""
-    """What the expected value is from."""
+    """Source of the expected value."""
     advice: str = ""
-    """What a person could do; empty if nothing is to be done."""
+    """Advice to a person; empty if nothing is to be done."""
     command: str = ""
     """A command that a person may run for it."""
 
@@ -78,8 +78,8 @@ class Check:
         return self.found.unit if isinstance(self.found, Quantity) and self.found.base.endswith("/s") else ""
 
 
-def _judged(verdict: Verdict, found: str, advice: str = "", command: str = "") -> Check:
-    return Check("", "", found, verdict=verdict, advice=advice, command=command)
+def _judged(verdict: Verdict, value: str, advice: str = "", command: str = "") -> Check:
+    return Check("", "", value, verdict=verdict, advice=advice, command=command)
 
 
 ok, caution, failed = partial(_judged, OK), partial(_judged, CAUTION), partial(_judged, FAILED)
@@ -100,9 +100,9 @@ def of_part(part: str, checks: Mapping[str, Check]) -> list[Check]:
     return [named(check, part, what) for what, check in checks.items()]
 
 
-def named(check: Check, part: str, what: str) -> Check:
+def named(check: Check, part: str, name: str) -> Check:
     """The same check of a part, by that name."""
-    return dataclasses.replace(check, part=part, what=what)
+    return dataclasses.replace(check, part=part, what=name)
 
 
 def worst(checks: Iterable[Check]) -> Verdict:
@@ -124,20 +124,20 @@ def sentences(checks: Iterable[Check]) -> Iterator[Remark]:
 
 def _sentence(check: Check, who: str) -> Remark:
     values: dict[str, Any] = {"who": who, "what": check.what, "verdict": check.verdict}
-    known = []
+    phrases = []
     if check.found is not None:
         values["found"] = check.found
-        known.append("{found}")
+        phrases.append("{found}")
     if check.expected is not None:
         values["expected"] = check.expected
-        known.append("expected {expected}")
+        phrases.append("expected {expected}")
         if check.least is not None:
             values["least"] = check.least
-            known.append("at least {least}")
+            phrases.append("at least {least}")
         if check.off is not None and check.off < 0:
             values["below"] = Quantity(-check.off, "%")
-            known.insert(1, "{below} low")
-    words = ", ".join(known)
+            phrases.insert(1, "{below} low")
+    words = ", ".join(phrases)
     if check.why:
         values["why"] = check.why
         words += ": {why}" if words else "{why}"

@@ -29,9 +29,9 @@ RECORDS = "records.jsonl"
 FEWEST_NODES = 3
 # One fleet in a thousand without a slow node has one named; nearer to the median nothing is worth a technician.
 CHANCE, WORTH = 0.001, 0.02
-ALL = "all rates together"
-# Of how far rounds of a node lie apart, root mean square, as much as the median deviation of normal noise is of it; and
-# how far in those one check counts for all.
+ALL_RATES = "all rates together"
+# Ratio of the root mean square of rounds of a node to the median deviation, as of normal noise; and the limit, in
+# those, to the weight of one check among all.
 ROUNDS_SHARE, FURTHEST = 0.2, 8.0
 # A node that is measured twice differs by less.
 BETWEEN_RUNS = 0.05
@@ -75,7 +75,7 @@ def read_node(journal: Path, name: str) -> FleetNode:
 
 
 def baseline(name: str, results: Path, slug: str) -> dict[RateKey, Quantity]:
-    """Return what each rate of this machine should be by an earlier run: its folder, its name in `results`, or latest.
+    """Return the expected rates of this machine by an earlier run: its folder, its name in `results`, or latest.
 
     Raises UserError where there is none, or it is another machine's.
     """
@@ -97,14 +97,14 @@ def read_fleet(folder: Path) -> list[FleetNode]:
     """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: name the one that holds the results of every node.")
-    found = {path.relative_to(folder).parts: path for path in folder.rglob(RECORDS) if _accepted(path)}
-    if not found:
+    records = {path.relative_to(folder).parts: path for path in folder.rglob(RECORDS) if _accepted(path)}
+    if not records:
         raise UserError(
             f"{folder} holds no run of `pyperf-suite accept`: collect one of each node in it, a folder a node."
         )
-    depth = next((n for n, parts in enumerate(zip(*found, strict=False)) if len(set(parts)) > 1), 0)
+    depth = next((n for n, parts in enumerate(zip(*records, strict=False)) if len(set(parts)) > 1), 0)
     # Runs are named by when they began: the last of a node is the newest.
-    newest = {parts[depth]: path for parts, path in sorted(found.items(), key=lambda item: item[0][-2:])}
+    newest = {parts[depth]: path for parts, path in sorted(records.items(), key=lambda item: item[0][-2:])}
     nodes = [read_node(path, name) for name, path in sorted(newest.items())]
     slugs = sorted({node.slug for node in nodes})
     if len(slugs) > 1:
@@ -124,7 +124,7 @@ class RateComparison:
     hardly goes. `sure` are those whose best round is low as well.
     """
 
-    what: str
+    rate_name: str
     share: Mapping[RateKey, float]
     deviation: Mapping[RateKey, float]
     cutoff: float
@@ -132,7 +132,7 @@ class RateComparison:
 
     @property
     def slow(self) -> list[RateKey]:
-        """Return those named, slowest first."""
+        """Parts named as slow, slowest first."""
         found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -WORTH]
         return sorted(found, key=self.share.__getitem__)
 
@@ -155,35 +155,35 @@ def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateCompar
     nodes spreads more than its medians show, and nobody is named whose best round is half as far off only.
     """
     whats = list(dict.fromkeys(what for held in rates.values() for what in held))
-    off: dict[str, dict[RateKey, float]] = {what: {} for what in (*whats, ALL)}
-    far, sure = {what: dict(held) for what, held in off.items()}, {what: dict(held) for what, held in off.items()}
+    off: dict[str, dict[RateKey, float]] = {what: {} for what in (*whats, ALL_RATES)}
+    sigmas, sure = {what: dict(held) for what, held in off.items()}, {what: dict(held) for what, held in off.items()}
     cutoffs = dict.fromkeys(off, 0.0)
-    for what in whats:
-        found = {who: held[what] for who, held in rates.items() if what in held}
+    for rate_name in whats:
+        found = {who: held[rate_name] for who, held in rates.items() if rate_name in held}
         logs = np.log([[rate.value, *_ends(rate)] for rate in found.values()])
         apart = logs[:, 0] - np.median(logs[:, 0])
         scale = max(np.median(np.abs(apart)), ROUNDS_SHARE * math.sqrt(np.mean((logs[:, 2] - logs[:, 1]) ** 2)))
-        cutoffs[what] = low_cutoff(len(found), CHANCE / len(off))
+        cutoffs[rate_name] = low_cutoff(len(found), CHANCE / len(off))
         for who, each, best in zip(found, apart, logs[:, 2] - np.median(logs[:, 0]), strict=True):
-            off[what][who], far[what][who] = float(each), float(each / scale) if scale else 0.0
-            sure[what][who] = bool(best < 0.5 * cutoffs[what] * scale)
+            off[rate_name][who], sigmas[rate_name][who] = float(each), float(each / scale) if scale else 0.0
+            sure[rate_name][who] = bool(best < 0.5 * cutoffs[rate_name] * scale)
     many = [who for who, held in rates.items() if len(held) > 1]
     # Each check counts by its own noise, and none for so much that it speaks for all.
-    means = [np.mean([np.clip(far[what][who], -FURTHEST, FURTHEST) for what in rates[who]]) for who in many]
-    far[ALL] = dict(zip(many, deviations(means).tolist() if many else [], strict=True))
-    off[ALL] = {who: statistics.median(off[what][who] for what in rates[who]) for who in many}
-    sure[ALL], cutoffs[ALL] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
+    means = [np.mean([np.clip(sigmas[what][who], -FURTHEST, FURTHEST) for what in rates[who]]) for who in many]
+    sigmas[ALL_RATES] = dict(zip(many, deviations(means).tolist() if many else [], strict=True))
+    off[ALL_RATES] = {who: statistics.median(off[what][who] for what in rates[who]) for who in many}
+    sure[ALL_RATES], cutoffs[ALL_RATES] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
     shares = {what: {who: math.expm1(each) for who, each in held.items()} for what, held in off.items()}
     return [
         RateComparison(
-            what, shares[what], far[what], cutoffs[what], {who for who, is_sure in sure[what].items() if is_sure}
+            what, shares[what], sigmas[what], cutoffs[what], {who for who, is_sure in sure[what].items() if is_sure}
         )
-        for what in (*whats, *([ALL] if many else []))
+        for what in (*whats, *([ALL_RATES] if many else []))
     ]
 
 
 def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
-    """Tell who is slow in what, what is wrong by itself, and from where on one is named; whether there is anything."""
+    """Return findings on slow parts, faults and the limits of being named; and whether there is any."""
     rates: dict[RateKey, dict[str, Quantity]] = {}
     for node in nodes:
         for (part, what), rate in node.rates.items():
@@ -219,10 +219,10 @@ def _slow(comparison: RateComparison, who: RateKey) -> Check:
     far, cutoff = -comparison.deviation[who], -comparison.cutoff
     why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
     found = Quantity(comparison.share[who], "+%")
-    return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")
+    return Check(" ".join(who), comparison.rate_name, found, verdict=CAUTION, why=why, source="the other nodes")
 
 
-# Fleets that are drawn to learn how far chance takes the lowest of so many, and how many values of them at most.
+# Fleets drawn to learn how far chance takes the lowest of `count`, and values drawn at most.
 FLEETS, DRAWN = 40_000, 20_000_000
 
 

@@ -161,10 +161,10 @@ def corrections(spec: GpuSpec, records: Iterable[Record], origin: str) -> list[C
     return [_correct(spec, law, found, origin) for law, found in sorted(enough.items())]
 
 
-def calibrated(spec: GpuSpec, found: Sequence[Corrected]) -> Calibration:
+def calibrated(spec: GpuSpec, corrections: Sequence[Corrected]) -> Calibration:
     """The shipped calibration of a GPU, or an empty one, with the corrections of this machine."""
     calibration = shipped_calibration(spec.name) or Calibration(spec.name)
-    for each in found:
+    for each in corrections:
         if each.block is not None:
             calibration = calibration.with_block(correction_name(each.law), each.block)
     return calibration
@@ -185,22 +185,22 @@ def _law(case: Case) -> str:
     return BLOCK_OF[dtype] if case.operator == "matmul" else f"attention_{dtype}"
 
 
-def _sizes(found: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:
-    names = SIZES_OF[found[0].case.operator]
-    return {name: np.array([getattr(reading.case.parameters, name) for reading in found]) for name in names}
+def _sizes(measured: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:
+    names = SIZES_OF[measured[0].case.operator]
+    return {name: np.array([getattr(reading.case.parameters, name) for reading in measured]) for name in names}
 
 
-def _sites(found: Sequence[Reading]) -> NDArray[np.intp]:
+def _sites(measured: Sequence[Reading]) -> NDArray[np.intp]:
     """A site of products is their weight (n, k); of attentions, everything."""
-    sizes = _sizes(found)
+    sizes = _sizes(measured)
     return site_numbers(*(sizes[name] for name in sizes if name != "m"))
 
 
-def _correct(spec: GpuSpec, law: str, found: Sequence[Reading], origin: str) -> Corrected:
+def _correct(spec: GpuSpec, law: str, readings: Sequence[Reading], origin: str) -> Corrected:
     """The correction of the degree that predicts held-out sites best, none where the law as it is does."""
-    measured = np.array([reading.seconds for reading in found])
-    predicted = predicted_seconds(spec, [reading.case for reading in found])
-    sizes, sites = _sizes(found), _sites(found)
+    measured = np.array([reading.seconds for reading in readings])
+    predicted = predicted_seconds(spec, [reading.case for reading in readings])
+    sizes, sites = _sizes(readings), _sites(readings)
     log_ratio, there = np.log(measured / predicted), np.unique(sites).size
 
     def fitted(rows: NDArray[np.intp], degree: int) -> CalibrationBlock:

@@ -190,7 +190,7 @@ def _is_dense_in_llama4(fields: ConfigFields, layer: int) -> bool:
     return layer not in (sparse or ())
 
 
-# What is 0 follows from others.
+# A field of 0 follows from others.
 BASE = _family(
     layers=_count("num_hidden_layers"),
     hidden=_count("hidden_size"),
@@ -227,7 +227,7 @@ GEMMA = _family(
 QWEN = _family(
     DECODER,
     _absent(num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28),
-    # None unless requested; then of the layers behind the first so many.
+    # None unless requested; then those of the first `max_window_layers` layers.
     window=lambda fields: fields.count("sliding_window", 0) * fields.flag("use_sliding_window"),
     windowed_layers=_layers_where(_from("max_window_layers"), "sliding_attention", "layer_types"),
 )
@@ -356,7 +356,7 @@ FAMILIES: dict[str, Family] = {
     "jais2": _family(NEMOTRON, _absent(attention_bias=True, mlp_bias=True)),
     "kimi_k2": DEEPSEEK,
     "llama": LLAMA,
-    # Experts and a shared one in every so many layers; most layers see only their chunk of the sequence.
+    # Experts and a shared one in one layer of a period; most layers see only their chunk of the sequence.
     "llama4_text": _family(
         DECODER,
         BIASED_ATTENTION,

@@ -154,7 +154,7 @@ def _better_sizes(prices: Prices, gpu: GpuSpec, sizes: dict[str, int], dtype: st
     win more: within `LITTLE_GROWTH` by time, as of a padded vocabulary, and far away by work a second. Where rows of
     several dimensions are odd these are padded together, for the worst row decides; the others are left.
     """
-    run, seen = elements_in(NEEDED_BYTES, int(BYTES_OF[dtype])), set()
+    run, offered = elements_in(NEEDED_BYTES, int(BYTES_OF[dtype])), set()
     dimensions = [name for name in "NMK" if name != TOKENS.get(layout, "M")]
     odd = [name for name in dimensions if name.lower() in SIDE_BY_SIDE[layout] and sizes[name] % run]
     for name in odd or dimensions:
@@ -165,8 +165,8 @@ def _better_sizes(prices: Prices, gpu: GpuSpec, sizes: dict[str, int], dtype: st
         wins, place = (ratio > 1 + GAIN) & (low >= 1), tried[name] - sizes[name]
         for at in (*_picked(seconds, ratio, wins, place, sizes[name]), *_picked(seconds, ratio, wins, -place, 0)):
             found = {each: int(tried[each][at]) for each in present}
-            if tuple(found.items()) not in seen:
-                seen.add(tuple(found.items()))
+            if tuple(found.items()) not in offered:
+                offered.add(tuple(found.items()))
                 yield BetterSize(present, found, *(float(each[at]) for each in (seconds, ratio, low, high)))
 
 

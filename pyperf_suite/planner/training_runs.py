@@ -67,7 +67,7 @@ DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
 # WorkloadBaseConfig). InternLM's runs had the first FlashAttention (1.0.5), as had its own training scripts: 1.7 to 3
 # times as slow as the second (Dao 2023, FlashAttention-2, abstract), the middle.
 BRIDGE, PURE_STATES, FIRST_FLASH_OVER_SECOND = "NeMo container", "pure bf16 states", 2.35
-SAID: Mapping[str, Mapping[str, Any]] = {
+MEANING_OF_NOTES: Mapping[str, Mapping[str, Any]] = {
     "no flash": {"fused_attention": False},
     "as table 1": {"fused_attention": False},
     "InternEvo": {"slower_attention": FIRST_FLASH_OVER_SECOND, "gradient_bytes": HALF},
@@ -136,7 +136,7 @@ class TrainingRun:
 
     @property
     def verdict(self) -> Verdict:
-        """Tell whether it fits its GPU."""
+        """Verdict on whether it fits its GPU."""
         return verdict_of(*self.reserved()[1:], self.gpu.memory_bytes)
 
 
@@ -164,52 +164,52 @@ def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
 
 def run_of(row: Mapping[str, str]) -> TrainingRun:
     """The run of one row. Raises UserError for what cannot be predicted, in a sentence that names it."""
-    given = {name: (value or "").strip() for name, value in row.items() if name}
-    if missing := [name for name in NEEDED if not given.get(name)]:
+    cells = {name: (value or "").strip() for name, value in row.items() if name}
+    if missing := [name for name in NEEDED if not cells.get(name)]:
         raise UserError(f"The row does not state {', '.join(missing)}.")
     assumed: list[str] = []
 
     def number(name: str, otherwise: int, unless: str = "") -> int:
-        if not given.get(name):
+        if not cells.get(name):
             if unless:
                 assumed.append(unless)
             return otherwise
         try:
-            return int(float(given[name]))
+            return int(float(cells[name]))
         except ValueError:
-            raise UserError(f"{name} = {given[name]!r} is no number.") from None
+            raise UserError(f"{name} = {cells[name]!r} is no number.") from None
 
-    power, memory = (float(given[name]) if given.get(name) else None for name in CARD)
-    gpu = card_of(find_gpu(GPUS.get(given["gpu"], given["gpu"])), power, memory)
-    note = given.get("engine_note", "")
+    power, memory = (float(cells[name]) if cells.get(name) else None for name in CARD)
+    gpu = card_of(find_gpu(GPUS.get(cells["gpu"], cells["gpu"])), power, memory)
+    note = cells.get("engine_note", "")
     tensor, pipeline, context = (number(name, 1) for name in ("tp", "pp", "cp"))
     gpus = number("gpus", 1)
     data = number("dp", max(1, gpus // (tensor * pipeline * context)))
     if data * tensor * pipeline * context != gpus:
         raise UserError(f"DP {data} x TP {tensor} x PP {pipeline} x CP {context} are not {gpus} GPUs.")
     zero_stage = number("zero_stage", 0, "no ZeRO")
-    framework = _framework(given, note, zero_stage)
-    recompute, share = _recompute(given, assumed)
-    overlaps = given.get("overlap", "")
+    framework = _framework(cells, note, zero_stage)
+    recompute, share = _recompute(cells, assumed)
+    overlaps = cells.get("overlap", "")
     modern = framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= 9
     if modern and not overlaps:
         assumed.append("TP and DP overlapped")
     micro_batch = number("micro_batch", 1, "a micro-batch of 1")
-    dtype = given.get("dtype") or "bf16"
-    state_dtype = given.get("state_dtype") or ("bf16" if PURE_STATES in note else "fp32")
-    if not given.get("state_dtype") and PURE_STATES not in note and given.get("engine") in OF_SCRIPTS:
+    dtype = cells.get("dtype") or "bf16"
+    state_dtype = cells.get("state_dtype") or ("bf16" if PURE_STATES in note else "fp32")
+    if not cells.get("state_dtype") and PURE_STATES not in note and cells.get("engine") in OF_SCRIPTS:
         assumed.append(ASSUMED_STATES)
     shares, release = re.search(r"zero1=(\d+)", note), re.search(BRIDGE + r" (\d+\.\d+)", note)
     # NVIDIA's recipes have grad_reduce_in_fp32 = False, Megatron's default is True. TP of torchtitan always cuts the
     # sequence (its parallelize_llama), Megatron's since it recomputes attention alone.
-    narrow = framework == "deepspeed" or given.get("engine") == "nemo" or dtype == "fp16"
+    narrow = framework == "deepspeed" or cells.get("engine") == "nemo" or dtype == "fp16"
     cuts = framework in ("fsdp2", "torchtitan") or (framework == "megatron" and recompute != "layers")
     fields: dict[str, Any] = {
         "gradient_bytes": HALF if narrow else 2 * HALF,
         "overlap_tensor": "tp" in overlaps or modern,
         "slower_attention": ON_HOPPER if OLD_NEMO in note and modern else 1.0,
     }
-    for words, said in SAID.items():
+    for words, said in MEANING_OF_NOTES.items():
         fields |= said if words in note else {}
     plan = ParallelPlan(
         global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
@@ -220,19 +220,19 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         framework=framework, fuses_experts=release is not None and float(release[1]) >= FUSED and dtype == "mxfp8",
         blocks=JEAN_ZAY in note and gpus >= BLOCKED_FROM, state_dtype=state_dtype, **fields,
     )  # fmt: skip
-    network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
-    seconds = float(given["seconds_per_step"]) if given.get("seconds_per_step") else None
-    if seconds is None and given.get("tokens_per_s_per_gpu"):
-        seconds = plan.global_batch * plan.seq / (float(given["tokens_per_s_per_gpu"]) * gpus)
-    memory = float(given["memory_gib"]) if given.get("memory_gib") else None
+    network = float(cells["network_gb_s_per_gpu"]) * 1e9 if cells.get("network_gb_s_per_gpu") else None
+    seconds = float(cells["seconds_per_step"]) if cells.get("seconds_per_step") else None
+    if seconds is None and cells.get("tokens_per_s_per_gpu"):
+        seconds = plan.global_batch * plan.seq / (float(cells["tokens_per_s_per_gpu"]) * gpus)
+    memory = float(cells["memory_gib"]) if cells.get("memory_gib") else None
     return TrainingRun(
-        given.get("model", ""), given.get("source", ""), gpu, _model(given, number), plan, network, seconds, memory,
-        given.get("ran", "yes") != "no", tuple(assumed), note,
+        cells.get("model", ""), cells.get("source", ""), gpu, _model(cells, number), plan, network, seconds, memory,
+        cells.get("ran", "yes") != "no", tuple(assumed), note,
     )  # fmt: skip
 
 
-def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framework:
-    engine = given.get("framework") or given.get("engine", "")
+def _framework(fields: Mapping[str, str], note: str, zero_stage: int) -> Framework:
+    engine = fields.get("framework") or fields.get("engine", "")
     if said := [framework for (of, words), framework in ENGINES_AS_SAID.items() if of == engine and words in note]:
         return said[0]
     if not engine:
@@ -242,9 +242,9 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
     raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
 
 
-def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
-    stated = given.get("recompute", "")
-    if not stated or given.get("recompute_stated") == "no":
+def _recompute(fields: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
+    stated = fields.get("recompute", "")
+    if not stated or fields.get("recompute_stated") == "no":
         assumed.append(ASSUMED_RECOMPUTE)
     if not stated:
         return RECOMPUTED["nothing"]
@@ -253,8 +253,8 @@ def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute,
     return RECOMPUTED[stated]
 
 
-def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore[no-untyped-def]
-    architecture, note = given.get("architecture", ""), given.get("engine_note", "")
+def _model(fields: Mapping[str, str], number) -> ModelDimensions:  # type: ignore[no-untyped-def]
+    architecture, note = fields.get("architecture", ""), fields.get("engine_note", "")
     experts = number("experts", 1) or 1
     dimensions: dict[str, Any] = {
         "layers": number("layers", 1),
@@ -281,7 +281,7 @@ def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore
         dimensions["layers"] += NEXT_TOKEN_LAYERS * ("w/o MTP" not in note)
     biases = "biases" in architecture and "no biases" not in architecture
     return ModelDimensions(
-        **dimensions, gated=given.get("gated") == "yes", tied=given.get("tied") == "yes", bias=biases
+        **dimensions, gated=fields.get("gated") == "yes", tied=fields.get("tied") == "yes", bias=biases
     )
 
 
@@ -289,9 +289,9 @@ Floats = NDArray[np.float64]
 
 # How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
 WIDTH = 0.1
-# What a logarithm needs in the place of 0, and how far inside of its range a search begins.
+# Substitute of 0 in logarithms, and distance from its range's ends at which a search begins.
 TINY, NEAR = 1e-6, 1e-3
-# What runs of one layout scatter by; and how many runs say something of how wide errors are.
+# Scatter of runs of one layout; and runs from which on the width of errors is estimated.
 SCATTER, ENOUGH_RUNS = 0.03, 12
 
 
@@ -351,14 +351,14 @@ def refitted(path: Path, gpu: str | None = None) -> tuple[Calibration, list[Refi
     if len(names) != 1:
         what = f"runs on {', '.join(names)}: name one with --gpu" if names else "no run with a time"
         raise UserError(f"{path} has {what}{'' if names else f' on {gpu}' if gpu else ''}.")
-    own: dict[str, list[tuple[TrainingRun, PricedStep]]] = defaultdict(list)
+    by_framework: dict[str, list[tuple[TrainingRun, PricedStep]]] = defaultdict(list)
     for run in timed:
         try:
             priced = price_step(run.model, run.plan, prices_of(run.gpu, run.plan.dtype), run.network_bytes_per_s)
-            own[str(run.plan.framework)].append((run, priced))
+            by_framework[str(run.plan.framework)].append((run, priced))
         except UserError as reason:
             refused.append(f"{run.name}: {reason}")
-    found = [_refitted(framework, members, path) for framework, members in sorted(own.items())]
+    found = [_refitted(framework, members, path) for framework, members in sorted(by_framework.items())]
     blocks = {f"{BLOCK}.{each.framework}": each.block for each in found if each.block is not None}
     return Calibration(names[0], blocks), found, refused
 

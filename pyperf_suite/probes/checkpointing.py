@@ -185,17 +185,15 @@ def is_reported(row: Row[TrainingStepParameters]) -> bool:
 
 def analyse(rows: Rows[TrainingStepParameters]) -> Findings:
     """Return the cost of other policies, the largest batches, whether they repay it, and advice."""
-    batch_searches = searches(rows.records)
-    after = {
-        replace(each.parameters, batch=batch - 1): "does not fit" for each in batch_searches for batch in each.too_large
-    }
-    settled = [replace(each.parameters, batch=each.largest) for each in batch_searches if each.is_settled]
+    tried = searches(rows.records)
+    after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in tried for batch in each.too_large}
+    settled = [replace(each.parameters, batch=each.largest) for each in tried if each.is_settled]
     largest = [row for p in settled for row in rows if row.p == p]
     return findings(
         (_cost(row) for row in rows.where(is_reported)),
         (_headroom(rows, row) for row in largest if row.p.checkpointing == NONE),
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
-        table("Largest batch that fits", LARGEST, batch_searches),
+        table("Largest batch that fits", LARGEST, tried),
         table(
             "Steps by checkpointing and batch",
             (*STEPS, Column("batch after it", lambda row: after.get(row.p))),

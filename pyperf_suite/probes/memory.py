@@ -36,7 +36,7 @@ from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
 BYTES_A_PARAMETER = MIXED.weight + MIXED.gradient + MIXED.state
-# The rule of the share: what is left of a memory that weights, gradients and states may fill to that share.
+# The rule of the share: the part of a memory that weights, gradients and states may fill; the rest is activations'.
 SHARE = 0.75
 LEFT_BYTES_A_PARAMETER = BYTES_A_PARAMETER * (1 - SHARE) / SHARE
 
@@ -202,9 +202,8 @@ def _headroom(row: Row[TrainingStepParameters]) -> Remark | None:
         "{configuration} leaves {unused:size} of {capacity:size} unused: by what it keeps its batch could be {larger}; "
         "`checkpointing` measures what that gains"
     )
-    return row.remark(
-        sentence, kind="predicted", unused=capacity - row.observed["peak"], capacity=capacity, larger=batch
-    )
+    unused = capacity - row.observed["peak"]
+    return row.remark(sentence, kind="predicted", unused=unused, capacity=capacity, larger=batch)
 
 
 COUNTED = (

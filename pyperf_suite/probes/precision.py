@@ -306,9 +306,7 @@ PROBE = Probe(
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             ratio=lambda row: (
-                row.observed["casts"] / (row.p.micro_batches * step.observed["casts"])
-                if (step := nested(row))
-                else None
+                row.observed["casts"] / row.p.micro_batches / step.observed["casts"] if (step := nested(row)) else None
             ),
             where=lambda row: row.p.cast_cache == "iteration",
         ),

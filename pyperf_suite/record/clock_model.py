@@ -48,8 +48,7 @@ class AtOneClock:
     `elasticity` is None if it is unknown: the bounds then span all of UNKNOWN_ELASTICITY. `half_width` is the relative
     half-width of the interval by slices alone. `log_of_doubt` is the logarithm, with its sign, of the conversion's
     possible error, 0 if there is none: two cases at the same clock share it, so that their ratio has none. `samples`
-    are all at the reference clock, with two quantiles; `slices` holds the number of samples of each slice, 0 for a
-    discarded one.
+    are all at the reference clock, with two quantiles; `slices` counts those of each slice.
     """
 
     seconds: float

@@ -110,18 +110,16 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
-    step_limit = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
-    segments = [part for group in groups for part in _without_breaks(series, group, logs, step_limit)]
+    limit = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
+    segments = [part for group in groups for part in _without_breaks(series, group, logs, limit)]
     off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
-    spoilt = [far for part in off for far in part if far > step_limit]
+    spoilt = [far for part in off for far in part if far > limit]
     noise = _noise_of(_steps(segments), f"{len(kept)} runs of its own")
     noise = replace(noise, runs=len(kept), largest=max(map(max, off)), around=_around(series, logs, kept, left_out))
     if len(spoilt) > SPOILT_SHARE * len(kept):
         return replace(noise, spoilt=min(spoilt))
-    good = [
-        [log for log, far in zip(*pair, strict=True) if far <= step_limit] for pair in zip(segments, off, strict=True)
-    ]
-    stayed = [abs(step) for step in _steps(good) if abs(step) > step_limit]
+    good = [[log for log, far in zip(*pair, strict=True) if far <= limit] for pair in zip(segments, off, strict=True)]
+    stayed = [abs(step) for step in _steps(good) if abs(step) > limit]
     if len(spoilt) + len(stayed) > SPOILT_SHARE * len(kept):
         stayed = []
     if not spoilt and not stayed:
@@ -129,20 +127,20 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     named = [f"{len(spoilt)} spoilt"] if spoilt else []
     named += [f"{len(stayed)} step{'s' if len(stayed) > 1 else ''}"] if stayed else []
     source = f"{len(kept) - len(spoilt)} runs of its own, {' and '.join(named)} left out,"
-    calm = _noise_of([step for step in _steps(good) if not stayed or abs(step) <= step_limit], source)
-    largest = max(far for part in off for far in part if far <= step_limit)
+    calm = _noise_of([step for step in _steps(good) if not stayed or abs(step) <= limit], source)
+    largest = max(far for part in off for far in part if far <= limit)
     calm = replace(calm, runs=len(kept), largest=largest, around=noise.around)
     return replace(noise, calm=calm, spoilt=min(spoilt, default=math.inf), step=min(stayed, default=math.inf))
 
 
 def _without_breaks(
-    series: BenchmarkSeries, group: Sequence[int], logs: Sequence[float], step_limit: float
+    series: BenchmarkSeries, group: Sequence[int], logs: Sequence[float], limit: float
 ) -> list[list[float]]:
     """The logarithms of a group's runs, in a list anew after each break at which they step."""
     starts = [each.index for each in series.breaks]
     parts: list[list[float]] = [[]]
     for last, index in zip([group[0], *group], group, strict=False):
-        if abs(logs[index] - logs[last]) > step_limit and any(last < start <= index for start in starts):
+        if abs(logs[index] - logs[last]) > limit and any(last < start <= index for start in starts):
             parts.append([])
         parts[-1].append(logs[index])
     return parts

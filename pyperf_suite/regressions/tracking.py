@@ -291,7 +291,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None, sentine
         for each in series.breaks if series.kind != "static" else ():
             when = series.points[each.index].made_at
             if not since or when >= since:
-                breaks[when[:13], each.description] = None
+                breaks[when[:13], each.what] = None
         steps = nominations(series)
         newest, drift = _newest_and_drift(series, groups, [each.change for each in steps], since)
         tracked.newest += [_with_sentinel(each, times) for each in newest]
@@ -358,10 +358,7 @@ def _newest_and_drift(
     explained = sum(math.log(step.ratio.value) for step in inside if step.index in later[1:])
     drift = find_drift(series.values, later, explained) if len(later) >= 2 * FEWEST_POINTS else None
     pair: tuple[list[Nomination], list[Nomination]] = [], []
-    for change, kind, length in (
-        (newest, pair[0], 1),
-        (drift, pair[1], drift.points_before if drift else 0),
-    ):
+    for change, kind, length in ((newest, pair[0], 1), (drift, pair[1], drift.points_before if drift else 0)):
         if change:
             within = later if change is drift else members
             start = int(np.searchsorted(within, change.index))

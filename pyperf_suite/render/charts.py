@@ -138,9 +138,8 @@ def colours_of(panels: Iterable[Panel]) -> dict[str, int | str]:
     for each in series:
         if each.label not in colours:
             of_points = colours.get(each.label.removeprefix("law of ")) if several else None
-            colours[each.label] = (
-                BASELINE if each.style == BASELINE else next(spare) if of_points is None else of_points
-            )
+            colour = BASELINE if each.style == BASELINE else of_points
+            colours[each.label] = next(spare) if colour is None else colour
     return colours
 
 
@@ -276,7 +275,7 @@ _CHART_PX, _CELL_PX, _CELL_WIDTH_PX, _BAR_PX = 300, 24, 32, 26
 
 @dataclass(frozen=True)
 class PagePanel:
-    """One panel: what is drawn, how high, how narrow it may become, and what one sees in words."""
+    """One panel: its chart, its height, its least width, and its content in words."""
 
     title: str
     words: str

@@ -48,7 +48,7 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Change]) -> Figure:
         return f"{heading}: {items}." if items else ""
 
     changed = listed("Steps", ((step.index, f"{step.effect}{_commits(step)}") for step in steps))
-    broken = listed("Breaks", ((each.index, each.description) for each in series.breaks))
+    broken = listed("Breaks", ((each.index, each.what) for each in series.breaks))
     caption = " ".join(filter(None, (changed or "No step.", broken, _CAPTION)))
     return Figure("", f"{series.probe}: {series.title}", caption, ((panel,),))
 
@@ -124,7 +124,7 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
     say(console, "", series.title, style="bold")
     say(console, "", f"{series.probe}, case {series.case_id}, on {series.machine}")
     for each in series.breaks:
-        say(console, "[yellow]break[/yellow]", f"{series.points[each.index].started_at[:10]}: {each.description}")
+        say(console, "[yellow]break[/yellow]", f"{series.points[each.index].started_at[:10]}: {each.what}")
     nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
     for step in steps:
         point = series.points[step.index]

@@ -98,7 +98,7 @@ def print_first_tables(console: Console, findings: Mapping[str, Findings], more:
             print_table(console, table, more, most_rows=2 * _MOST_ROWS)
 
 
-def print_answer(console: Console, findings: Findings, more: str = SHOW_ALL, besides: int = 0) -> None:
+def print_answer(console: Console, shown: Findings, more: str = SHOW_ALL, besides: int = 0) -> None:
     """Print one screen: cautions, the first finding, the first table, then others, and how much more there is.
 
     `besides` is the number of lines that follow.
@@ -108,16 +108,13 @@ def print_answer(console: Console, findings: Findings, more: str = SHOW_ALL, bes
         print_remarks_and_tables(console, Findings((item,) if isinstance(item, Remark) else tuple(item[1])), more)
 
     parts: list[tuple[str, Callable[[], None]]] = [
-        ("finding", functools.partial(one, each))
-        for each in text.by_claim(findings.remarks)
-        if each not in findings.cautions
+        ("finding", functools.partial(one, each)) for each in text.by_claim(shown.remarks) if each not in shown.cautions
     ]
     tables: list[tuple[str, Callable[[], None]]] = [
-        ("table", functools.partial(print_table, console, table, more, most_rows=_MOST_ROWS))
-        for table in findings.tables
+        ("table", functools.partial(print_table, console, table, more, most_rows=_MOST_ROWS)) for table in shown.tables
     ]
     parts = [*parts[:1], *tables[:1], *parts[1:], *tables[1:]]
-    cautions = functools.partial(print_cautions, console, findings.cautions, more)
+    cautions = functools.partial(print_cautions, console, shown.cautions, more)
     cautions()
     room, left = (
         screen_lines(console) - besides - 1 - height_of(console, cautions),
@@ -186,16 +183,16 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
 
 
 def print_remarks_and_tables(
-    console: Console, findings: Findings, more: str = SHOW_ALL, most_verdicts: int | None = _MOST_VERDICTS
+    console: Console, shown: Findings, more: str = SHOW_ALL, most_verdicts: int | None = _MOST_VERDICTS
 ) -> None:
     """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says what shows all of them."""
-    for each in text.by_claim(findings.remarks):
+    for each in text.by_claim(shown.remarks):
         if isinstance(each, Remark):
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
             say(console, f"  {mark}", text.sentence(each))
         else:
             _print_claim(console, *each, more, most_verdicts)
-    for table in findings.tables:
+    for table in shown.tables:
         print_table(console, table, more)
 
 

@@ -56,9 +56,8 @@ UNSUITED = "unsuited"
 # decided whether they are slower, and for longer where it seems so after a few.
 MOST_COMPARED, COMPARING_S, LOOK_AFTER = 60, 3.0, 12
 
-# The fastest of FRESH_TRIES bursts takes at most MAX_FRESH_OVER_REPORTED times the reported time of a launch, and
-# FRESH_SPARE_S besides, in which threads of a library wake after a pause: single launches of honest torch took 36 and,
-# on busy cores, 550 times.
+# The fastest of FRESH_TRIES bursts takes at most this factor of the reported time, and FRESH_SPARE_S besides, in which
+# threads of a library wake after a pause: single launches of honest torch took 36 and, on busy cores, 550 times.
 FRESH_TRIES, SHORT_BURST, MAX_FRESH_OVER_REPORTED, FRESH_SPARE_S = 40, 16, 3.5, 100e-6
 
 # Launches of a burst on sets that were all given fresh inputs: enough that one computed ahead is no large share.
@@ -381,12 +380,7 @@ class UserChecks(Checks):
         return seconds[0], seconds[1]
 
     def _alike(
-        self,
-        pair: Callable[[], tuple[float, float]],
-        fresh: list[float],
-        again: list[float],
-        fewest: int,
-        words: str,
+        self, pair: Callable[[], tuple[float, float]], fresh: list[float], again: list[float], count: int, words: str
     ) -> tuple[list[float], list[float]]:
         """Compare as many pairs as it takes to see that both take the same time; those made now.
 
@@ -395,7 +389,7 @@ class UserChecks(Checks):
         earlier, begin_s, looks_alike = len(fresh), self.clock(), True
         allowed_s = max(COMPARING_S / self._processes, CHECKING_SHARE * (self.clock() - self._begun_s))
         while len(fresh) < earlier + MOST_COMPARED and self.clock() - begin_s < allowed_s:
-            if looks_alike and len(fresh) >= earlier + fewest:
+            if looks_alike and len(fresh) >= earlier + count:
                 break
             fresh_s, known_s = pair()
             fresh.append(fresh_s)

@@ -124,8 +124,7 @@ class UserLaunches(Prepared):
     The code runs in this process, or with `audit`, for one of a pair, and by an interpreter of its own, in two others.
     """
 
-    # Seconds that releasing results took in the last part, between samples: as reported, but at most the plausible
-    # time.
+    # Seconds that releasing results took in the last part, between samples: as reported, but at most the plausible.
     released_s = 0.0
 
     def __init__(

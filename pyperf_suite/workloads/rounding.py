@@ -38,9 +38,7 @@ _SUMMED = 4.0
 # With TF32 tensor cores read float32 operands with 11 bits.
 _TF32_OPERAND = 2.0**-11
 
-# Limits of honest errors (see `judged`): the root mean square in scales, single errors in root mean squares, the share
-# and number of elements in the tail, the error's part along the gradient with its deviations by chance, and the fewest
-# elements that show it.
+# Limits of honest errors (see `judged`): the root mean square in scales, and single errors in root mean squares.
 _MIN_RMS_SCALES, _MAX_RMS_SCALES = 0.5, 3.0
 _MAX_ERROR_RMS, _TAIL_ERROR_RMS, _TAIL_SHARE, _TAIL_ELEMENTS = 20.0, 10.0, 2e-5, 4
 _MAX_ALONG_SHARE, _MAX_STRAY_SIGMA, _MIN_ALONG_ELEMENTS = 0.5, 5.0, 256

@@ -32,7 +32,7 @@ SECTIONS = ("## What it shows", "## How to read", "## The law", "## What can mis
 
 
 def code_blocks(text: str) -> list[str]:
-    """Those without a language."""
+    """Return the blocks without a language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for language, block in blocks if not language]
 

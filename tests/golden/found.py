@@ -1,4 +1,4 @@
-"""What the suite finds today, in the form of the golden files: the only module here that knows the types of findings.
+"""Findings of today in the form of the golden files: the only module here that knows the types of findings.
 
 Whoever changes those types changes this module, and neither the golden files nor the test.
 """
@@ -219,7 +219,7 @@ def _of_cells(cells: Iterable[Cell]) -> Iterator[float]:
 
 
 def documents(findings: Findings) -> Mapping[str, str]:
-    """What is kept as text in a form that others know, by file name."""
+    """Findings kept as text in a known form, by file name."""
     return {document.name: document.text for document in findings.documents}
 
 

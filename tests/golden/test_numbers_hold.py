@@ -65,7 +65,7 @@ def changed(kept: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[dict[st
 
 
 def named(item: Any) -> tuple[str, ...]:
-    """What a difference may call a golden item: a table's title, a claim, a figure, a sentence."""
+    """Name of a golden item in a difference: a table's title, a claim, a figure, a sentence."""
     return tuple(item[key] for key in ("title", "claim", "figure", "text", "name") if key in item)
 
 
@@ -81,7 +81,7 @@ def replaced(node: Any, before: Any, now: Any) -> tuple[Any, int]:
 
 
 def findings(name: str) -> Any:
-    """What the probe of a golden file finds in its run today."""
+    """Findings of today by the probe of a golden file on its run."""
     kept = golden(name)
     records = next((root / "records.jsonl" for root in places(kept["run"]) if root.is_dir()), None)
     if records is None:
@@ -92,7 +92,7 @@ def findings(name: str) -> Any:
 
 
 def places(run: str) -> Iterator[Path]:
-    """Where a run's folder may be."""
+    """Yield the folders where a run may be."""
     yield HERE / "made_up" / run
     yield from RUNS.glob(f"*/{run}")
 
@@ -166,7 +166,7 @@ def lost_verdicts(kept: Sequence[Any], verdicts: Sequence[found.Verdict]) -> Ite
 
 
 def in_order(wanted: Sequence[Written], values: Sequence[float]) -> bool:
-    """Whether the values have the wanted numbers among them, in their order."""
+    """True if the values have the wanted numbers among them, in their order."""
     rest = iter(values)
     return all(any(one.covers(value) for value in rest) for one in wanted)
 
@@ -191,7 +191,7 @@ def lost_series(kept: Sequence[Any], series: Sequence[found.Series]) -> Iterator
         if None in differences:
             unused.remove(candidates[differences.index(None)])
             continue
-        # Of several panels of one title the one that agrees furthest is meant.
+        # The panel that agrees furthest, of several panels of one title, is meant.
         said = max(differences, key=lambda each: each[0])[1] if differences else "no such series is found"
         yield f"figure {key[0]}, panel {key[1]!r}, series {key[2]!r} ({key[3]}): {said}"
 

@@ -30,7 +30,7 @@ class Written(NamedTuple):
         return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
     def covers(self, other: float) -> bool:
-        """Whether another number would be written like this one, to as many digits."""
+        """True if another number would be written like this one, to as many digits."""
         return math.isclose(self.value, other, rel_tol=1e-12, abs_tol=self.half_a_unit * (1 + 1e-9))
 
 
@@ -56,7 +56,7 @@ def words_in(cell: str) -> list[str]:
 
 
 def says_the_same(golden: str, cell: str) -> bool:
-    """Whether a cell has the golden numbers in their order, to the digits of golden, and its words.
+    """True if a cell has the golden numbers in their order, to the digits of golden, and its words.
 
     A cell with numbers may add words, as a unit.
     """

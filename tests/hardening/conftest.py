@@ -1,4 +1,4 @@
-"""What the tests of hardening share: a hundred spoiled forms of a good text or JSON value, and a bound on memory.
+"""Fixtures of hardening: a hundred spoiled forms of a good text or JSON value, and a bound on memory.
 
 Hypothesis draws one seed for a hundred inputs: drawing each by itself would take longer than reading it. The profile
 `thorough` gives every reader 100,000 inputs (`make fuzz`).

@@ -37,7 +37,7 @@ COMMANDS = {
     "run": "run tile_wave -a tile=32x32x32 -a k=32 -a workers=1 -a waves=1,2,3 -a schedule=data_parallel",
     "ranks": "collectives --ranks 2 -a op=all_reduce -a size=8,16,32,64,128,256,512,1024,2048,4096",
 }
-# What is done to a run. The run alone is the hardest, for its workers and ranks are left.
+# Faults of a run. The run killed alone is the hardest, for its workers and ranks are left.
 KINDS = (
     "run killed",
     "run and its processes killed",
@@ -186,7 +186,7 @@ class Campaign:
             )
 
     def _the_winner(self, runs: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes] | None:
-        """Of two that resume one run at once, the one that may; the other has to end in a sentence."""
+        """The one that may go on, of two that resume one run at once; the other has to end in a sentence."""
         end = time.monotonic() + LONGEST_RUN_S
         while all(run.poll() is None for run in runs):
             assert time.monotonic() < end, "neither of two resumes ended"

@@ -6,7 +6,7 @@ MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"
 SIZE = f"size {MODEL} --gpu H200"
 LAYOUT = f"layout {MODEL} --gpu H100"
 
-# What is typed, and what the answer names.
+# Typed words, and the words that the answer names.
 CATALOGUE = (
     ("nothing", "There is no command 'nothing': choose from ab, accept"),
     ("lyout", "There is no command 'lyout': did you mean layout?"),

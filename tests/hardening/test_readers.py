@@ -442,7 +442,7 @@ def test_what_once_ended_in_a_traceback_is_refused(name, text):
         assert reader.read(text) is None
 
 
-# What is kept of a run is made anew, whatever is in its place.
+# Cached files of a run are made anew, whatever is in their place.
 
 
 def values_in(results: Path) -> list[float]:

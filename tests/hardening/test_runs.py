@@ -86,5 +86,5 @@ def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_pa
     assert process.memory_info().rss - before < CASES * MOST_BYTES_A_CASE
     again = session.folder.records()
     assert len(again) == CASES
-    # What all records say of the machine is longer than all else in them.
+    # The machine's part, the same in all records, is longer than all else in them.
     assert len({id(record.state) for record in again}) == len({id(record.identity) for record in again}) == 1

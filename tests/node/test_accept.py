@@ -1,4 +1,4 @@
-"""Acceptance of made-up nodes: what is healthy passes, what is slow or wrong is named, with its causes in order."""
+"""Acceptance of made-up nodes: healthy parts pass, slow or wrong ones are named, with their causes in order."""
 
 import math
 from functools import partial
@@ -35,7 +35,7 @@ def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], Check]:
 def test_a_healthy_node_of_eight_has_every_check_ok():
     checks = checks_of(rows_of(gpu_node()))
     assert {each.verdict for each in checks} == {OK}
-    # Of each GPU five rates, clock, throttling and memory; of the node all_reduce, pairs and links.
+    # Each GPU has five rates, clock, throttling and memory; the node has all_reduce, pairs and links.
     assert len(checks) == 8 * 8 + 3
     assert {each.part for each in checks} == {"node", *(f"cuda:{n}" for n in range(8))}
 
@@ -122,7 +122,7 @@ def test_a_link_that_came_up_narrow_is_named_and_explains_the_copies():
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(100)])
 def test_a_core_that_another_process_keeps_busy_is_found(seed):
     def share(case: Case, n: int) -> float:
-        """What one busy core of two did here: both together multiplied at 0.64 to 0.71 of one core's rate."""
+        """Time of one busy core of two here: both together multiplied at 0.64 to 0.71 of one core's rate."""
         return 2.8 if case.operator == "matmul" and case.parameters.schedule.workers == 2 else 1.0
 
     found = bad(cpu_node(share, busy=1.0, seed=seed, noise=0.05))

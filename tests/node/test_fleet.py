@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pyperf_suite.node.fleet import ALL, CHANCE, compared, deviations, low_cutoff
+from pyperf_suite.node.fleet import ALL_RATES, CHANCE, compared, deviations, low_cutoff
 from pyperf_suite.node.probes.accept import PROBE
 from pyperf_suite.record.journal import sealed
 from pyperf_suite.record.quantity import Quantity
@@ -21,7 +21,7 @@ CHECKS = [f"check {number}" for number in range(6)]
 
 
 def named(logs: np.ndarray) -> dict[str, set[str]]:
-    """Who is accused of what, by the logarithms of rates, a row a node."""
+    """Accused nodes with their checks, by the logarithms of rates, a row a node."""
     rows = [[Quantity(rate, "GB/s", rate, rate) for rate in row] for row in np.exp(logs).tolist()]
     rates = {(f"n{n}", "cpu"): dict(zip(CHECKS, row, strict=True)) for n, row in enumerate(rows)}
     found: dict[str, set[str]] = {}
@@ -48,7 +48,7 @@ def test_a_node_of_fifty_that_is_five_percent_slow_is_found_and_nobody_else(seed
         logs[slow] += np.log(0.95)
         found = named(logs)
         assert set(found) == {f"n{slow}"}
-        assert ALL in found[f"n{slow}"]
+        assert ALL_RATES in found[f"n{slow}"]
 
 
 def test_what_a_node_is_slow_in_is_named_and_rounds_that_were_disturbed_are_not():
@@ -86,7 +86,7 @@ def write(folder: Path, records: list[Record]) -> Path:
 
 
 def collect(folder: Path, nodes: int, slow: int | None = None) -> Path:
-    """A folder with results of so many nodes, one of which is slow in everything."""
+    """Make a folder with results of `nodes` nodes, one of which is slow in everything."""
     for n in range(nodes):
         records = cpu_node(lambda case, _: 1.1 if n == slow else 1.0, seed=n, noise=0.003)  # noqa: B023 - called at once
         write(folder / f"node{n:02}" / "bench_results" / "cpu-two" / RUN, records)
@@ -138,7 +138,7 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--fleet kinds", "cpu-four, cpu-two"),
         ("--baseline nowhere", "nowhere holds no run"),
         ("--baseline latest --results nowhere", "latest holds no run"),
-        # Of another machine: before anything is measured.
+        # Baselines of another machine: refused before anything is measured.
         (f"--device cpu --baseline one/node00/bench_results/cpu-two/{RUN}", "is of cpu-two"),
         ("--budget -5", "'--budget'"),
         ("--budget nan", "'--budget'"),
@@ -157,7 +157,7 @@ def test_bad_input_gets_a_sentence_and_exit_code_two(words, answer, fleets, monk
 def test_values_deviate_from_their_median_in_median_deviations_and_chance_takes_the_lowest_so_far():
     assert deviations([1.0, 2.0, 4.0, 5.0, 10.0]).tolist() == [-1.5, -1.0, 0.0, 0.5, 3.0]
     assert deviations([[2.0, 2.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]]).tolist() == [[0] * 4, [-1.5, -0.5, 0.5, 1.5]]
-    # Of three the lowest has the least deviation -1 or less; that of 5 in 100 such is known from 40,000 draws.
+    # The lowest of three has the least deviation -1 or less; that of 5 in 100 such is known from 40,000 draws.
     assert [low_cutoff(count, 0.05) for count in (1, 2)] == [-math.inf, -math.inf]
     drawn = np.sort(deviations(np.random.default_rng(1).standard_normal((200_000, 3))).min(axis=1))
     assert np.mean(drawn < low_cutoff(3, 0.05)) == pytest.approx(0.05, abs=0.005)

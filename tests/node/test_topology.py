@@ -1,4 +1,4 @@
-"""What is said of machines, from the matrices of real ones: what is not as it should be, and nothing else."""
+"""Findings on machines, from the matrices of real ones: faults, and nothing else."""
 
 import collections
 from typing import Any
@@ -51,7 +51,7 @@ def paths(found: Findings) -> dict[Cell, tuple[Cell, float | None]]:
 
 
 def value(found: Findings, name: str) -> Cell:
-    """What the only remark with a value of that name has."""
+    """Value of that name in the only remark that has one."""
     (cell,) = [each.values[name] for each in found.remarks if name in each.values]
     return cell
 
@@ -69,7 +69,7 @@ def test_a_sound_machine_is_described_and_nothing_is_found_below_expectation():
     )
     nearest = table(found, "Network cards nearest to each GPU")[0]
     assert (nearest["GPU"], nearest["cards"], nearest["path"]) == (0, "mlx5_4", "PIX")
-    # What could be more is that half of the CPUs are closed to this process.
+    # The only thing that could be better: half of the CPUs are closed to this process.
     assert {what for what, verdict in verdicts(found).items() if verdict != "ok"} == {("this process", "CPUs")}
     assert list(troubles(found)) == [("this process", "CPUs")]
     node = table(found, "Memory nodes, distances as the firmware has them")[0]
@@ -209,7 +209,7 @@ def test_gpus_are_read_if_there_are_some_and_other_parts_are_refused():
     ("gb_per_s", "capability", "nvlinks"),
     [
         *((450, (9, 0), 18), (300, (8, 0), 12), (900, (10, 0), 18), (56.25, (8, 6), 4), (200, (8, 0), 8)),
-        # What is no more than the slot: L40S, T4, RTX 5090, V100 for PCIe; and P100, older than what links know.
+        # Rates of no more than the slot: L40S, T4, RTX 5090, V100 for PCIe; and P100, older than the links listed.
         *((32, (8, 9), 0), (16, (7, 5), 0), (64, (12, 0), 0), (16, (7, 0), 0), (80, (6, 0), 0)),
     ],
 )

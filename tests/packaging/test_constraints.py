@@ -1,4 +1,4 @@
-"""What an installer reads of the package, and the pins that `make` installs by: exact, in the promised ranges."""
+"""Metadata that an installer reads, and the pins that `make` installs by: exact, in the promised ranges."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_is_pinned_twice(pins, python):
 
 
 def is_required(requirement: Requirement, python: str) -> bool:
-    """Whether it is installed under that Python, by itself or with one of the extras."""
+    """True if it is installed under that Python, by itself or with one of the extras."""
     extras = ("", *(DISTRIBUTION.metadata.get_all("Provides-Extra") or ()))
     marker, seen = requirement.marker, environment(python)
     return marker is None or any(marker.evaluate({**seen, "extra": extra}) for extra in extras)

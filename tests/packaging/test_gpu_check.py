@@ -275,7 +275,7 @@ def gpu_tests(checkout: Path, folder: Path, *arguments: str) -> subprocess.Compl
     shutil.copy(checkout / "tests" / "core" / "gpu" / "conftest.py", folder)
     (folder / "test_context.py").write_text(LOSES)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder), *arguments]
-    # Where these tests run in xdist's workers, the inner pytest must not take itself for one.
+    # The inner pytest must not take itself for one of xdist's workers, in which these tests may run.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 

@@ -1,4 +1,4 @@
-"""Making the environment: what is kept of the machine's own, and what is said where something is missing."""
+"""Making the environment: packages kept of the machine's own, and sentences where something is missing."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 
 def law_s(case: Case) -> float:
-    """The made-up law: so many FLOP a second, and a start."""
+    """The made-up law: 500 TFLOP/s, and a start."""
     return 5e-6 + find_workload(case.operator).work(case.parameters).flop / 500e12
 
 

@@ -138,7 +138,7 @@ def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[in
     assert set(columns["zero_stage"].tolist()) == stages
     assert all((columns[name] == 1).all() for name in whole)
     assert (columns["data"] * columns["context"])[columns["zero_stage"] == 0].min() >= 1
-    assert set(found.found) == {framework}
+    assert set(found.constants) == {framework}
     if framework == "deepspeed":
         assert not np.any((columns["pipeline"] > 1) & (columns["zero_stage"] > 1))
     with pytest.raises(UserError, match=f"that divides and {framework} runs has"):
@@ -163,7 +163,7 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     assert set(llama.verdicts.tolist()) == {0, 1, 2}
     assert need.most[llama.verdicts == 0].max() <= room < need.least[llama.verdicts == 2].min()
     assert (need.least < llama.memory_bytes).all()
-    # What fits surely is recommended; only layouts that may not fit are faster.
+    # A layout that surely fits is recommended; only layouts that may not fit are faster.
     assert llama.surest is not None
     faster = [llama.at(int(place)) for place in llama.ranked if llama.seconds[place] < llama.surest.seconds]
     assert {each.verdict for each in faster} <= {"may not fit"}
@@ -216,7 +216,7 @@ def test_the_answer_is_whole_and_what_is_excluded_would_be_faster(llama: Planned
     findings = findings_of_layouts(llama, 5)
     assert len(findings.tables) == 6
     errors = {each.values["error"].value for each in findings.remarks if each.kind == "law"}
-    stated = [(llama.error_percent(name) or 0) / 100 for name in llama.found]
+    stated = [(llama.error_percent(name) or 0) / 100 for name in llama.constants]
     assert sorted(errors) == pytest.approx(sorted(stated))
     excluded = findings.tables[-1]
     assert excluded.rows
@@ -252,7 +252,7 @@ def test_two_layouts_that_no_framework_runs_both_are_refused() -> None:
 def test_a_ranking_is_of_one_framework_the_first_under_which_anything_fits() -> None:
     def engines(gpus: int, framework: str | None = None, **fixed: int) -> set[str]:
         cluster = Cluster(A100, gpus, min(8, gpus), A100.memory_bytes)
-        return set(planned(Training(LLAMA, 512, 4096, framework=framework), cluster, fixed=fixed).found)
+        return set(planned(Training(LLAMA, 512, 4096, framework=framework), cluster, fixed=fixed).constants)
 
     assert engines(64) == {"megatron"}
     assert engines(64, zero_stage=3) == {"torchtitan"}

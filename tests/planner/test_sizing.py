@@ -79,7 +79,7 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
     found = {kind: math.fsum(part.seconds for part in answer.spent if part.law in kinds[kind]) for kind in kinds}
     found["experts"] = math.fsum(part.seconds for part in answer.spent if part.part == "tokens sorted by expert")
     found["memory bound"] -= found["experts"]
-    # What the exchange of TP takes from products is counted as if products always hid it.
+    # The time that TP's exchange takes from products is counted as if products always hid it.
     assert found == pytest.approx({kind: best.parts[kind] for kind in found}, rel=1e-6)
     assert answer.search.present.seconds == pytest.approx(math.fsum(found.values()), rel=1e-6)
 
@@ -119,14 +119,14 @@ def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
     assert {name: check.kept for name, check in found.items()} == {
         "vocab": False, "ffn": False, "hidden": True, "head_dim": False, "tokens": True,
     }  # fmt: skip
-    assert found["vocab"].other.setting.model.vocab == 50304
-    assert found["vocab"].other.is_faster
-    assert found["ffn"].other.setting.model.ffn == 10240
-    head_dim = found["head_dim"].other.setting.model
+    assert found["vocab"].better.setting.model.vocab == 50304
+    assert found["vocab"].better.is_faster
+    assert found["ffn"].better.setting.model.ffn == 10240
+    head_dim = found["head_dim"].better.setting.model
     assert (head_dim.heads, head_dim.kv_heads, head_dim.head_dim) == (40, 40, 64)
     *_, tokens = checks(Setting(odd, 2047), made_up)
-    assert tokens.other.setting.seq == 2048
-    assert found["hidden"].other is None
+    assert tokens.better.setting.seq == 2048
+    assert found["hidden"].better is None
     (wide,) = (each for each in checks(Setting(LLAMA, 2048, tp=8), made_up) if each.rule.startswith("vocab"))
     assert (wide.rule, wide.kept) == ("vocab divisible by 512", False)
 

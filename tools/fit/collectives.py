@@ -45,7 +45,7 @@ LARGE_BYTES, LARGE_WEIGHT = 2.0**24, 4.0
 
 
 class Curve(NamedTuple):
-    """What a curve of seconds over bytes is of; `gpu` is the name in the catalogue."""
+    """Key of a curve of seconds over bytes; `gpu` is the name in the catalogue."""
 
     gpu: str
     operation: str
@@ -178,17 +178,17 @@ def left_out_s(rows: Rows) -> Floats:
 
 def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
     """For each source, operation and number of ranks its own points of `POINTS`, as one would give them."""
-    found: dict[tuple[Any, ...], tuple[Point, ...]] = {}
+    by_key: dict[tuple[Any, ...], tuple[Point, ...]] = {}
     for row in rows:
         if row["bytes"] in POINTS:
             factor = float(bus_factor(row["op_name"], row["num_gpus"]))
             point = Point(row["bytes"], factor * row["bytes"] / row["seconds"])
-            found[key_of(row)] = tuple(sorted((*found.get(key_of(row), ()), point), key=lambda each: each.nbytes))
-    return {key: points for key, points in found.items() if len(points) == len(POINTS)}
+            by_key[key_of(row)] = tuple(sorted((*by_key.get(key_of(row), ()), point), key=lambda each: each.nbytes))
+    return {key: points for key, points in by_key.items() if len(points) == len(POINTS)}
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what one run of nccl-tests is of."""
+    """Return the key of one run of nccl-tests."""
     return row["source"], row["op_name"], row["num_gpus"]
 
 

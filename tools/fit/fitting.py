@@ -1,4 +1,4 @@
-"""What the fits have in common: costs in logarithms, smooth grids, and bands judged on sites that were left out."""
+"""Common parts of the fits: costs in logarithms, smooth grids, and bands judged on sites that were left out."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ USUAL_ERROR = 0.1
 LEVEL = 1e-4
 
 
-def by_gpu(found: Iterable[tuple[str, str, CalibrationBlock]], folder: Path, table: str) -> Blocks:
+def by_gpu(fitted: Iterable[tuple[str, str, CalibrationBlock]], folder: Path, table: str) -> Blocks:
     """Blocks by GPU and name. Raises UserError if there are none; `table` says of which table."""
     blocks: Blocks = {}
-    for gpu, name, block in found:
+    for gpu, name, block in fitted:
         blocks.setdefault(gpu, {})[name] = block
     if not blocks:
         raise UserError(f"{folder} has no {table}: name the folder of the published tables.")
@@ -51,8 +51,8 @@ def limits_of(sizes: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[float
 def fit_band(log_residual: Floats, figure: Floats, knots: int = MOST_KNOTS) -> Band:
     """The band of errors, log(measured / predicted), on rows that the law did not see.
 
-    `figure` is what the width may depend on, above 0, one value a row; there are at most so many `knots`. Raises
-    ValueError for no rows.
+    The width may depend on `figure`, above 0, one value a row; there are at most `knots` knots. Raises ValueError for
+    no rows.
     """
     if log_residual.size == 0:
         raise ValueError("a band needs errors on held-out rows")
@@ -77,7 +77,7 @@ def _percentiles(errors: Floats) -> tuple[float, float]:
 def in_band_of_others(
     missed: Floats, figure: Floats, sites: NDArray[np.intp], knots: int = MOST_KNOTS
 ) -> NDArray[np.bool_]:
-    """Tell which errors, log(measured / predicted), lie in the band of other sites' errors."""
+    """True for errors, log(measured / predicted), that lie in the band of other sites' errors."""
     inside = np.zeros(missed.size, dtype=bool)
     for out in folds(sites, seed=SEED + 1):
         low, high = fit_band(missed[~out], figure[~out], knots).around(1.0, figure[out])
@@ -86,7 +86,7 @@ def in_band_of_others(
 
 
 def in_words(missed: Floats) -> str:
-    """Return what errors, log(measured / predicted), come to."""
+    """Describe errors, log(measured / predicted), in words."""
     errors = 100 * np.abs(np.expm1(-missed))
     tail = (1 - COVERED) / 2
     low, high = np.quantile(missed, [tail, 1 - tail])
@@ -134,7 +134,7 @@ def _from_vector(vector: Floats, like: MenuCoefficients) -> MenuCoefficients:
 
 
 def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
-    """Return what reads a grid's nodes at the sizes, one row each."""
+    """Return the matrix that reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
 
     grid, rows = ResidualGrid(tuple(axes), np.empty([axis.size for axis in axes])), np.arange(np.size(sizes[0]))
@@ -149,7 +149,7 @@ Linear = Callable[[Floats], Floats]
 # Single measurements are up to twice too long where something else ran too: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
 ROUNDS = 4
-# A system is solved when its residual is this part of what was given, or after so many steps.
+# A system is solved when its residual is this part of the wanted vector's norm, or after STEPS steps.
 ENOUGH, STEPS = 1e-4, 200
 
 
@@ -171,11 +171,11 @@ class SimilarProducts:
     steps: tuple[float, float]
     cycled: float = 0.0
 
-    def likeness(self, these: Sequence[Floats], those: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """Of nodes of each axis with nodes of each axis; the first holds the variance too."""
+    def likeness(self, these: Sequence[Floats], others: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """Likeness of nodes of each axis with nodes of each axis; the first holds the variance too."""
         first, second = (
             np.exp(-np.abs(here[:, None] - there[None, :]) / length)
-            for here, there, length in zip(these, those, self.lengths, strict=True)
+            for here, there, length in zip(these, others, self.lengths, strict=True)
         )
         return self.variance * first, second
 
@@ -213,15 +213,15 @@ class Likeness:
     m_its_own: float
     similar: tuple[SimilarProducts, ...] = ()
 
-    def of_sites(self, these: Floats, those: Floats) -> Floats:
-        apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
-        n, k = np.abs(apart[..., 0]), np.abs(apart[..., 1])
+    def of_sites(self, these: Floats, others: Floats) -> Floats:
+        distances = np.log2(these)[:, None, :] - np.log2(others)[None, :, :]
+        n, k = np.abs(distances[..., 0]), np.abs(distances[..., 1])
         nearness, near_n, near_k = self.near
         return np.asarray(
             self.same_n[0] * np.exp(-n / self.same_n[1])
             + self.same_k[0] * np.exp(-k / self.same_k[1])
             + nearness * np.exp(-np.hypot(n / near_n, k / near_k))
-            + self.same_weights[0] * np.exp(-np.abs(apart.sum(axis=-1)) / self.same_weights[1])
+            + self.same_weights[0] * np.exp(-np.abs(distances.sum(axis=-1)) / self.same_weights[1])
         )
 
     def of_m(self, m: Floats) -> Floats:
@@ -285,7 +285,7 @@ class SiteKriging:
 def _passed(
     between: tuple[Floats, Floats], read: sparse.csr_matrix, read_from: sparse.csr_matrix, weights: Floats
 ) -> Floats:
-    """Return what the weights of some products say of others, by way of the nodes of what they share."""
+    """Pass weights of some products on to others, by way of the nodes that they share."""
     first, second = between
     heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
@@ -294,7 +294,7 @@ def _passed(
 def conjugate_gradients(
     system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
 ) -> Floats:
-    """Tell where `system` gives what is wanted, within that part of it, or after so many steps."""
+    """Solve `system` for the wanted vector, within that part of it, or for `steps` steps."""
     from scipy.sparse.linalg import LinearOperator, cg
 
     def operator(of: Linear) -> LinearOperator:

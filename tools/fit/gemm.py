@@ -23,7 +23,7 @@ from tools.fit.fitting import Blocks, fit_band
 from tools.fit.published import read_columns, tables_like
 
 Floats = NDArray[np.float64]
-# Of what columns share, and of what the one held for true departs from it: variances relative to the likeness.
+# Noises: variances, relative to the likeness, of the part that columns share, and of the true column's own part.
 Noises = tuple[float, float]
 
 ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA)"
@@ -102,7 +102,7 @@ def read_gemm_tables(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> list[
     return tables
 
 
-# Of a table's rows so many, drawn at random, fix the few coefficients as well as all of them.
+# Rows of a table, drawn at random, that fix the few coefficients as well as all of them.
 ROWS = 3000
 ROWS_POOLED = 1000
 HOLD, EVALUATIONS = 0.3, 60
@@ -120,7 +120,7 @@ START = MenuCoefficients(
     split_s=2e-6,
     split_traffic=0.5,
 )
-# Of a band along m: one for each m of the tables, of which one is another kernel's than the next.
+# Knots of a band along m: one for each m of the tables, of which one is another kernel's than the next.
 KNOTS = 75
 
 
@@ -163,7 +163,7 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
     """
     # Errors and m of rows by laws of the same architecture (True) and of others.
     missed: dict[bool, list[tuple[Floats, Floats]]] = {True: [], False: []}
-    each = []
+    parts = []
     for table in tables:
         others = [other for other in tables if other.gpu.architecture != table.gpu.architecture]
         predicted = {False: predict(table, fit_coefficients(others))}
@@ -175,7 +175,7 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
         for similar, seconds in predicted.items():
             missed[similar].append((np.log(table.seconds / seconds), table.m))
             of = "its architecture" if similar else "other architectures"
-            each.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
+            parts.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
     (errors, m), (errors_similar, m_similar) = (
         np.concatenate(missed[similar] or [np.zeros((2, 1))], axis=1) for similar in (False, True)
     )
@@ -189,7 +189,7 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
         "median": round(float(np.median(percent)), 3),
         f"{SIMILAR_GPU}mape": round(float(error_percent(np.exp(-errors_similar), 1.0).mean()), 3),
         "sites": len(tables),
-        "how": f"whole GPUs left out: {', '.join(each)}",
+        "how": f"whole GPUs left out: {', '.join(parts)}",
     }
     origin = f"{ORIGIN}, {tables[0].dtype} on {', '.join(table.gpu.name for table in tables)}, {tables[0].library}"
     return CalibrationBlock(arrays, held_out, _range(tables), origin)
@@ -256,7 +256,7 @@ LIBRARY_LIKENESS = fitting.Likeness(
 )
 # How noisy differs from table to table: the ones of these that predict left out sites best.
 NOISES = (0.9, 3.0, 10.0, 30.0)
-# What the column held for true departs from that course is smoother.
+# The true column's own part is smoother than that course.
 TRUTH_LIKENESS = fitting.Likeness(
     same_n=(2.0, 0.15),
     same_k=(1.7, 4.2),

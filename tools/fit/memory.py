@@ -37,7 +37,7 @@ class Asked:
 
     run: TrainingRun
     predicted: Floats
-    least: Floats
+    least_predicted: Floats
 
     @property
     def source(self) -> str:
@@ -48,8 +48,8 @@ class Asked:
         return bool(self.run.memory_gib) and self.run.ran
 
     def bytes_of(self, values: Floats) -> tuple[float, float]:
-        """Return what is predicted by these constants, and the least where the row leaves something open."""
-        ways = float(self.predicted @ [1.0, *values]), float(self.least @ [1.0, *values])
+        """Return the bytes predicted by these constants, and the least where the row leaves something open."""
+        ways = float(self.predicted @ [1.0, *values]), float(self.least_predicted @ [1.0, *values])
         return ways[0], min(ways)
 
     def error(self, values: Floats) -> float:
@@ -124,13 +124,13 @@ def judged_memory(tables_folder: Path) -> Iterator[str]:
     yield "| source | rows | MAPE, % | bias, % | in the stated range, % | rows in all | wrong verdicts | may not fit |"
     yield "|---" * 8 + "|"
     for source in sources:
-        own, values = [each for each in stated if each.source == source], unseen[source]
+        members, values = [each for each in stated if each.source == source], unseen[source]
         low, high = ends_of([each for each in stated if each.source != source], unseen)
         figures = "- | - | -"
-        if own:
-            off = np.expm1([-each.error(values) for each in own]) * 100
-            held = [(each.run.memory_gib or 0.0) * GIB for each in own]
-            ranges = [each.bytes_of(values) for each in own]
+        if members:
+            off = np.expm1([-each.error(values) for each in members]) * 100
+            held = [(each.run.memory_gib or 0.0) * GIB for each in members]
+            ranges = [each.bytes_of(values) for each in members]
             inside = [low * least <= one <= high * most for one, (most, least) in zip(held, ranges, strict=True)]
             figures = f"{np.mean(np.abs(off)):.1f} | {np.mean(off):+.1f} | {100 * np.mean(inside):.0f}"
         every = [each for each in runs if each.source == source]
@@ -138,7 +138,7 @@ def judged_memory(tables_folder: Path) -> Iterator[str]:
         wrong = sum(
             word == ("does not fit" if each.run.ran else "fits") for each, word in zip(every, verdicts, strict=True)
         )
-        yield f"| {source} | {len(own)} | {figures} | {len(every)} | {wrong} | {verdicts.count('may not fit')} |"
+        yield f"| {source} | {len(members)} | {figures} | {len(every)} | {wrong} | {verdicts.count('may not fit')} |"
     values, (low, high) = fit_reserve(ran), ends_of(stated, unseen)
     constants = ", ".join(f"{name} {value:.4g}" for name, value in zip(PRIORS, values.tolist(), strict=True))
     yield f"of all: {constants}; nine of ten runs of each source between {low:.2f} and {high:.2f} times the prediction"

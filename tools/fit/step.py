@@ -61,18 +61,18 @@ ANOTHER_ENGINE = {
 }
 # Words of sources that are one.
 SAME_SOURCE = {"nemo-framework": "NVIDIA/NeMo"}
-# What a constant is before any run is seen, and by what share runs move it (the deviation of its logarithm).
+# Constants before any run is seen, and the share by which runs move them (the deviation of the logarithm).
 PRIORS: Mapping[str, tuple[float, float]] = {
     "slowdown": (1.03, 0.03),
     "experts": (1.1, 0.05),
     "tensor_overlapped": (0.3, 0.3),
     "step_s": (20e-3, 0.5),
 }
-# What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
+# Constants that dense runs leave open; fitted on runs with experts, all others held as dense runs gave them.
 OF_EXPERTS = ("experts",)
 # Scatter that runs of one layout have.
 USUAL_ERROR = 0.03
-# Equal layouts of one source and model say the same many times: together they count as so many runs.
+# Equal layouts of one source and model say the same many times: together they count as WORTH runs.
 WORTH = 6.0
 
 
@@ -218,7 +218,7 @@ class Stack:
 
 # Constants that `on_gpu` changes.
 BY_GPU = ("attention", "experts")
-# What a plan has that is no array, and what is one.
+# Fields of a plan that are no arrays, and fields that are.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
     *("overlap_tensor", "fuses_experts", "framework", "slower_attention", "blocks", "state_dtype"),
@@ -261,8 +261,9 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
     return seconds
 
 
-ALL = "all"
-# What a run is judged by, besides its model: constants that saw nothing of its source, engine, or generation of GPUs.
+EVERY_FRAMEWORK = "all"
+# Groups left out to judge a run, besides its model: constants that saw nothing of its source, engine, or GPUs'
+# generation.
 LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
     "source": lambda run: run.source,
     "engine": lambda run: run.framework,
@@ -295,25 +296,25 @@ def ends_of(
     Each source counts the same, runs of another framework or kind less. `without` leaves out those that have it in
     common.
     """
-    known = [place for place, run in enumerate(runs) if without is None or without(run) != without(like)]
-    count = Counter(runs[place].source for place in known)
+    places = [place for place, run in enumerate(runs) if without is None or without(run) != without(like)]
+    count = Counter(runs[place].source for place in places)
     weights = np.array(
         [
             (1 if runs[place].framework == like.framework else OTHER_FRAMEWORK)
             * (1 if runs[place].kind == like.kind else OTHER_KIND)
             / count[runs[place].source]
-            for place in known
+            for place in places
         ]
     )
-    off = np.abs(errors[known])
+    off = np.abs(errors[places])
     order = np.argsort(off)
     reached = np.cumsum(weights[order]) / weights.sum()
     end = max(LEAST_END, float(off[order][np.searchsorted(reached, NINE_OF_TEN)]))
-    return end, round(100 * float(np.average(np.abs(np.expm1(-errors[known])), weights=weights)), 2)
+    return end, round(100 * float(np.average(np.abs(np.expm1(-errors[places])), weights=weights)), 2)
 
 
 def covered(runs: Sequence[PricedRun], errors: NDArray[np.float64], how: str) -> NDArray[np.bool_]:
-    """Whether each run lies in the interval of errors that saw nothing of its source, engine or generation either."""
+    """True for runs within the interval of errors that saw nothing of their source, engine or generation either."""
     group = LEFT_OUT.get(how, LEFT_OUT["source"])
     alike = {(run.framework, run.kind, group(run)): run for run in runs}
     ends = {key: ends_of(runs, errors, run, group)[0] for key, run in alike.items()}
@@ -336,8 +337,8 @@ def judged_steps(tables_folder: Path) -> Iterator[str]:
         inside = covered(priced, errors, how)
         off = 100 * np.expm1(-errors)
         groups = {(run.framework, run.kind) for run in priced}
-        for framework, kind in [*sorted(groups), *((ALL, kind) for kind in KINDS)]:
-            own = np.array([framework in (run.framework, ALL) and run.kind == kind for run in priced])
+        for framework, kind in [*sorted(groups), *((EVERY_FRAMEWORK, kind) for kind in KINDS)]:
+            own = np.array([framework in (run.framework, EVERY_FRAMEWORK) and run.kind == kind for run in priced])
             if not own.any():
                 continue
             yield (
@@ -381,7 +382,7 @@ class Remembered:
 
     def __init__(self, prices: Any) -> None:
         self._prices = prices
-        self._known: dict[tuple[str, Any], Any] = {}
+        self._prices: dict[tuple[str, Any], Any] = {}
         self.wide: Any = Remembered(prices.wide) if prices.wide is not prices else self
 
     def __getattr__(self, law: str) -> Any:
@@ -391,10 +392,10 @@ class Remembered:
         def ask(*arguments: Any) -> Any:
             key = law, tuple(float(each) if np.ndim(each) == 0 and not isinstance(each, str) and each is not None
                              else each for each in arguments)  # fmt: skip
-            if key not in self._known:
+            if key not in self._prices:
                 found = getattr(self._prices, law)(*arguments)
-                self._known[key] = replace(found, seconds=float(found.seconds))
-            return self._known[key]
+                self._prices[key] = replace(found, seconds=float(found.seconds))
+            return self._prices[key]
 
         return ask
 
@@ -423,7 +424,7 @@ def _block(runs: Sequence[PricedRun], errors: Mapping[str, NDArray[np.float64]])
     more["seen"] = np.array(sorted({f"{run.framework} {run.run.gpu.name}" for run in runs}))
     alike = [[SimpleNamespace(framework=framework, kind=kind) for kind in KINDS] for framework in FRAMEWORKS]
     ends = np.array([[ends_of(runs, errors["source"], like) for like in row] for row in alike])
-    # Of an engine or a generation of GPUs that no run was seen of.
+    # Ends for an engine or a generation of GPUs without any run.
     unseen = np.array([[max(ends_of(runs, errors[how], like)[0] for how in LEFT_OUT) for like in row] for row in alike])
     more |= {"ends": ends[..., 0], "errors_percent": ends[..., 1], "unseen_ends": unseen}
     off = np.abs(np.expm1(-errors["source"]))

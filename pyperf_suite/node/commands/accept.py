@@ -145,12 +145,12 @@ def _compare(folder: Path, as_json: bool, everything: bool, markdown: Path | Non
     from pyperf_suite.render.text import answer, markdown_of
 
     nodes = read_fleet(folder)
-    found, is_bad = fleet_findings(nodes)
+    findings, is_bad = fleet_findings(nodes)
     code = ExitCode.VERDICT if is_bad else ExitCode.FINE
     if as_json:
         details = {"nodes": [node.name for node in nodes], "exit_code": code}
-        click.echo(answer({"accept": found}, details), nl=False)
+        click.echo(answer({"accept": findings}, details), nl=False)
     else:
-        print_remarks_and_tables(console_for(everything), found)
-    append_markdown(markdown, "\n".join(["## Acceptance of a fleet", "", *markdown_of(found)]))
+        print_remarks_and_tables(console_for(everything), findings)
+    append_markdown(markdown, "\n".join(["## Acceptance of a fleet", "", *markdown_of(findings)]))
     raise SystemExit(code)

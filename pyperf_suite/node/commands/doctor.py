@@ -20,7 +20,7 @@ SUMMARIES = {
     "failed": "Correct what failed first: numbers from this machine would mislead, or could not be measured.",
 }
 SCHEMA = 2
-# Of what is ok, unless all is requested.
+# Checks that are ok and shown, unless all is requested.
 MOST_OK = 8
 
 

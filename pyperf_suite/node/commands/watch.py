@@ -31,7 +31,7 @@ JUDGE_EVERY_S = 10.0
 # Sampling slows down where it would take a larger share of one core; time before the start counts as well.
 OWN_SHARE, GRACE_S = 0.007, 25.0
 RECENT_SAMPLES = 60
-# Of a long job a sample is kept every so much of its time.
+# Interval of the kept samples of a long job, as a share of its time.
 KEPT_EVERY = 0.003
 
 
@@ -117,7 +117,14 @@ def watch(
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.catalogue import DTYPES
-    from pyperf_suite.node.watch.command import TAKEN, Command, LogReader, marks_folder, require_readable, signals_taken
+    from pyperf_suite.node.watch.command import (
+        SIGNALS,
+        Command,
+        LogReader,
+        marks_folder,
+        require_readable,
+        signals_taken,
+    )
     from pyperf_suite.ranks.launch import ALONE, rank_environment
 
     if not sys.platform.startswith("linux"):
@@ -155,7 +162,7 @@ def watch(
         if watching is None:
             assert running is not None
             while running.exit_code is None:
-                running.receive(signal.sigtimedwait(TAKEN, 1.0))
+                running.receive(signal.sigtimedwait(SIGNALS, 1.0))
             raise SystemExit(running.exit_code)
         if running is not None and step_pattern is not None:
             running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
@@ -196,7 +203,7 @@ class _Watching:
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         self.steps: dict[int, EndedSteps] = {}
-        self._said: set[tuple[str, int | None]] = set()
+        self._printed: set[tuple[str, int | None]] = set()
         self._own_share = self._elapsed_s = self._energy_j = 0.0
         self._is_over = self._is_torn = self._has_started = False
         self.logs: list[LogReader] = []
@@ -216,13 +223,13 @@ class _Watching:
 
     def follow(self, top: int, marks: Path, running: Command | None, for_s: float) -> None:
         """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
-        from pyperf_suite.node.watch.command import TAKEN, MarkReader
+        from pyperf_suite.node.watch.command import SIGNALS, MarkReader
 
         self._reader, wake_s = MarkReader(marks), 0.0
         self._began_s, self._own_s = time.monotonic(), time.process_time()
         while running is None or running.exit_code is None:
             pause_s = max(0.0, wake_s - time.monotonic())
-            received = signal.sigtimedwait(TAKEN, min(pause_s, 60.0))
+            received = signal.sigtimedwait(SIGNALS, min(pause_s, 60.0))
             if running is not None:
                 running.receive(received)
             elif received is not None or self._elapsed_s >= for_s or self._is_over:
@@ -278,7 +285,7 @@ class _Watching:
                 self._is_torn = True
 
     def _judge(self) -> None:
-        """Say what is new in the last samples after the start, each name of a rank once."""
+        """Print new patterns in the last samples after the start, each name of a rank once."""
         from pyperf_suite.render.text import sentence
 
         if not self._has_started and self.recent:
@@ -287,12 +294,12 @@ class _Watching:
             self._has_started = stepped or age_s >= self._patterns.LONGEST_START_S
             self.recent.clear()
         for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
-            if (each.name, each.rank) not in self._said:
-                self._said.add((each.name, each.rank))
+            if (each.name, each.rank) not in self._printed:
+                self._printed.add((each.name, each.rank))
                 self._say(f"watch: {sentence(self._record.named(each))}")
 
     def _known(self) -> dict[str, Any]:
-        """Return what the manifest says besides the samples, so far."""
+        """Return the manifest's fields besides the samples, so far."""
         known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
         return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
 
@@ -312,13 +319,13 @@ class _Watching:
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
-        found = self._known()
-        patterns = self._patterns.judge(self.kept, self._record.medians(found["steps"]))
-        found["exit_code"] = code if running is not None else None
-        found["patterns"] = [
+        manifest = self._known()
+        patterns = self._patterns.judge(self.kept, self._record.medians(manifest["steps"]))
+        manifest["exit_code"] = code if running is not None else None
+        manifest["patterns"] = [
             {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice} for each in patterns
         ]
-        found["ranks"] = self._patterns.figures(self._patterns.after_start(self.kept))
+        manifest["ranks"] = self._patterns.figures(self._patterns.after_start(self.kept))
         if not self.kept:
             self.discard()
             after = f"after {self._elapsed_s:.2g} s, before the first sample"
@@ -332,7 +339,7 @@ class _Watching:
             if self._is_torn:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
-            files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
+            files.write_whole(self._folder / self._record.MANIFEST, as_text(manifest))
         except OSError as error:  # the command's end is worth more than its record
             self._say(f"watch: {self._folder} cannot be written ({error.strerror}): the result is only printed here.")
         if self.logs and not any(log.matched for log in self.logs):
@@ -342,9 +349,9 @@ class _Watching:
         if self._job and self._job.closed:
             closed = ", ".join(sorted(self._job.closed)[:5])
             self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
-        record = self._record.WatchRecord(self._folder, found, tuple(self.kept))
+        record = self._record.WatchRecord(self._folder, manifest, tuple(self.kept))
         if as_json:
-            click.echo(as_text({**found, "folder": str(self._folder)}), nl=False)
+            click.echo(as_text({**manifest, "folder": str(self._folder)}), nl=False)
         print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record")
         self._say(f"watch: {self._folder}")
         raise SystemExit(code)

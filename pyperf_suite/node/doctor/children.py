@@ -37,7 +37,7 @@ class ExaminedProcess:
             self._reason = str(error)
 
     def answer(self) -> dict[str, Any]:
-        """Return what it said; {"error": why} where it did not, the deadline counted from its start."""
+        """Return the child's answer, or {"error": why}; the deadline counts from its start."""
         if self._reason:
             return {"error": self._reason}
         with self._resources:
@@ -75,17 +75,17 @@ def torch(use_gpu: str) -> dict[str, Any]:
     """Torch's version, what torch was built for, whether a sum on each GPU is right, what it opened."""
     import torch as package
 
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "version": package.__version__,
         "cuda": package.version.cuda,
         "threads": package.get_num_threads(),
     }
     if use_gpu == "yes" and package.version.cuda:
-        found["devices"] = _devices(package)
-        found["memory"] = _memory(package)
+        answer["devices"] = _devices(package)
+        answer["memory"] = _memory(package)
     maps = Path("/proc/self/maps").read_text("utf-8", "replace")
-    found["opened"] = {stem: path for stem in ("libnccl", "libnvrtc") if (path := mapped(maps, stem))}
-    return found
+    answer["opened"] = {stem: path for stem in ("libnccl", "libnvrtc") if (path := mapped(maps, stem))}
+    return answer
 
 
 def _devices(package: Any) -> list[str]:

@@ -15,7 +15,7 @@ from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_te
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI Code and ID Assignment Specification)
-# Below what slows it down by so many degrees, a GPU that begins to work may be throttled within seconds.
+# Degrees below its slowdown temperature at which a GPU that begins to work may be throttled within seconds.
 NEAR_CELSIUS = 10
 HOT_IDLE_CELSIUS = 70
 SEVERE_REASONS = ("hardware slowdown", "thermal slowdown by hardware", "power brake")
@@ -83,7 +83,7 @@ def _gpus_on_bus(files: KernelFiles) -> int:
 
 
 def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None, refusal: str | None) -> Check:
-    """Tell whether there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
+    """Check that there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
     if usable:
         count = f"{usable} {'GPU' if usable == 1 else 'GPUs'} for this process"
         return ok(f"{release or 'of unknown version'}, for CUDA up to {cuda}; {count}")
@@ -100,7 +100,7 @@ def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None
 
 
 def manager_check(reason: str | None) -> Check:
-    """Tell whether NVML answers, by which clocks and errors are known, and why it does not."""
+    """Check that NVML answers, which reads clocks and errors, or say why it does not."""
     if reason is None:
         return ok("answers")
     return caution(
@@ -110,7 +110,7 @@ def manager_check(reason: str | None) -> Check:
 
 
 def kind(reading: GpuReading) -> Check:
-    """Tell which GPU, and whether our kernels run on it."""
+    """Check the GPU's kind: whether our kernels run on it."""
     gpu = reading.gpu
     capability = ".".join(map(str, gpu.compute_capability))
     summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {size_text(gpu.memory_bytes)}"
@@ -173,22 +173,22 @@ def temperature(now: int, reading: GpuReading) -> Check:
     return ok(summary)
 
 
-def mode(found: str, reading: GpuReading) -> Check:
-    """Tell whether several processes may use the GPU: a run starts several, one after another."""
+def mode(compute_mode: str, reading: GpuReading) -> Check:
+    """Check that several processes may use the GPU: a run starts several, one after another."""
     command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
-    if found == "default":
-        return ok(found)
-    if found == "prohibited":
+    if compute_mode == "default":
+        return ok(compute_mode)
+    if compute_mode == "prohibited":
         return failed("prohibited: no process may compute", "Allow it.", command)
     return caution(
-        f"{found}: one process at a time, so two runs side by side fail",
+        f"{compute_mode}: one process at a time, so two runs side by side fail",
         "Leave it so if one run at a time is what you want.",
         command,
     )
 
 
 def persistence(is_on: bool, reading: GpuReading) -> Check:
-    """Tell whether the driver keeps the GPU initialised between processes."""
+    """Check that the driver keeps the GPU initialised between processes."""
     if is_on:
         return ok("on")
     return caution(
@@ -199,7 +199,7 @@ def persistence(is_on: bool, reading: GpuReading) -> Check:
 
 
 def slices(reading: GpuReading) -> Check:
-    """Tell whether this is a part of a GPU whose other parts others use."""
+    """Check that this is a whole GPU, no part whose other parts others use."""
     if reading.gpu.uuid.startswith("MIG-"):
         return caution(
             "a slice of a GPU: power and clocks are shared with the other slices",

@@ -34,16 +34,16 @@ SCARCE_DISK_BYTES, TIGHT_DISK_BYTES = 100 * 2**20, 2 * 2**30
 
 
 def cpu_checks(files: KernelFiles) -> list[Check]:
-    """Return what the kernel reports of the CPU, judged."""
-    found, layout = cpu.read_cpu(files, affinity=None), read_layout(files)
-    settings = kernel_state(files, frozenset(found.isa_flags))
+    """Judge the kernel's report of the CPU."""
+    processor, layout = cpu.read_cpu(files, affinity=None), read_layout(files)
+    settings = kernel_state(files, frozenset(processor.isa_flags))
     siblings = {
         parse_cpu_list(files.text(f"{CPUS}/cpu{number}/topology/thread_siblings_list")) & layout.allowed_cpus
         for number in layout.allowed_cpus
     }
     balances = (files.integer("proc/sys/kernel/numa_balancing") or 0) > 0
     checks = {
-        "machine": machine(found.model, settings["hypervisor"], settings["container"]),
+        "machine": machine(processor.model, settings["hypervisor"], settings["container"]),
         "governor": governor(settings["governors"]),
         "turbo": turbo(settings["turbo"]),
         "hyper-threads": threads(sorted((core for core in siblings if core), key=min)),
@@ -67,7 +67,7 @@ def machine(model: str, hypervisor: str | None, container: str | None) -> Check:
 
 
 def governor(names: Sequence[str]) -> Check:
-    """Tell whether the kernel lowers the clocks of idle cores."""
+    """Check that the kernel does not lower the clocks of idle cores."""
     if not names:
         return unknown("this kernel does not set the CPU's clocks")
     if names == ["performance"]:
@@ -80,7 +80,7 @@ def governor(names: Sequence[str]) -> Check:
 
 
 def turbo(is_on: bool | None) -> Check:
-    """Tell whether clocks above the base depend on heat and on how many cores work."""
+    """Check whether clocks above the base depend on heat and on how many cores work."""
     if is_on is None:
         return unknown("the kernel does not report whether the CPU may exceed its base clock")
     if not is_on:
@@ -93,7 +93,7 @@ def turbo(is_on: bool | None) -> Check:
 
 
 def threads(cores: Sequence[frozenset[int]]) -> Check:
-    """Tell whether two workers may land on two threads of one core, by the usable CPUs of each core."""
+    """Check whether two workers may land on two threads of one core, by the usable CPUs of each core."""
     total = sum(map(len, cores))
     if not cores:
         return unknown("the kernel does not report which CPUs are threads of one core")
@@ -107,7 +107,7 @@ def threads(cores: Sequence[frozenset[int]]) -> Check:
 
 
 def quota(cores: float | None, usable: int) -> Check:
-    """Tell whether a control group throttles this process."""
+    """Check that no control group throttles this process."""
     if cores is None or 0 < usable <= cores:
         return ok("none that binds")
     advice = "Run without a CPU quota, or give whole CPUs instead of time (docker: --cpuset-cpus; SLURM: --exclusive)."
@@ -117,7 +117,7 @@ def quota(cores: float | None, usable: int) -> Check:
 
 
 def cpuset(allowed: frozenset[int], online: frozenset[int]) -> Check:
-    """Tell which CPUs this process may run on."""
+    """Check the CPUs that this process may run on."""
     if not allowed or not online:
         return unknown()
     if allowed == online:
@@ -126,7 +126,7 @@ def cpuset(allowed: frozenset[int], online: frozenset[int]) -> Check:
 
 
 def nodes(layout: CpuLayout, balances: bool) -> Check:
-    """Whether threads and their memory may lie on different NUMA nodes; the kernel may move memory between them."""
+    """Check that threads and their memory lie on one NUMA node; the kernel may move memory between nodes."""
     used = layout.nodes_of(layout.allowed_cpus)
     if not layout.nodes:
         return unknown("the kernel reports no nodes")
@@ -144,7 +144,7 @@ def nodes(layout: CpuLayout, balances: bool) -> Check:
 
 
 def clock(source: str | None, resolution_s: float) -> Check:
-    """Tell whether reading the time is cheap, and how fine it is."""
+    """Check that reading the time is cheap, and its resolution."""
     is_fine = resolution_s <= COARSE_CLOCK_S
     summary = f"{source or 'not named'}, in steps of {resolution_s * 1e9:g} ns"
     if source is None and is_fine:
@@ -188,7 +188,7 @@ def _locked_limit() -> int | None:
 
 
 def available(free_bytes: int, limit_bytes: int | None) -> Check:
-    """Return what can be taken without swapping and without breaking a limit."""
+    """Check the memory that can be taken without swapping and without breaking a limit."""
     limit = f", of a limit of {size_text(limit_bytes)}" if limit_bytes is not None else ""
     summary = f"{size_text(free_bytes)} can be taken{limit}"
     if free_bytes >= TIGHT_BYTES:
@@ -200,7 +200,7 @@ def available(free_bytes: int, limit_bytes: int | None) -> Check:
 
 
 def swap(total_bytes: int, used_bytes: int, swapped_bytes: int) -> Check:
-    """Tell whether what is measured may lie on a disk."""
+    """Check that no measured memory lies on a disk."""
     if swapped_bytes:
         return failed(
             f"{size_text(swapped_bytes)} went to or came from the disk within a second",
@@ -219,7 +219,7 @@ def swap(total_bytes: int, used_bytes: int, swapped_bytes: int) -> Check:
 
 
 def huge_pages(setting: str | None) -> Check:
-    """Tell whether large operands can lie in pages of 2 MiB."""
+    """Check that large operands can lie in pages of 2 MiB."""
     if setting is None:
         return unknown()
     if setting != "never":
@@ -232,7 +232,7 @@ def huge_pages(setting: str | None) -> Check:
 
 
 def shared(total_bytes: int | None, free_bytes: int | None) -> Check:
-    """Return what DataLoader's workers and NCCL's ranks of one node hand things over through."""
+    """Check the shared memory through which DataLoader's workers and NCCL's ranks of one node hand things over."""
     command = "docker run --shm-size=8g ...   # or --ipc=host"
     if total_bytes is None or free_bytes is None:
         if not sys.platform.startswith("linux"):
@@ -253,7 +253,7 @@ def shared(total_bytes: int | None, free_bytes: int | None) -> Check:
 
 
 def locked(limit_bytes: int | None, has_network_cards: bool) -> Check:
-    """Tell whether network cards, of InfiniBand or RoCE, may pin their buffers; None is no limit."""
+    """Check that network cards, of InfiniBand or RoCE, may pin their buffers; None is no limit."""
     if not has_network_cards:
         return unknown("no InfiniBand or RoCE card here")
     if limit_bytes is None:
@@ -272,7 +272,7 @@ def place_checks(results: Path) -> list[Check]:
 
 
 def place_check(folder: str, is_cache: bool = False, writable: Callable[[Path], bool] | None = None) -> Check:
-    """Tell whether a folder, or else its nearest parent that exists, takes what is to be written.
+    """Check that a folder, or else its nearest parent that exists, takes files.
 
     Without a cache kernels are compiled anew in each process, which is slow and works.
     """
@@ -305,19 +305,19 @@ def place_check(folder: str, is_cache: bool = False, writable: Callable[[Path], 
 
 
 def read_peaks(cores: int) -> tuple[CorePeak, ...]:
-    """Return what one core multiplies, and each of all of them at once, of every dtype with instructions of its own.
+    """Return the peak of one core, and of each of all at once, for every dtype with instructions of its own.
 
     Takes a tenth of a second. Nothing where our kernels are not built.
     """
-    found: dict[tuple[str, int], CorePeak] = {}
+    peaks: dict[tuple[str, int], CorePeak] = {}
     try:
         for workers in dict.fromkeys((1, cores)):
             for dtype in ("float32", "bfloat16"):
                 peak = core_peak(dtype, workers=workers)
-                found.setdefault((peak.unit, workers), peak)
+                peaks.setdefault((peak.unit, workers), peak)
     except UserError:
         return ()
-    return tuple(found.values())
+    return tuple(peaks.values())
 
 
 def peak_check(peaks: Sequence[CorePeak]) -> Check:

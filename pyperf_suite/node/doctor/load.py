@@ -1,4 +1,4 @@
-"""Who else uses this machine now: other processes, other guests of the hypervisor, the last minutes' queue."""
+"""Find other users of this machine: other processes, other guests of the hypervisor, the last minutes' queue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pyperf_suite.node.check import Check, caution, failed, of_part, ok, unknown
 # A pause longer than this between two looks at the clock was no instruction of ours.
 INTERRUPTION_S = 20e-6
 WATCHED_S = 1.0
-# Of the machine's cores: where others take that much, figures move by more than what profiles promise.
+# Share of the machine's cores in other hands from which figures move by more than profiles promise.
 BUSY_SHARE, CROWDED_SHARE = 0.02, 0.25
-# Of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be distinguished from nothing within a second.
+# Share of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be distinguished from nothing within a
+# second.
 STOLEN_SHARE, ROBBED_SHARE = 0.015, 0.1
 WHOLE_CORE = 0.95
 MOST_CONSUMERS = 3
@@ -89,16 +90,16 @@ def stolen(share: float | None) -> Check:
     )
 
 
-def others(cores: int, taken: float | None, greediest: Sequence[Consumer]) -> Check:
-    """So many cores that other processes keep busy, and which processes those are."""
-    if taken is None:
+def others(cores: int, busy_cores: float | None, greediest: Sequence[Consumer]) -> Check:
+    """Check the cores that other processes keep busy, and name those processes."""
+    if busy_cores is None:
         return unknown()
     greedy = [
         f"{name} ({number}) {used / cores:.0%}"
         for name, number, used in greediest[:MOST_CONSUMERS]
         if used / cores >= BUSY_SHARE / 4
     ]
-    share = taken / cores
+    share = busy_cores / cores
     summary = f"{share:.0%} of {cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
     if share < BUSY_SHARE:
         return ok(summary)
@@ -107,7 +108,7 @@ def others(cores: int, taken: float | None, greediest: Sequence[Consumer]) -> Ch
 
 
 def whole_core(share: float, seconds: float, longest_s: float) -> Check:
-    """Return what a thread that wants a whole core gets of it, and its longest interruption."""
+    """Check the share of a core that a thread gets which wants all of it, and its longest interruption."""
     summary = f"got {share:.0%} of a core for {seconds:.1f} s"
     summary += f", its longest interruption {longest_s * 1e3:.2g} ms" if longest_s else ""
     if share >= WHOLE_CORE:

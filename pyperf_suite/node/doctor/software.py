@@ -107,7 +107,7 @@ def python(numbers: tuple[int, ...]) -> Check:
 
 
 def pytest_plugin(versions: Mapping[str, str | None]) -> Check:
-    """Return what `pytest --benchmark-only` needs, by the versions that are installed."""
+    """Check the needs of `pytest --benchmark-only`, by the versions that are installed."""
     missing = [name for name, version in versions.items() if version is None]
     if not missing:
         return ok(", ".join(f"{name} {version}" for name, version in versions.items()))
@@ -122,41 +122,41 @@ def extension(reason: str | None) -> Check:
     return failed(reason, "Build it in the checkout.", "pip install -e .")
 
 
-def compiler(found: software.Compiler | None) -> Check:
+def compiler(cxx: software.Compiler | None) -> Check:
     """The C++ compiler, which an install and torch.compile on the CPU need."""
     command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
-    if found is None:
+    if cxx is None:
         return caution("none on the PATH: the extension cannot be built", "Get one.", command)
-    if found.version is None:
-        said = f"CXX={found.command}" if found.requested else found.command
+    if cxx.version is None:
+        said = f"CXX={cxx.command}" if cxx.requested else cxx.command
         return caution(f"{said} cannot be run", "Correct or unset CXX.", command)
-    return ok(f"{found.command}: {found.version}")
+    return ok(f"{cxx.command}: {cxx.version}")
 
 
 def library(
-    wanted: Library, found: Sequence[Opened], in_process: Mapping[str, str], gpus: int, driver_cuda: str | None
+    wanted: Library, copies: Sequence[Opened], in_process: Mapping[str, str], gpus: int, driver_cuda: str | None
 ) -> Check:
     """All copies of a library, which of them a run opens, and why; `in_process` are those that torch opened."""
-    chosen, why = _chosen(found, wanted, in_process)
-    summary = "; ".join(_described(each, chosen) for each in found)
+    chosen, why = _chosen(copies, wanted, in_process)
+    summary = "; ".join(_described(each, chosen) for each in copies)
     if chosen is not None:
-        if all(each.copy.path != chosen for each in found):
+        if all(each.copy.path != chosen for each in copies):
             summary = "; ".join(filter(None, (summary, f"{chosen} (torch)")))
-        versions = {version for each in found if (version := each.answer.get("version"))}
+        versions = {version for each in copies if (version := each.answer.get("version"))}
         if len(versions) > 1:
             summary = f"{len(versions)} versions: {summary}"
-        version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
+        version = next((each.answer.get("version") for each in copies if each.copy.path == chosen), None)
         if wanted is NVRTC and _needs_newer_driver(version, driver_cuda):
             return failed(
                 f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {driver_cuda}.",
             )
-        # Of a single copy it is plain which one a run opens.
-        is_plain = [each.copy.path for each in found] == [chosen]
+        # A single copy leaves no doubt which one a run opens.
+        is_plain = [each.copy.path for each in copies] == [chosen]
         opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
         return ok(f"{summary}{opened}")
-    broken = next((each for each in found if each.copy.found_by == wanted.override), None)
+    broken = next((each for each in copies if each.copy.found_by == wanted.override), None)
     if broken is not None:
         return failed(
             f"{wanted.override}={broken.copy.path} does not open: "
@@ -164,22 +164,22 @@ def library(
             "A variable that is set is never passed over: correct it or unset it.",
             f"unset {wanted.override}",
         )
-    what = f"{summary}: none of them opens" if found else "no copy found"
+    what = f"{summary}: none of them opens" if copies else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
     if gpus:
         return failed(what, advice, command)
     return unknown(f"{what}, and there is no GPU to use it on")
 
 
-def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
+def _chosen(copies: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
     """The path that a run opens, and why; None where nothing opens."""
-    override = next((each for each in found if each.copy.found_by == wanted.override), None)
+    override = next((each for each in copies if each.copy.found_by == wanted.override), None)
     if override is not None:
         works = "error" not in override.answer and override.copy.path.startswith("/")
         return (override.copy.path, f"because {wanted.override} names it") if works else (None, "")
     if wanted.stem in opened_by_torch:
         return opened_by_torch[wanted.stem], "because importing torch has it in the process before"
-    for each in found:
+    for each in copies:
         if each.copy.found_by == "elsewhere" or "error" in each.answer:
             continue
         return each.copy.path, "the first that opens, wheels before what the system's loader finds"
@@ -187,51 +187,51 @@ def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[s
 
 
 def _needs_newer_driver(built_for: str | None, driver_cuda: str | None) -> bool:
-    """Whether that CUDA is of a later major version than the driver's: within one, older drivers run newer builds."""
+    """True if that CUDA is of a later major version than the driver's: within one, older drivers run newer builds."""
     if not built_for or not driver_cuda:
         return False
     return int(built_for.partition(".")[0]) > int(driver_cuda.partition(".")[0])
 
 
-def _described(each: Opened, chosen: str | None) -> str:
-    said = each.answer.get("version") or f"does not open ({each.answer.get('error')})"
-    unused = ", where nothing looks" if each.copy.found_by == "elsewhere" and each.copy.path != chosen else ""
-    return f"{said} {each.copy.path} ({each.copy.found_by}{unused})"
+def _described(copy: Opened, chosen: str | None) -> str:
+    said = copy.answer.get("version") or f"does not open ({copy.answer.get('error')})"
+    unused = ", where nothing looks" if copy.copy.found_by == "elsewhere" and copy.copy.path != chosen else ""
+    return f"{said} {copy.copy.path} ({copy.copy.found_by}{unused})"
 
 
-def torch(found: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -> Check:
-    """Tell whether torch imports, and whether it computes on every GPU; None if it is not installed."""
-    if found is None:
+def torch(report: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -> Check:
+    """Check that torch imports, and that it computes on every GPU; None if it is not installed."""
+    if report is None:
         return failed(
             "not installed: operands, references and library baselines are torch's",
             "Install it.",
             "pip install 'pyperf_suite[torch]'",
         )
-    if "error" in found:
+    if "error" in report:
         return failed(
-            f"does not import: {found['error']}",
+            f"does not import: {report['error']}",
             "See what it says by itself, then reinstall it.",
             f"{sys.executable} -c 'import torch'",
         )
-    build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
-    summary = f"{found['version']}, built {build}, {found['threads']} threads"
+    build = f"for CUDA {report['cuda']}" if report.get("cuda") else "for CPUs alone"
+    summary = f"{report['version']}, built {build}, {report['threads']} threads"
     if not gpus:
         return ok(summary)
-    if not found.get("cuda"):
+    if not report.get("cuda"):
         return failed(
             f"{summary}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
-    if _needs_newer_driver(found["cuda"], driver_cuda):
+    if _needs_newer_driver(report["cuda"], driver_cuda):
         return failed(
             f"{summary}, but the driver supports CUDA up to {driver_cuda}: no kernel of torch runs",
             f"Update the driver, or install a build for CUDA {driver_cuda}.",
             "nvidia-smi",
         )
-    wrong = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
-    if wrong or len(found.get("devices", [])) < gpus:
-        why = "; ".join(wrong) or f"it sees {len(found.get('devices', []))} of {gpus} GPUs"
+    wrong = [f"cuda:{number}: {said}" for number, said in enumerate(report.get("devices", [])) if said != "ok"]
+    if wrong or len(report.get("devices", [])) < gpus:
+        why = "; ".join(wrong) or f"it sees {len(report.get('devices', []))} of {gpus} GPUs"
         return failed(
             f"{summary}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
@@ -243,7 +243,7 @@ def torch(found: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -
 
 
 def gpu_memory(free_bytes: int, total_bytes: int) -> Check:
-    """Return what a GPU has free for a new process; NVML often lists no processes outside of its own container."""
+    """Check a GPU's free memory for a new process; NVML often lists no processes outside of its own container."""
     found = f"{size_text(free_bytes)} free of {size_text(total_bytes)}"
     if free_bytes >= LEAST_FREE_SHARE * total_bytes:
         return ok(found)

@@ -46,16 +46,17 @@ from pyperf_suite.workloads.training.transfer import TransferParameters
 CORES_OF_SMALL_PRODUCTS = 8
 # Copies and NCCL reach this share of a healthy link's peak at least; at half its rate they reach half of that.
 LINK_SHARE = (0.6, 1.0)
-# Of a CPU's products by its vectors and clock, copies, and gloo between two ranks: every model, with room.
+# Ranges of a CPU's products by its vectors and clock, of copies, and of gloo between two ranks: every model, with room.
 CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
 # Nine of ten measurements lie in a law's interval, of a healthy part next to all in one so much wider (logarithms),
 # and none closer than by that factor: two healthy parts differ, and so do two runs.
 WIDER, CLOSEST = 1.5, 1.1
-# Of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in its boost.
+# Least rates of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in
+# its boost.
 LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
 # The power cap takes some of the clock, and a law knows it; this much is not the cap's.
 LEAST_CLOCK = 0.6
-# Cores that others may have meanwhile: so many, or this share of many.
+# Cores that others may have meanwhile: this number, or this share of many.
 MOST_TAKEN, SHARE_TAKEN = 0.15, 0.02
 CAUSES: Mapping[str, str] = {
     "matmul": "power limit, cooling or clocks; another process",
@@ -64,13 +65,13 @@ CAUSES: Mapping[str, str] = {
     "collective": "a link or switch port is down; P2P switched off or NCCL_* set; one slow GPU",
     "cpu": "another process or virtual machine; clock, cooling or governor; memory channels not filled",
 }
-# Of a GPU's health those that count errors of memory.
+# Fields of a GPU's health that count errors of memory.
 COUNTED = ("corrected", "uncorrected", "rows_remapped", "pages_retired")
 
 
 @dataclass(frozen=True)
 class AcceptAxes(AxisTable):
-    """Side of square products on so many cores or SMs, bytes of a copy and an all_reduce, and its ranks."""
+    """Side of square products on `workers` cores or SMs, bytes of a copy and an all_reduce, and its ranks."""
 
     side: tuple[int, ...] = by(
         lambda _: (1024 if cpu.detect().usable_cores <= CORES_OF_SMALL_PRODUCTS else 2048,), cuda=(8192,)
@@ -138,41 +139,41 @@ class _Node:
         return "node" if everybodys else str(record.state.get("device", "cuda:0" if self.on_gpu else "cpu"))
 
     def rates(self, states: Iterable[Check]) -> Iterator[Check]:
-        """Of each case on each device, of several trials the median; what is wrong with a device explains it first."""
+        """Yield a check of each case on each device, by the median of trials; a device's fault explains it first."""
         wrong = [(each.part, _in_words(each)) for each in states if each.needs_attention]
 
         def check(
-            part: str, what: str, kind: str, found: Quantity, expected: Quantity | None, by: str, *first: str
+            part: str, name: str, kind: str, rate: Quantity, expected: Quantity | None, by: str, *first: str
         ) -> Check:
-            if expected is not None and found.value < expected.low:
+            if expected is not None and rate.value < expected.low:
                 seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
-                return Check(part, what, found, expected, CAUTION, "; ".join((*first, *seen, CAUSES[kind])), source=by)
+                return Check(part, name, rate, expected, CAUTION, "; ".join((*first, *seen, CAUSES[kind])), source=by)
             why = ""
             if expected is not None and expected.span > VAGUE_SPAN:
                 why = f"cannot judge: the expected range spans {expected.span:.2g} ×"
-            return Check(part, what, found, expected, UNKNOWN if expected is None or why else OK, why, source=by)
+            return Check(part, name, rate, expected, UNKNOWN if expected is None or why else OK, why, source=by)
 
         mine = [each for each in self.measured if each.case["operator"] != "topology"]
         single = [each for each in mine if not each.case["parameters"].get("pattern")]
         for (part, _), trials in grouped(single, lambda each: (self.device(each), each.case_id)).items():
             # As taken: a node is judged at the clocks that it reaches.
             case, seconds = trials[0].parsed_case(), sorted(trial.metrics["time"].value for trial in trials)
-            (amount, unit), what = _amount(case), _name(case)
+            (amount, unit), label = _amount(case), _name(case)
             # A single trial has no range.
             ends = (amount / seconds[-1], amount / seconds[0]) if len(seconds) > 1 else (math.nan, math.nan)
-            found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
+            measured = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
             known = self.expected(case)
             expected, by = None, ""
             if known:
                 ends, by = (amount / known.high, amount / known.low), known.source
                 expected = Quantity(amount / known.seconds, unit, *ends, predicted=True)
-            if (part, what) in self.before:
-                expected, by = self.before[part, what], "the baseline"
-            yield check(part, what, case.operator if self.on_gpu else "cpu", found, expected, by)
-        for what, ratio, usual in () if self.on_gpu else self._ratios():
-            yield check("cpu", what, "cpu", ratio, usual, "every CPU")
-        for what, slowest, usual, slow in self._pairs():
-            yield check("node", what, "collective", slowest, usual, "the other pairs and the path's peak", slow)
+            if (part, label) in self.before:
+                expected, by = self.before[part, label], "the baseline"
+            yield check(part, label, case.operator if self.on_gpu else "cpu", measured, expected, by)
+        for label, ratio, usual in () if self.on_gpu else self._ratios():
+            yield check("cpu", label, "cpu", ratio, usual, "every CPU")
+        for label, slowest, usual, slow in self._pairs():
+            yield check("node", label, "collective", slowest, usual, "the other pairs and the path's peak", slow)
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
@@ -295,7 +296,7 @@ class _Node:
 
 
 def _in_words(check: Check) -> str:
-    """Return what is wrong with a device, as the cause of a low rate."""
+    """Describe a device's fault, as the cause of a low rate."""
     if isinstance(check.found, Quantity):
         return f"{check.what} {check.why or f'{check.found.value:.1f}'}"
     expected = "" if check.expected is None else f"expected {check.expected}"
@@ -309,7 +310,7 @@ def _between(amount: float, rate: float, shares: tuple[float, float], source: st
 
 
 def _amount(case: Case) -> tuple[float, str]:
-    """Return what a launch is counted in, and the unit of its rate: FLOP, payload, or bytes of the bus."""
+    """Return a launch's amount and the unit of its rate: FLOP, payload, or bytes of the bus."""
     p = case.parameters
     if case.operator == "matmul":
         return 2.0 * p.m * p.n * p.k, "TFLOP/s" if case.implementation == "cublas" else "GFLOP/s"
@@ -319,7 +320,7 @@ def _amount(case: Case) -> tuple[float, str]:
 
 
 def _name(case: Case) -> str:
-    """Return what a person calls it: `float32 products, burst, 2 cores`."""
+    """Return a case's name for people: `float32 products, burst, 2 cores`."""
     p, way = case.parameters, case.implementation
     workers = getattr(getattr(p, "schedule", p), "workers", 0)
     cores = f", {workers} core{'s' * (workers > 1)}" if way == "torch" and case.operator != "layer_pass" else ""

@@ -32,7 +32,7 @@ MUCH = 0.8
 
 
 def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
-    """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
+    """Yield checks of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
     online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
     if online and allowed:
         verdict = CAUTION if len(allowed) < len(online) else OK
@@ -57,24 +57,24 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
-    """Whether the memory that this process may take is on the same nodes as the CPUs that it may run on."""
+    """Check that the memory that this process may take is on the nodes of the CPUs that it may run on."""
     mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
     may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
     if not mine or not may:
         return
-    found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
-    message = (found, OK, "")
+    nodes = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
+    message = (nodes, OK, "")
     if not mine & may:
         message = (cpu_list(mine), FAILED, "all memory lies on another node than the CPUs")
     elif len(mine) > 1:
         why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
         message = ("one node", CAUTION, why)
-    yield Check("this process", "memory nodes", found, *message)
+    yield Check("this process", "memory nodes", nodes, *message)
 
 
-def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
-    for gpu in found["gpus"]:
+def gpu_checks(report: Mapping[str, Any]) -> Iterator[Check]:
+    """Yield checks of each GPU's slot, NVLinks and distance to this process, of the copies between GPUs and NCCL's."""
+    for gpu in report["gpus"]:
         who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
         if gpu.get("now"):
             now, slot, card = (gpu[name] and PcieLink.parse(gpu[name]) for name in ("now", "slot", "card"))
@@ -88,10 +88,10 @@ def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
             why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
             yield Check(who, "PCIe packets sent again", count, 0, *((UNKNOWN, why) if count else (OK, "")))
         if "now" in gpu:
-            yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
-            yield from _near(who, gpu, found)
-    yield from _direct_copies(found)
-    for name, value in found["nccl"].items():
+            yield from _nvlinks(who, gpu, is_alone=len(report["gpus"]) == 1)
+            yield from _near(who, gpu, report)
+    yield from _direct_copies(report)
+    for name, value in report["nccl"].items():
         yield Check(name, "set to", value, "not set", CAUTION, "it narrows the paths that NCCL may take")
 
 
@@ -120,9 +120,9 @@ def link_check(
 
 
 def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -> int:
-    """How many NVLinks a GPU has whose links to others carry that together (GB/s, one direction); 0 where it has none.
+    """Return the NVLinks of a GPU whose links to others carry that together (GB/s, one direction), 0 without any.
 
-    What is no more than a PCIe slot carries is the slot.
+    A rate that a PCIe slot carries is the slot's.
     """
     nvlink = nvlink_of(compute_capability)
     if nvlink is None or nvlink.per_link_gb_per_s is None:
@@ -154,43 +154,43 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check
         yield Check(who, "NVLinks", active, has, *message)
 
 
-def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
-    """Whether this process may run near the GPU: its CPUs compared with those of the GPU's node."""
-    near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
-    if near and allowed and len(found["nodes"]) > 1:
+def _near(who: str, gpu: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[Check]:
+    """Check that this process may run near the GPU: its CPUs compared with those of the GPU's node."""
+    near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(report["allowed_cpus"])
+    if near and allowed and len(report["nodes"]) > 1:
         message = (FAILED, "every copy crosses the link between nodes")
         if allowed <= near:
             message = (OK, "")
         elif allowed & near:
             message = (CAUTION, "bound to the GPU's CPUs, no copy crosses the link between nodes")
         place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
-        mine = f"this process on CPUs {found['allowed_cpus']}"
+        mine = f"this process on CPUs {report['allowed_cpus']}"
         yield Check(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *message)
 
 
-def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield what is allowed between the GPUs, one check for all pairs of which the same is said."""
-    copies = found.get("direct_copies", {})
-    paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
-    names = {str(gpu["index"]): gpu.get("smi") for gpu in found["gpus"]}
+def _direct_copies(report: Mapping[str, Any]) -> Iterator[Check]:
+    """Yield the permissions of copies between the GPUs, one check for all pairs with the same answer."""
+    copies = report.get("direct_copies", {})
+    paths = LinkGraph.from_json(report["matrix"]).paths if report["matrix"] else {}
+    names = {str(gpu["index"]): gpu.get("smi") for gpu in report["gpus"]}
 
     def is_linked(pair: str) -> bool:
         one, other = (names.get(number) or "" for number in pair.split("-"))
         return (one, other) in paths and bool(paths[one, other].nvlinks)
 
-    for (said, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
+    for (answer, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
         who = ", ".join(f"GPU {pair}" for pair in pairs)
         message = (CAUTION, "what they send each other goes through the host's memory")
-        if said == ALLOWED:
+        if answer == ALLOWED:
             who, message = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (OK, "")
         elif linked:
             message = (FAILED, "though NVLink joins them")
-        yield Check(who, "direct copies", said, ALLOWED, *message)
+        yield Check(who, "direct copies", answer, ALLOWED, *message)
 
 
 @dataclass(frozen=True)
 class TopologyAxes(AxisTable):
-    """Which parts are read; there is nothing to do more thoroughly."""
+    """Parts to read, the same in every profile."""
 
     part: Annotated[tuple[str, ...], OneOf(PARTS)] = by(PARTS[:1], cuda=PARTS)
 
@@ -201,7 +201,7 @@ def sweep(axes: TopologyAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows[TopologyParameters]) -> Findings:
-    """Return what is there, what is not as it should be, and tables of checks, paths and memory nodes."""
+    """Return the parts of the machine, those that are not as they should be, and tables of checks, paths and nodes."""
     parts = {row.reading.kernel["path"]: row.reading.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
@@ -252,15 +252,15 @@ def _distance(place: int, count: int, node: Mapping[str, Any]) -> float | None:
     return node["distances"][place] / 10 if len(node["distances"]) == count else None
 
 
-def _gpus(found: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield which GPUs there are, and by which paths they reach each other and the network."""
-    for name, count in Counter(gpu["name"] for gpu in found["gpus"]).items():
+def _gpus(report: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the GPUs that this process sees, and the paths by which they reach each other and the network."""
+    for name, count in Counter(gpu["name"] for gpu in report["gpus"]).items():
         yield remark("This process sees {count} of {name}", count=count, name=name)
-    for reason in found["unavailable"]:
+    for reason in report["unavailable"]:
         yield remark("Not all can be known: {reason}", kind="caution", reason=reason)
-    if found["matrix"] is not None:
-        graph = LinkGraph.from_json(found["matrix"])
-        mine = {gpu["smi"]: gpu for gpu in found["gpus"] if gpu.get("smi") in graph.gpus}
+    if report["matrix"] is not None:
+        graph = LinkGraph.from_json(report["matrix"])
+        mine = {gpu["smi"]: gpu for gpu in report["gpus"] if gpu.get("smi") in graph.gpus}
         yield from (_paths(graph, mine), _network(graph, mine) if graph.nics else None, _matrix(graph))
 
 
@@ -311,9 +311,9 @@ def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Tab
 
 def _matrix(graph: LinkGraph) -> Table | None:
 
-    def column(other: str) -> Column:
-        name = graph.nic_names.get(other, other)
-        return Column(name, lambda one: "X" if one == other else str(graph.paths.get((one, other), Path(None))))
+    def column(device: str) -> Column:
+        name = graph.nic_names.get(device, device)
+        return Column(name, lambda one: "X" if one == device else str(graph.paths.get((one, device), Path(None))))
 
     columns = (
         Column("", str),

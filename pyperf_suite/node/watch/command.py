@@ -25,7 +25,7 @@ from pyperf_suite.process import system
 from pyperf_suite.user_kernels.api import MARK_FORMAT, MARKS_VARIABLE
 
 FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-TAKEN = {*FORWARDED, signal.SIGCHLD}
+SIGNALS = {*FORWARDED, signal.SIGCHLD}
 GROUPS = ("seconds", "ms", "tokens", "step")
 MOST_STEPS = 100_000
 _MARK = struct.Struct(MARK_FORMAT)
@@ -45,7 +45,7 @@ def require_readable(pid: int) -> None:
 
 @contextlib.contextmanager
 def marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
-    """Yield where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
+    """Yield the folder of the marks of `watch_step` of this node's ranks; the watcher whose own it is removes it."""
     folder = Path(tempfile.gettempdir()) / f"{system.owned_name('watch', owner)}marks"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
@@ -60,11 +60,11 @@ def marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def signals_taken() -> Iterator[set[signal.Signals]]:
     """Signals are waited for instead of interrupting; gives those that were blocked before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield {each for each in before if isinstance(each, signal.Signals)}
     finally:
-        while signal.sigtimedwait(TAKEN, 0) is not None:  # one that came meanwhile interrupts nothing any more
+        while signal.sigtimedwait(SIGNALS, 0) is not None:  # one that came meanwhile interrupts nothing any more
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -84,7 +84,7 @@ class Command:
         """Start it, with all that it prints on standard error if `to_stderr`. Raises UserError if it does not start."""
         self.is_alone, self._to_stderr = not launched, to_stderr
         libc = ctypes.CDLL(None)
-        # What it leaves behind as orphans stays below this process.
+        # The command's orphans stay below this process.
         libc.prctl(_SUBREAPER, 1)
 
         def become_child() -> None:
@@ -249,16 +249,16 @@ def summary(
     if not counted:
         return {}
     rates = [each.tokens_per_s for each in counted.values() if each.tokens_per_s]
-    found: dict[str, Any] = {
+    totals: dict[str, Any] = {
         "ranks": {
             rank: {"steps": len(each.seconds), **{f"p{n}_s": each.quantile(n / 100) for n in (50, 90, 99)}}
             for rank, each in sorted(counted.items())
         }
     }
     if rates:
-        found["tokens_per_s"] = sum(rates)
+        totals["tokens_per_s"] = sum(rates)
         if flop_per_token:
-            found["flop_per_s"] = sum(rates) * flop_per_token
+            totals["flop_per_s"] = sum(rates) * flop_per_token
             if peak_flop_per_s:
-                found["mfu"] = found["flop_per_s"] / (peak_flop_per_s * max(1, ranks))
-    return found
+                totals["mfu"] = totals["flop_per_s"] / (peak_flop_per_s * max(1, ranks))
+    return totals

@@ -1,4 +1,4 @@
-"""What a job's samples say that it waits for: each pattern with the figures that say so, and what would tell more.
+"""Find what a job waits for by its samples: each pattern with its evidence, and commands that would tell more.
 
 Pure functions of samples. A pattern is named by means over the samples after the start, so that a phase of some seconds
 names none.
@@ -44,14 +44,14 @@ GPU_IDLE, GPU_BUSY = 0.15, 0.9
 IDLE_SMS = 0.5  # with less the GPU is likely used badly, from 0.8 on it may be used well: DCGM's guide on SM Activity
 THROTTLED = 0.1  # share of samples
 MEMORY_LEFT = 0.05
-# A leak grows in each of so many parts of the time, the last at least half as fast as all, by so much in total.
+# A leak grows in each of PARTS parts of the time, the last at least half as fast as all, by at least this in total.
 PARTS, LEAST_GROWTH_BYTES, LEAST_GROWTH = 5, 64 << 20, 0.1
 FURTHEST_END_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the job waits for, on which rank (None: all), the evidence, and the command that would tell more."""
+    """One reason for waiting, on which rank (None: all), the evidence, and the command that would tell more."""
 
     name: Name
     rank: int | None
@@ -88,7 +88,7 @@ def after_start(samples: Sequence[Sample]) -> list[Sample]:
 
 def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """A row of means for each rank, as `RankSample` and NVML name them; what is not known is absent."""
-    job = _Job(samples, least=1)
+    job = _Job(samples, min_samples=1)
     shown = ("cores", "main_share", "queue_share", "loaders", "loader_busy", "read_bytes_per_s", "write_bytes_per_s")
     of_gpus = ["utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity", "power_w"]
     of_gpus += ["sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s"]
@@ -108,7 +108,7 @@ def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 class _Job:
     """Means of the samples by rank and GPU."""
 
-    def __init__(self, samples: Sequence[Sample], least: int = LEAST_SAMPLES) -> None:
+    def __init__(self, samples: Sequence[Sample], min_samples: int = LEAST_SAMPLES) -> None:
         self.samples = samples
         self.ranks: dict[int, list[RankSample]] = {}
         self.gpus: dict[str, list[Gpu]] = {}
@@ -117,7 +117,7 @@ class _Job:
                 self.ranks.setdefault(rank.rank, []).append(rank)
             for gpu in sample.gpus:
                 self.gpus.setdefault(gpu["uuid"], []).append(gpu)
-        self.ranks = {rank: held for rank, held in self.ranks.items() if len(held) >= least}
+        self.ranks = {rank: held for rank, held in self.ranks.items() if len(held) >= min_samples}
 
     def mean(self, rank: int, figure: Callable[[RankSample], float]) -> float:
         return statistics.fmean(map(figure, self.ranks[rank]))
@@ -227,37 +227,37 @@ def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None])
         return Pattern("straggler", rank, evidence, "pyperf-suite run topology, and baseline on both devices")
 
     if step_s.keys() == job.ranks.keys():
-        rank, own, others = stands_out(step_s)
-        if own >= SLOWER_STEPS * others:
+        rank, worst, others = stands_out(step_s)
+        if worst >= SLOWER_STEPS * others:
             message = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
-            yield named(message, rank, own=own, others=others)
+            yield named(message, rank, own=worst, others=others)
             return
     gpus = ("sm_clock_mhz", "power_w", "sm_activity")
     clock, power, sms = ({rank: each for rank in job.ranks if (each := job.gpu(rank, name))} for name in gpus)
     if len(power) == len(clock) == len(job.ranks):
         slow, low, usual = stands_out({rank: -each for rank, each in clock.items()})
-        # What waits in a collective keeps the few SMs of that collective busy, and takes less power.
+        # A rank that waits in a collective keeps the few SMs of that collective busy, and takes less power.
         by_sms, busy = (
             len(sms) == len(power),
             all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks),
         )
-        rank, own, others = stands_out(sms if by_sms else power)
+        rank, worst, others = stands_out(sms if by_sms else power)
         if -low <= LOWER_CLOCK * -usual:
             message = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
             yield named(message, slow, own=f"{-low:.0f}", others=f"{-usual:.0f}")
-        elif busy and (own - others >= STRAGGLES_BY if by_sms else own >= MORE_POWER * others):
+        elif busy and (worst - others >= STRAGGLES_BY if by_sms else worst >= MORE_POWER * others):
             message = (
                 "with {own:%} of its SMs, the others with {others:%}"
                 if by_sms
                 else "at {own:W}, the others at {others:W}"
             )
             message = f"All GPUs are busy, that of rank {{rank}} {message}: they wait for it"
-            yield named(message, rank, own=own, others=others)
+            yield named(message, rank, own=worst, others=others)
         return
-    rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
-    if own - others >= STRAGGLES_BY and not starved:
+    rank, worst, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
+    if worst - others >= STRAGGLES_BY and not starved:
         message = "Rank {rank} is busy in {own:%} of its time, the others in {others:%}: they wait for it"
-        yield named(message, rank, own=own, others=others)
+        yield named(message, rank, own=worst, others=others)
 
 
 def _waits_for_network(job: _Job) -> Iterator[Pattern]:
@@ -276,13 +276,13 @@ def _waits_for_network(job: _Job) -> Iterator[Pattern]:
 
 def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
     allowed = job.samples[-1].allowed_cores
-    for rank, held in job.ranks.items():
+    for rank, past in job.ranks.items():
         busiest = job.mean(rank, lambda each: each.busiest_share)
         main, utilization = job.mean(rank, lambda each: each.occupied), job.gpu(rank, "utilization")
         if utilization is not None:
             if busiest >= BUSY_THREAD and utilization <= 1 - GPU_IDLE:
                 message = "Rank {rank}: the thread {thread} is busy in {busy:%} of the time and the GPU in {used:%}"
-                evidence = remark(message, rank=rank, thread=held[-1].busiest_thread, busy=busiest, used=utilization)
+                evidence = remark(message, rank=rank, thread=past[-1].busiest_thread, busy=busiest, used=utilization)
                 more = "launches, or loading in the main process: CUDA graphs, torch.compile, larger batches, loaders"
                 yield Pattern("cpu", rank, evidence, f"{more}; pyperf-suite run baseline input_pipeline")
             continue
@@ -295,7 +295,7 @@ def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
 
 
 def _idle_sms(job: _Job) -> Iterator[Pattern]:
-    for rank, held in job.ranks.items():
+    for rank, past in job.ranks.items():
         used, active = job.gpu(rank, "utilization"), job.gpu(rank, "sm_activity")
         if used is None or active is None or used < GPU_BUSY or active >= IDLE_SMS:
             continue
@@ -304,14 +304,14 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
         message += ", or that wait in a collective" if len(job.ranks) > 1 else ""
         busy, tensor = job.mean(rank, lambda each: each.busiest_share), job.gpu(rank, "tensor_activity")
         evidence = remark(
-            message, rank=rank, used=used, active=active, tensor=tensor, thread=held[-1].busiest_thread, busy=busy
+            message, rank=rank, used=used, active=active, tensor=tensor, thread=past[-1].busiest_thread, busy=busy
         )
         more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
         yield Pattern("idle SMs", rank, evidence, more + (" overlap" if len(job.ranks) > 1 else ""))
 
 
 def _loads(job: _Job, rank: int) -> bool:
-    """Tell whether loaders use the other cores, as they may where a job has no more than two."""
+    """True if loaders use the other cores, as they may where a job has no more than two."""
     busy = job.mean(rank, lambda each: each.loader_busy * each.loaders)
     return busy >= 0.5 * (job.samples[-1].allowed_cores - 1)
 
@@ -344,7 +344,7 @@ def _leaks(job: _Job) -> Iterator[Pattern]:
         for gpu in sample.gpus:
             used, total = gpu.get("memory_used_bytes", 0.0), gpu.get("memory_total_bytes", 0.0)
             series.setdefault(("GPU memory", gpu["rank"], gpu["uuid"]), []).append((sample.at_s, used, total - used))
-    for (what, rank, _), points in series.items():
+    for (memory_name, rank, _), points in series.items():
         slope = growth([at_s for at_s, _, _ in points], [held for _, held, _ in points])
         if slope and points[-1][2] / slope < FURTHEST_END_S:
             message = "{what} of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
@@ -354,29 +354,29 @@ def _leaks(job: _Job) -> Iterator[Pattern]:
                 "end": _span(points[-1][2] / slope),
             }
             more = "tensors kept with their graph, lists that grow, loaders that copy: pyperf-suite run memory"
-            yield Pattern("memory leak", rank, remark(message, what=what, rank=rank, **figures), more)
+            yield Pattern("memory leak", rank, remark(message, what=memory_name, rank=rank, **figures), more)
 
 
-def growth(times: Sequence[float], held: Sequence[float]) -> float | None:
+def growth(times: Sequence[float], used: Sequence[float]) -> float | None:
     """Bytes a second by which memory grows steadily; None where it does not, or levels off.
 
     It must grow in each of `PARTS` parts of the time. The slope is the median of those between all points half the
     time apart (after Theil and Sen).
     """
-    size = len(held) // PARTS
+    size = len(used) // PARTS
     if size < 1:
         return None
-    parts = [statistics.median(held[len(held) - (k + 1) * size : len(held) - k * size]) for k in reversed(range(PARTS))]
+    parts = [statistics.median(used[len(used) - (k + 1) * size : len(used) - k * size]) for k in reversed(range(PARTS))]
     steps = [after - before for before, after in itertools.pairwise(parts)]
     total = parts[-1] - parts[0]
     if min(steps) <= 0 or total < max(LEAST_GROWTH_BYTES, LEAST_GROWTH * parts[-1]):
         return None
     if min(steps) < 0.3 * total / len(steps) or steps[-1] < 0.5 * total / len(steps):
         return None
-    half = len(held) // 2
+    half = len(used) // 2
     slopes = [
-        (held[k + half] - held[k]) / (times[k + half] - times[k])
-        for k in range(len(held) - half)
+        (used[k + half] - used[k]) / (times[k + half] - times[k])
+        for k in range(len(used) - half)
         if times[k + half] > times[k]
     ]
     return statistics.median(slopes) if slopes else None

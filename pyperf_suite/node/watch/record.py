@@ -19,7 +19,7 @@ from pyperf_suite.node.watch.samples import RankSample, Sample
 
 MANIFEST, SAMPLES = "watch.json", "samples.jsonl"
 _LARGEST_BYTES = 64 * 2**20
-# Of the table of ranks, those that a narrow terminal leaves out last: heading, key of a row, unit.
+# Columns of the table of ranks; a narrow terminal drops the last ones first: heading, key of a row, unit.
 _COLUMNS = (
     ("rank", "rank", ""),
     ("GPU", "utilization", "%"),
@@ -40,7 +40,7 @@ _RATES = {
     "mfu": "MFU {mfu:%}.",
     "energy_j": "Its GPUs took {energy_j:joules}.",
 }
-# What is drawn over time: axis, name in a sample of a rank or a GPU, unit.
+# Panels over time: axis, name in a sample of a rank or a GPU, unit.
 _PANELS = (
     ("main thread has work", "occupied", "%"),
     ("loaders busy", "loader_busy", "%"),
@@ -98,7 +98,7 @@ def _sample(line: str) -> Sample:
 
 
 def findings_of(record: WatchRecord) -> Findings:
-    """Return what the job waited for with the evidence, its rates, its ranks in a table, and its samples over time."""
+    """Return the reasons for waiting with their evidence, the job's rates, a table of its ranks, and its samples."""
     steady, steps = after_start(record.samples), record.manifest.get("steps") or {}
     short = "It was watched for too short a time to tell what it waits for."
     nothing = remark(short if len(steady) < LEAST_SAMPLES else "Nothing was found that it waits for.")
@@ -121,14 +121,14 @@ def medians(steps: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _watched(record: WatchRecord) -> Remark:
-    held, last_s = record.manifest, record.samples[-1].at_s if record.samples else 0.0
-    values = {"job": record.job[:200], "seconds": held.get("watched_s", last_s), "code": held.get("exit_code")}
-    if "watched_s" not in held:
+    manifest, last_s = record.manifest, record.samples[-1].at_s if record.samples else 0.0
+    values = {"job": record.job[:200], "seconds": manifest.get("watched_s", last_s), "code": manifest.get("exit_code")}
+    if "watched_s" not in manifest:
         return remark("{job} is watched, or its watcher was killed; {seconds:duration} are known.", **values)
     message = "{job} was watched for {seconds:duration}" + (
-        ", exit code {code}" if held.get("exit_code") is not None else ""
+        ", exit code {code}" if manifest.get("exit_code") is not None else ""
     )
-    return remark(f"{message}; watching took {{own:%}} of a core.", own=held["own_cpu_share"], **values)
+    return remark(f"{message}; watching took {{own:%}} of a core.", own=manifest["own_cpu_share"], **values)
 
 
 def _rates(record: WatchRecord, steps: Mapping[str, Any]) -> Iterator[Remark]:
@@ -158,7 +158,7 @@ def _steps(steps: Mapping[str, Any]) -> Table:
 
 
 def _over_time(samples: Sequence[Sample]) -> Figure | None:
-    """Return what changes over the time watched, a point a sample; None without samples."""
+    """Return the figure of changes over the time watched, a point a sample; None without samples."""
     points: list[tuple[float, Mapping[str, Any]]] = []
     for sample in samples:
         for each in sample.ranks:

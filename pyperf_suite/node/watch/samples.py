@@ -30,14 +30,14 @@ GROUP_THREADS = ("pt_gloo_", "pt_nccl_")
 LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader's worker
 # More loaders than these are not looked at between samples.
 MOST_LOADERS_LOOKED_AT = 16
-# The parents of other processes are read anew after so many samples: process numbers are used again.
+# Samples after which the parents of other processes are read anew: process numbers are used again.
 FORGET_STRANGERS = 60
 FIND_GPUS_EVERY, READ_MEMORY_EVERY, READ_STRANGERS_EVERY = 10, 5, 4
 # Share of its time that a rank is ready without a CPU, before other processes are looked at.
 LACKING = 0.1
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# What a sleeping thread waits for, by the beginning of the kernel function that it sleeps in.
+# Reasons for which a thread sleeps, by the beginning of the kernel function that it sleeps in.
 WAITS = {
     "pipe": ("pipe_", "anon_pipe_", "do_sys_poll", "do_poll", "poll_", "do_select", "ep_poll", "do_epoll", "unix_"),
     "thread": ("futex_", "do_futex"),
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def is_watcher(self) -> bool:
-        """Tell whether it is this command itself, as on each rank under torchrun."""
+        """True for this command itself, as on each rank under torchrun."""
         own = any(each == "pyperf_suite" or each.endswith("pyperf-suite") for each in self.arguments[:4])
         return own and "watch" in self.arguments[:5]
 
@@ -137,7 +137,7 @@ def teams(processes: Mapping[int, Process]) -> list[Team]:
     variable = next((name for name in RANK_VARIABLES if any(name in each.ranks for each in job)), "")
     ranks = sorted({each.ranks[variable] for each in job if variable in each.ranks})
     groups = [[each for each in job if each.ranks.get(variable) == rank] for rank in ranks]
-    found = []
+    result = []
     for rank, members in zip(ranks or itertools.count(), groups or _by_process_groups(job) or [job]):  # noqa: B905
         group = {each.pid: each for each in members}
         tops = [each for each in group.values() if each.parent not in group]
@@ -149,8 +149,8 @@ def teams(processes: Mapping[int, Process]) -> list[Team]:
         below = _below(trainer, group)
         loaders = [each for each in below if each.name.startswith(LOADER_NAME)]
         loaders = loaders or [each for each in below if _is_copy(each, trainer)]
-        found.append(Team(rank, trainer, tuple(loaders), tuple(group.values())))
-    return found
+        result.append(Team(rank, trainer, tuple(loaders), tuple(group.values())))
+    return result
 
 
 def _by_process_groups(job: Sequence[Process]) -> list[list[Process]]:
@@ -172,7 +172,7 @@ def _works_for(launcher: Process, group: Mapping[int, Process]) -> Process | Non
 
 
 def _is_copy(child: Process, parent: Process) -> bool:
-    """Tell whether it was forked or spawned by multiprocessing, as loaders are."""
+    """True if it was forked or spawned by multiprocessing, as loaders are."""
     words = " ".join(child.arguments)
     is_helper = "resource_tracker" in words or not words
     return not is_helper and (child.arguments == parent.arguments or "multiprocessing" in words)
@@ -204,11 +204,11 @@ class Job:
         self._strangers_s: dict[int, float] = {}  # CPU seconds of each when it was last read
         self._counts: dict[int, _Counts] = {}
         self._looks: dict[int, Counter[str]] = {}
-        # Of each GPU in use the rank, its settings, and its load when it was last sampled.
+        # By GPU in use, the rank, its settings, and its load when it was last sampled.
         self._gpus: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
-        # Of the ranks by process, at the time when most of them were there.
+        # Ranks by process, at the time when most of them were there.
         self.rank_of: dict[int, int] = {}
-        self._gpus_of = 0  # so many ranks
+        self._gpus_of = 0  # number of ranks then
         self.closed: set[str] = set()  # processes that may not be read, as another user's
         self._began_s = self._last_s = time.monotonic()
         self._samples = self._free_bytes = 0
@@ -228,7 +228,7 @@ class Job:
                     self._looks.setdefault(each.pid, Counter())[kind] += 1
 
     def sample(self) -> Sample | None:
-        """Return what happened since the last sample; None where no process of the job is left."""
+        """Return the sample since the last one; None where no process of the job is left."""
         now = time.monotonic()
         seconds, self._last_s = now - self._last_s, now
         self._samples += 1
@@ -289,53 +289,53 @@ class Job:
                 self._read(pid, self.processes[pid], is_new=True)
         self._strangers |= fresh.keys()
 
-    def _read(self, pid: int, known: Process, is_new: bool = False) -> bool:
-        """Whether the process still runs; what it is called is read anew where its name has changed, as by exec."""
+    def _read(self, pid: int, process: Process, is_new: bool = False) -> bool:
+        """True if the process still runs; its names are read anew where its name has changed, as by exec."""
         stat = self._stat(pid)
-        if not stat or stat[1] in "ZX" or int(stat[20]) != known.start:
+        if not stat or stat[1] in "ZX" or int(stat[20]) != process.start:
             return False
-        known.parent = int(stat[2])
-        known.cpu_s = (int(stat[12]) + int(stat[13])) * TICK_S
-        if is_new or stat[0] != known.name or not known.arguments or self._samples < 3:
-            known.name = stat[0]
-            known.arguments = tuple(self._text(f"{pid}/cmdline").split("\0")[:-1])
+        process.parent = int(stat[2])
+        process.cpu_s = (int(stat[12]) + int(stat[13])) * TICK_S
+        if is_new or stat[0] != process.name or not process.arguments or self._samples < 3:
+            process.name = stat[0]
+            process.arguments = tuple(self._text(f"{pid}/cmdline").split("\0")[:-1])
             held = dict(each.partition("=")[::2] for each in self._text(f"{pid}/environ").split("\0"))
-            known.ranks = {name: int(held[name]) for name in RANK_VARIABLES if held.get(name, "").isdecimal()}
+            process.ranks = {name: int(held[name]) for name in RANK_VARIABLES if held.get(name, "").isdecimal()}
             locally = (held[name] for name in LOCAL_VARIABLES if held.get(name, "").isdecimal())
-            known.local_rank = int(next(locally, 0))
+            process.local_rank = int(next(locally, 0))
         now = int(stat[18])
-        if not known.in_group and not known.ranks and known.threads != (now, now):
+        if not process.in_group and not process.ranks and process.threads != (now, now):
             names = [self._text(f"{pid}/task/{tid}/comm") for tid in self._numbers(f"{pid}/task")]
-            known.in_group = any(name.startswith(GROUP_THREADS) for name in names)
-            known.threads = known.threads[1], now
+            process.in_group = any(name.startswith(GROUP_THREADS) for name in names)
+            process.threads = process.threads[1], now
         return True
 
     def _rank(self, team: Team, seconds: float) -> RankSample:
-        own = team.trainer
-        before = self._counts.get(own.pid)
-        threads = {tid: self._thread(f"{own.pid}/task/{tid}") for tid in self._numbers(f"{own.pid}/task")}
-        now = _Counts(own.cpu_s, threads, self._io(team))
-        self._counts[own.pid] = now
+        trainer = team.trainer
+        before = self._counts.get(trainer.pid)
+        threads = {tid: self._thread(f"{trainer.pid}/task/{tid}") for tid in self._numbers(f"{trainer.pid}/task")}
+        now = _Counts(trainer.cpu_s, threads, self._io(team))
+        self._counts[trainer.pid] = now
         then = before or now
         spent = {
             tid: (run - old_run, queued - old_queued)
             for tid, (run, queued) in now.threads.items()
             for old_run, old_queued in [then.threads.get(tid, (0.0, 0.0) if before else (run, queued))]
         }
-        main, queued = spent.get(own.pid, (0.0, 0.0))
-        busiest = max(spent, key=lambda tid: sum(spent[tid]), default=own.pid)
-        looks = self._looks.get(own.pid, Counter())
+        main, queued = spent.get(trainer.pid, (0.0, 0.0))
+        busiest = max(spent, key=lambda tid: sum(spent[tid]), default=trainer.pid)
+        looks = self._looks.get(trainer.pid, Counter())
         if looks["running"] / max(1, looks.total()) > (main + queued) / seconds + 0.5:
             looks = Counter()  # a kernel that does not say what threads sleep in
         busy, disk = self._loaders(team, seconds)
         return RankSample(
             team.rank,
-            own.pid,
+            trainer.pid,
             cores=(now.cpu_s - then.cpu_s) / seconds,
             wanted_cores=sum(map(sum, spent.values())) / seconds,
             main_share=min(1.0, main / seconds),
             queue_share=min(1.0, queued / seconds),
-            busiest_thread=self._text(f"{own.pid}/task/{busiest}/comm").strip(),
+            busiest_thread=self._text(f"{trainer.pid}/task/{busiest}/comm").strip(),
             busiest_share=min(1.0, sum(spent.get(busiest, (0.0,))) / seconds),
             waits={kind: count / looks.total() for kind, count in looks.items()},
             loaders=len(team.loaders),
@@ -361,7 +361,7 @@ class Job:
         return (sum(busy) / len(busy), sum(disk) / len(disk)) if busy else (0.0, 0.0)
 
     def _waits_for(self, pid: int) -> str | None:
-        """What the main thread waits for: "running", a key of `WAITS` or "other"; None of a process that is gone."""
+        """Return the main thread's reason to wait: "running", a key of `WAITS` or "other"; None if it has ended."""
         place = self._text(f"{pid}/wchan")
         if place in ("", "0"):
             return "running" if place else None
@@ -383,20 +383,20 @@ class Job:
             yield found | self._manager.activity(uuid)
 
     def _find_gpus(self, manager: Nvml) -> None:
-        """Tell which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
+        """Find the GPUs that the job's processes compute on: by NVML, or by local rank where it sees no such process.
 
         In a container NVML may not know the numbers that processes have there.
         """
         uuids, self._gpus_of = manager.uuids(), len(self.teams)
         rank_of = {each.pid: team.rank for team in self.teams for each in team.members}
         using = {uuid: [pid for pid, _ in manager.processes(uuid) or ()] for uuid in uuids}
-        found = {uuid: rank_of[pid] for uuid, pids in using.items() for pid in pids if pid in rank_of}
-        if uuids and not found:
+        users = {uuid: rank_of[pid] for uuid, pids in using.items() for pid in pids if pid in rank_of}
+        if uuids and not users:
             for team in self.teams:
                 if re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
                     local = team.trainer.local_rank if team.trainer.ranks else team.rank
-                    found.setdefault(uuids[local % len(uuids)], team.rank)
-        for uuid, rank in found.items():  # a rank may not have been known before
+                    users.setdefault(uuids[local % len(uuids)], team.rank)
+        for uuid, rank in users.items():  # a rank may not have been known before
             load = self._gpus[uuid][2] if uuid in self._gpus else {}
             self._gpus[uuid] = rank, {**manager.settings(uuid), **manager.health(uuid)}, load
 

@@ -64,13 +64,13 @@ def calibrate(
     folder = newest_run(results, identity(resolve(device)).slug) if run is None else read_run(run)
     spec = _gpu_of(folder, gpu)
     origin = f"own run {folder.run_id} on {folder.manifest['identity']['model']}"
-    found = corrections(spec, folder.records(), origin)
-    path = _saved(calibrated(spec, found), output or folder.path.parent / FILE)
+    corrected = corrections(spec, folder.records(), origin)
+    path = _saved(calibrated(spec, corrected), output or folder.path.parent / FILE)
     if as_json:
         made = {"calibration": str(path), "gpu": spec.name, "run_id": folder.run_id}
-        click.echo(as_text({**made, "laws": [each.to_json() for each in found]}), nl=False)
+        click.echo(as_text({**made, "laws": [each.to_json() for each in corrected]}), nl=False)
         return
-    for each in found:
+    for each in corrected:
         click.echo(_sentence(each))
     click.echo(f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
@@ -87,7 +87,7 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None, as_json: bool) -
     from pyperf_suite.planner.training_runs import refitted
     from pyperf_suite.render.text import as_text
 
-    calibration, found, refused = refitted(table, None if gpu is None else find_gpu(gpu).name)
+    calibration, refits, refused = refitted(table, None if gpu is None else find_gpu(gpu).name)
     path = _saved(calibration, output or table.with_suffix(".npz")) if calibration.blocks else None
     if as_json:
         frameworks = [
@@ -97,12 +97,12 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None, as_json: bool) -
                 "error_percent": {"before": each.before, "after": each.after},
                 "changed": each.block is not None,
             }
-            for each in found
+            for each in refits
         ]
         where = None if path is None else str(path)
         click.echo(as_text({"calibration": where, "frameworks": frameworks, "refused": list(refused)}), nl=False)
         return
-    for each in found:
+    for each in refits:
         kept = "; the published constants stay" if each.block is None else ""
         click.echo(
             f"{each.framework}, {each.rows} runs: an error of {each.after:.1f} % on runs that the fit did not see, "

@@ -52,7 +52,7 @@ CHOICES = {
     "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
 # Options that hold an axis to one value, and their names in a layout as it is written.
-HELD = (
+FIXED_OPTIONS = (
     ("dp", "dp", "Data-parallel ranks", 8),
     ("tp", "tp", "Tensor-parallel ranks", 4),
     ("pp", "pp", "Stages of the pipeline", 2),
@@ -95,7 +95,7 @@ POSITIVE = Finite(0, 1e6, min_open=True)
             metavar="N",
             help=f"{text}. Default: every value that divides. Example: --{name} {example}.",
         )
-        for name, key, text, example in HELD
+        for name, key, text, example in FIXED_OPTIONS
     ),
     click.option(
         "--recompute",
@@ -138,7 +138,7 @@ def layout(
     top: int,
     as_json: bool,
     everything: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
 
@@ -159,13 +159,13 @@ def layout(
 
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
-    take = given.pop
+    take = options.pop
     spec, laws = requested_gpu(take("gpu"), take("calibration"), take("power"), take("memory_bandwidth"))
     if (link := take("link")) is not None:
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
-    fixed = {KEYS[key]: value for _, key, *_ in HELD if (value := take(key)) is not None}
+    fixed = {KEYS[key]: value for _, key, *_ in FIXED_OPTIONS if (value := take(key)) is not None}
     if (recompute := take("recompute")) is not None:
         fixed["recompute"] = NAMED["recompute"].index(recompute)
     how = {name: value for name in OF_TRAINING if (value := take(name)) is not None}
@@ -178,7 +178,7 @@ def layout(
         **{HOST_RATES[name]: rate * 1e9 for name, rate in rates.items() if rate},
     )
     how |= {"fused_attention": take("flash"), "offloads": tuple(re.findall(r"[^,\s]+", offload or ""))}
-    model, length, notes = requested_model(take("config"), take("seq"), given, take("family"))
+    model, length, notes = requested_model(take("config"), take("seq"), options, take("family"))
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):

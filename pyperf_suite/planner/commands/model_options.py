@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_SEQ = 4096
 MOST_SEQ = 1 << 24
 MOST_GIB = 1 << 14
-# What a model has to have where no config.json says it.
+# Dimensions that a model must have where no config.json gives them.
 NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
 
 
@@ -131,7 +131,7 @@ def _gpu_of_this_machine() -> GpuSpec:
 
 
 def requested_model(
-    config: str | Path | None, seq: int | None, given: dict[str, Any], family: str | None = None
+    config: str | Path | None, seq: int | None, options: dict[str, Any], family: str | None = None
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
     """The model of the file, read as of a `family`, of the options, or of both; the length of sequences; and notes.
 
@@ -141,7 +141,7 @@ def requested_model(
     from pyperf_suite.planner.model_config import read_model_config
     from pyperf_suite.planner.sizing.step import resized
 
-    dimensions = {name: value for name, value in given.items() if value is not None}
+    dimensions = {name: value for name, value in options.items() if value is not None}
     if config is not None:
         read = read_model_config(Path(config), family)
         model = resized(read.dimensions, **dimensions) if dimensions else read.dimensions
@@ -178,17 +178,17 @@ class Gibibytes(click.ParamType):
         return size
 
 
-def answer(command: str, found: Findings, as_json: bool, everything: bool) -> None:
+def answer(command: str, findings: Findings, as_json: bool, everything: bool) -> None:
     """Print what a command found."""
     from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_answer, print_findings
 
     if as_json:
-        click.echo(text.answer({command: found}), nl=False)
+        click.echo(text.answer({command: findings}), nl=False)
     elif everything:
-        print_findings(console_for(everything), {command: found}, [])
+        print_findings(console_for(everything), {command: findings}, [])
     else:
-        print_answer(console_for(), found)
+        print_answer(console_for(), findings)
 
 
 def flop_per_token(config: Path, seq: int | None) -> float:

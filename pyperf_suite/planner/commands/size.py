@@ -56,7 +56,7 @@ dtype_option = click.option(
     all_option,
 )
 def size(
-    as_json: bool, everything: bool, vary: str | None, parameter_change: float, reach: float, **given: Any
+    as_json: bool, everything: bool, vary: str | None, parameter_change: float, reach: float, **options: Any
 ) -> None:
     """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
 
@@ -69,7 +69,7 @@ def size(
     from pyperf_suite.planner.functions import size as sized
 
     names = None if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(","))
-    found = sized(vary=names, parameter_change=parameter_change / 100, reach=reach / 100, **given)
+    found = sized(vary=names, parameter_change=parameter_change / 100, reach=reach / 100, **options)
     answer("size", found.findings, as_json, everything)
 
 
@@ -86,7 +86,7 @@ def size(
 @gpu_options
 @json_option()
 @all_option
-def explain(sizes: tuple[str, ...], as_json: bool, everything: bool, **given: Any) -> None:
+def explain(sizes: tuple[str, ...], as_json: bool, everything: bool, **options: Any) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
     \b
@@ -102,4 +102,4 @@ def explain(sizes: tuple[str, ...], as_json: bool, everything: bool, **given: An
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    answer("explain", explained(m, n, k, **given).findings, as_json, everything)
+    answer("explain", explained(m, n, k, **options).findings, as_json, everything)

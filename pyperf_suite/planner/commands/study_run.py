@@ -54,7 +54,7 @@ class StudyRequest:
     """
 
     path: Path | None
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     of_file: Mapping[str, tuple[Any, ...]]
     axes: Mapping[str, tuple[Any, ...]]
     run: RunSettings
@@ -63,12 +63,12 @@ class StudyRequest:
     budget_s: float
 
     @classmethod
-    def of(cls, path: Path | None, given: Mapping[str, Any], *how: Any) -> StudyRequest:
+    def of(cls, path: Path | None, options: Mapping[str, Any], *how: Any) -> StudyRequest:
         """Read options and the file. Raises UserError for what a study does not know."""
         of_file, run = ({}, RunSettings()) if path is None else read_study(path)
-        axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
-        run = replace(run, **{name: value for name, value in given.items() if name in vars(run)})
-        return cls(path, given, of_file, axes, run, *how)
+        axes = read_axes(StudyAxes, {name: str(value) for name, value in options.items() if name in AXES})
+        run = replace(run, **{name: value for name, value in options.items() if name in vars(run)})
+        return cls(path, options, of_file, axes, run, *how)
 
     def cases_here(self, device: Device) -> list[Case]:
         """Every configuration requested, in the grid's order. Raises UserError for what cannot be.
@@ -88,7 +88,7 @@ class StudyRequest:
     def arguments(self) -> list[str]:
         """The same study on a command line."""
         words = [] if self.path is None else [str(self.path)]
-        for name, value in self.given.items():
+        for name, value in self.options.items():
             gated = "--gated" if value else "--not-gated"
             words.append(gated if name == "gated" else f"--{name.replace('_', '-')}={value}")
         words += ["--search"] if self.search else []
@@ -202,17 +202,17 @@ def _measured(requested: StudyRequest, request: RunRequest, wanted: Sequence[Cas
 def of_this_world(wanted: Sequence[Case]) -> list[Case]:
     """Keep what a launcher's ranks can run. Raises UserError where that is nothing."""
     count = rank_environment().count
-    found = [case for case in wanted if case.parameters.ranks == count]
-    if not found:
+    cases = [case for case in wanted if case.parameters.ranks == count]
+    if not cases:
         there = ", ".join(map(str, sorted({case.parameters.ranks for case in wanted})))
         raise UserError(
             f"No configuration takes {count} ranks (data x tensor x pipeline): those requested take {there}."
         )
-    if others := len(wanted) - len(found):
+    if others := len(wanted) - len(cases):
         click.echo(
             f"{others} of {len(wanted)} configurations take other numbers of ranks: start those apart.", err=True
         )
-    return found
+    return cases
 
 
 def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:

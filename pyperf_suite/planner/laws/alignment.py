@@ -1,8 +1,8 @@
-"""What rows that start off 16 and 32 bytes cost a matrix product.
+"""Slowdown of a matrix product by rows that start off 16 and 32 bytes.
 
 Vector loads, TMA and tensor cores take runs of bytes whole, so a product can be slower for a divisor of its sizes. The
-published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, so each factor
-comes with the range it may lie in.
+published tables hold multiples of 32 alone; for other sizes a few cliffs were published, so each factor comes with the
+range it may lie in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, architecture
 from pyperf_suite.laws.tiling import largest_power_of_two, round_up
 
 BYTES_OF = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
-# Of A, B and C in this order: the size whose elements lie side by side, by layout (workloads/matmul/__init__.py).
+# Size whose elements lie side by side, of A, B and C in this order, by layout (workloads/matmul/__init__.py).
 SIDE_BY_SIDE = {"TN": ("k", "k", "n"), "NN": ("k", "n", "n"), "NT": ("m", "n", "n"), "TT": ("m", "k", "n")}
 # Units for these take rows of whole 16 bytes or nothing (cuBLAS, cublasLtMatmul): other sizes have to be padded.
 PADDED_DTYPES = ("fp8", "int8", "fp4")
@@ -31,12 +31,12 @@ ALIGNED_BYTES = 32
 # Factors on the time, and the least and the most that measurements leave possible.
 Penalty = tuple[Any, Any, Any]
 
-# Slowdown of a product whose worst row starts at multiples of so many bytes and no more. Without TMA and wgmma, which
-# need rows of whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor is near the ratio of their
-# peaks, so it is taken for all that is below 16 bytes (stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922
-# against 10848 to 11008). Odd sizes were not published and may be worse. Rows of whole 16 bytes keep TMA: in run
-# 20261126T060756Z-19ae cuBLAS takes, in bf16 on an H200 (M = 1536, K = 2048), at N = 1416, 1544, 2696 and 2824 1.10,
-# 1.02, 0.99 and 1.08 times the cycles of 1408, 1536, 2688 and 2816, edges of tiles and waves included.
+# Slowdown of a product whose least aligned row is aligned to this many bytes. Without TMA and wgmma, which need rows of
+# whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor is near the ratio of their peaks, so it is
+# taken for all that is below 16 bytes (stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922 against 10848 to
+# 11008). Odd sizes were not published and may be worse. Rows of whole 16 bytes keep TMA: in run 20261126T060756Z-19ae
+# cuBLAS takes, in bf16 on an H200 (M = 1536, K = 2048), at N = 1416, 1544, 2696 and 2824 1.10, 1.02, 0.99 and 1.08
+# times the cycles of 1408, 1536, 2688 and 2816, edges of tiles and waves included.
 ON_HOPPER: Mapping[int, Penalty] = {
     2: (1.45, 1.45, 2.5),
     4: (1.45, 1.44, 1.46),

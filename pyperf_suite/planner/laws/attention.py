@@ -56,7 +56,7 @@ UNEQUAL, WINDOWED, BEYOND = 0.25, 0.25, 0.25
 LONGEST, SHORTEST = 32768, 512
 # GPUs that the shares were measured on.
 MEASURED_ON = ("A100 SXM", "H100 SXM", "H200 SXM", "B200 SXM", "L40S", "RTX 5090")
-# Up to so many queries a key head keys are split over multiprocessors (Flash-Decoding, Dao et al. 2023).
+# Queries a key head up to which keys are split over multiprocessors (Flash-Decoding, Dao et al. 2023).
 FEW_ROWS = 64
 # Watts per TFLOP/s of the peak that GPUs with mma.sync kernels need to hold their clock. L40S has 0.97: so its
 # attention reaches 49 % of the peak where an RTX 5090 at 400 W, 1.9 W, reaches 89 to 91 % (gau-nernst's learn-cuda).
@@ -92,7 +92,7 @@ class AttentionShape:
 
     @property
     def computed_pairs(self) -> Array:
-        """Return those of all tiles that hold one of these."""
+        """Pairs of all tiles that hold a visible pair."""
         edges = (1 + np.isfinite(self.window)) * TILE / 2 if self.causal else 0.0
         rows = self.batch * self.heads * self.seq_q
         return np.minimum(self.visible_pairs + rows * edges, rows * np.maximum(self.seq_k, TILE))

@@ -1,4 +1,4 @@
-"""What was fitted for one GPU: blocks of coefficients, each with its origin, its range and its own held-out error.
+"""Fitted coefficients of one GPU, in blocks, each with its origin, its range and its own held-out error.
 
 One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own where they were saved.
 Three forms of what a law misses are here too: a grid over the sizes of a large table, a smooth factor from a short run
@@ -74,7 +74,7 @@ class Calibration:
         return self.blocks[name]
 
     def libraries(self, law: str) -> tuple[str, ...]:
-        """Return those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
+        """Libraries that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
     def has(self, law: str) -> bool:
@@ -92,8 +92,8 @@ class Calibration:
     def save(self, path: Path) -> Path:
         """Write the file, whole or not at all; returns where it lies."""
         blocks: dict[str, Any] = {}
-        whole = io.BytesIO()
-        with zipfile.ZipFile(whole, "w") as archive:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
             for name, block in sorted(self.blocks.items()):
                 blocks[name] = {
                     "arrays": sorted(block.arrays),
@@ -108,7 +108,7 @@ class Calibration:
             header = {"gpu": self.gpu, "version": VERSION, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path.resolve(), whole.getvalue())
+        write_whole(path.resolve(), buffer.getvalue())
         return path
 
 
@@ -116,7 +116,7 @@ Gpu = str | GpuSpec | Calibration
 
 
 def outside(limits: Mapping[str, tuple[float, float]], sizes: Mapping[str, Any]) -> NDArray[np.bool_]:
-    """Tell where any of the sizes lies beyond what was fitted; of the sizes, arrays, only those with limits count."""
+    """True where a size lies beyond the fitted ones; of the sizes, arrays, only those with limits count."""
     beyond = [(sizes[name] < least) | (sizes[name] > most) for name, (least, most) in limits.items()]
     return np.asarray(functools.reduce(np.logical_or, beyond, np.zeros((), dtype=bool)))
 
@@ -127,7 +127,7 @@ def spec_of(gpu: Gpu) -> GpuSpec:
 
 
 def shipped_path(gpu: str) -> Path:
-    """Tell where the calibration shipped for a GPU of the catalogue lies, if there is one."""
+    """Return the path of the calibration shipped for a GPU of the catalogue, if there is one."""
     return SHIPPED / f"{re.sub(r'[^a-z0-9]+', '_', gpu.lower()).strip('_')}.npz"
 
 
@@ -198,7 +198,7 @@ def correction_name(law: str) -> str:
 
 
 def _here(gpu: Gpu, law: str) -> CalibrationBlock | None:
-    """Return what corrects a law on this machine, if it was measured."""
+    """Return the correction of a law on this machine, if it was measured."""
     return gpu.blocks.get(correction_name(law)) if isinstance(gpu, Calibration) else None
 
 
@@ -312,13 +312,13 @@ class ResidualGrid:
         return below, np.clip((requested - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)
 
 
-# Of measured times, in the interval that goes with every time.
+# Share of measured times in the interval that goes with every time.
 COVERED = 0.9
-# Of a normal distribution, 90 % lie within so many standard deviations of the mean.
+# Standard deviations of the mean within which 90 % of a normal distribution lie.
 DEVIATIONS = 1.645
-# And the mean error is so much of what 90 % lie within.
+# Mean error of a normal distribution over the half-width that holds 90 % of it.
 MEAN_OF_HALF_WIDTH = 0.8 / DEVIATIONS
-# Of a band in the arrays of a block.
+# Names of a band in the arrays of a block.
 BAND_NAMES = ("band_at", "band_low", "band_high")
 
 

@@ -164,9 +164,9 @@ ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfi
 MEASURED_OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 MEASURED_RANKS, MEASURED_BYTES = (2, 4, 8), (2.0**9, 2.0**29)
 RANKS_OF_A_NODE = 8
-# Between two GPUs these take so many times as long a byte as among more, over each kind of NVLink.
+# Between two GPUs these take PAIR times as long a byte as among more, over each kind of NVLink.
 GATHERING, PAIR = ("all_gather", "reduce_scatter"), 1.27
-# What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
+# Network of the maker's servers for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
 NETWORK_OF = {
     "Hopper": INFINIBAND["NDR"],
     "Blackwell": INFINIBAND["NDR"],
@@ -257,15 +257,12 @@ def collective_time(
     of the steps between nodes. The parts are ideal (bytes on the bus at the link's peak), launch (the time of no
     bytes), bandwidth (what the link falls short of its peak) and network (what lies beyond a node).
 
-    Args:
-        gpu: its name, its `GpuSpec`, or a `Calibration`, which is read for its GPU alone.
-        op: one of `traffic.OPERATIONS`; "allreduce" and "alltoall" do as well.
-        nbytes: bytes, not negative.
-        ranks: at least 1; among 1 there is nothing to do and no time passes.
-        ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
-            broadcasts too.
-        network: what each GPU can send out of its node in bytes/s, one direction, or measured bus bandwidths that the
-            time between nodes then passes through, as in "1GB:180GB/s"; by default the peak of the maker's servers.
+    Args: gpu: its name, its `GpuSpec`, or a `Calibration`, which is read for its GPU alone. op: one of
+    `traffic.OPERATIONS`; "allreduce" and "alltoall" do as well. nbytes: bytes, not negative. ranks: at least 1; among 1
+    there is nothing to do and no time passes. ranks_per_node: ranks fill nodes of this size one after the other; by
+    default 8, for GB200 and GB300 72. An array broadcasts too. network: what each GPU can send out of its node in
+    bytes/s, one direction, or measured bus bandwidths that the time between nodes then passes through, as in
+    "1GB:180GB/s"; by default the peak of the maker's servers.
 
     Raises:
         UserError: an unknown GPU or operation, negative bytes, less than one rank, or a network that carries
@@ -315,12 +312,12 @@ def collective_time(
 
 
 def usual_network_bytes_per_s(spec: GpuSpec) -> float:
-    """Return what the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
+    """Return the rate at which each GPU of the maker's servers sends out of its node, in one direction, at the peak."""
     return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]) * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec, ranks: ArrayLike = np.inf) -> Floats:
-    """What a GPU can send to the others of so many at once, in one direction; by default all of its links together."""
+    """Return the rate at which a GPU sends to `ranks` at once, in one direction; by default over all of its links."""
     pcie, peers = pcie_of(spec.compute_capability).gb_per_s * 1e9, link_peers(spec)
     link, count = spec.link_bytes_per_s or pcie, np.asarray(ranks, dtype=np.float64)
     if peers is None:
@@ -356,7 +353,7 @@ def link_law(spec: GpuSpec) -> tuple[LinkLaw, str]:
 
 
 def _is_over_pcie(spec: GpuSpec, inside: Floats) -> NDArray[np.bool_]:
-    """Tell where more GPUs send to each other than their own links join."""
+    """True where more GPUs send to each other than their own links join."""
     peers = link_peers(spec)
     return np.zeros(inside.shape, dtype=bool) if peers is None else inside - 1 > peers
 
@@ -379,7 +376,7 @@ def _with_network(
     in_node: Floats,
     network: Network,
 ) -> Floats:
-    """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
+    """Seconds, with the part beyond a node; measured points are of the operation among the same ranks."""
     if isinstance(network, (int, float)):
         return between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()

@@ -1,4 +1,4 @@
-"""What every law returns, seconds split into causes with the law's stated error, and what a price list answers."""
+"""Results of every law, seconds split into causes with the law's stated error, and answers of a price list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 
 IDEAL = "ideal"
-# What the laws' causes are, for those who read them for the first time.
+# Explanations of the laws' causes, for those who read them for the first time.
 MEANINGS = {
     "tile": "tiles that reach over the edge",
     "wave": "multiprocessors without work in the last wave",
@@ -69,7 +69,7 @@ class Explained:
         if self.low is not None and self.high is not None:
             seconds = np.asarray(self.seconds)
             below, above = (
-                # Where a law is biased its time can lie outside of its own interval.
+                # A biased law's time can lie outside of its own interval.
                 np.sqrt(np.maximum(np.maximum(np.log(ratio), 0.0) ** 2 - np.square(self.common), 0.0))
                 for ratio in (seconds / self.low, self.high / seconds)
             )

@@ -46,7 +46,7 @@ SPLITS = (2, 3, 4, 6, 8, 16)
 # A slice of K is worth a worker of its own from about two of its steps on.
 LEAST_SLICE = 128
 STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory with 128-byte swizzling
-# What an SM's share of L2 delivers each clock; fitted factors multiply it.
+# Bytes per clock of an SM's share of L2; fitted factors multiply it.
 L2_BYTES_PER_CLOCK = 32.0
 # From Hopper on no rule of tiles predicts what one row more costs: of the steps above 5 % in a published table of every
 # m of an H100 the law of tiles found 8 %, and 34 % of those that it predicted were there. Left are those between two
@@ -100,7 +100,7 @@ class MenuCoefficients:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU's data sheet says, in the law's units, for one dtype; without `steps` time is smooth in the rows m."""
+    """Data sheet of a GPU in the law's units, for one dtype; without `steps` time is smooth in the rows m."""
 
     sms: int
     clock_hz: float
@@ -151,13 +151,13 @@ def _choose(
     compute_s, tile, fewest_waves = _best_tile(law, rates, m, n, k, 1)
     seconds = joined(compute_s, memory_s, law.overlap)
     splits = np.ones(m.shape, dtype=np.int64)
-    few = np.flatnonzero((fewest_waves < WAVES_WORTH_SPLITTING) & (k >= SPLITS[0] * LEAST_SLICE))
-    for split in SPLITS if few.size else ():
-        few = few[k[few] >= split * LEAST_SLICE]
-        compute_s, split_tile, _ = _best_tile(law, rates, m[few], n[few], k[few], split)
-        total = joined(compute_s, memory_s[few], law.overlap) + _split_seconds(law, rates, m[few], n[few], split)
-        better = total < seconds[few]
-        chosen = few[better]
+    at = np.flatnonzero((fewest_waves < WAVES_WORTH_SPLITTING) & (k >= SPLITS[0] * LEAST_SLICE))
+    for split in SPLITS if at.size else ():
+        at = at[k[at] >= split * LEAST_SLICE]
+        compute_s, split_tile, _ = _best_tile(law, rates, m[at], n[at], k[at], split)
+        total = joined(compute_s, memory_s[at], law.overlap) + _split_seconds(law, rates, m[at], n[at], split)
+        better = total < seconds[at]
+        chosen = at[better]
         seconds[chosen], tile[chosen], splits[chosen] = total[better], split_tile[better], split
     return seconds + law.launch_s, tile, splits
 
@@ -222,24 +222,24 @@ def joined(compute_s: Floats, memory_s: Floats, overlap: float) -> Floats:
 
 
 MODES = ("burst", "sustained")
-# Which block prices a dtype. Kernels for fp16 are those for bf16.
+# Block that prices a dtype. Kernels for fp16 are those for bf16.
 BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8": "gemm_fp8"}
 # The others have no tables of their own: their law is bf16's by the data sheet, how far it errs is not known.
 FITTED_DTYPES = ("bf16", "fp16", "fp8")
 # SGLang's linear layer in 16 bits is PyTorch's, F.linear, so cuBLAS (collector/sglang/collect_gemm.py of the tables).
 CUBLAS, CUBLAS_COLUMN = "cublas", "sglang"
-# What a product on AMD's GPUs was published of: hipBLASLt by way of it.
+# Library of published products on AMD's GPUs: hipBLASLt by way of PyTorch.
 PYTORCH = "pytorch"
 # By how much a band has to be wider at an n between those of the tables: with all sites of an n left out, bands of left
 # out sites cover 82 to 85 % of them (H200, A100 and in fp8 H100), at a k left out 92 to 96 %.
 BETWEEN_NODES = 1.25
-# What stored names in the blocks of all GPUs begin with: of a GPU that has the law of another of its kind.
+# Prefix of stored names in the blocks of all GPUs: of a GPU that has the law of another of its kind.
 SIMILAR_GPU = "alike_"
 
 
 @dataclass(frozen=True)
 class GemmLaw:
-    """What is known of one GPU's products of one dtype by one library.
+    """Law of one GPU's products of one dtype by one library.
 
     `source` is the GPU whose tables the law was fitted to, the GPU itself or one that it was transferred from; None
     where it was pooled over all. `residual` is None where nothing says how far the library departs from the menu,
@@ -378,7 +378,7 @@ def _with_band_of_others(law: GemmLaw, others: CalibrationBlock) -> GemmLaw:
 
 def _kin(gpu: GpuSpec, name: str) -> list[GpuSpec]:
     """GPUs with the same kernels, and tables or a published product, those with the nearest power a FLOP first."""
-    known = [
+    kin = [
         other
         for other in all_gpus()
         if other.name != gpu.name
@@ -386,14 +386,14 @@ def _kin(gpu: GpuSpec, name: str) -> list[GpuSpec]:
         and (other.name in MEASURED_MAXIMA or ((own := shipped_calibration(other.name)) and own.has(name)))
     ]
 
-    def unlike(other: GpuSpec) -> tuple[bool, float, float]:
+    def unlike(candidate: GpuSpec) -> tuple[bool, float, float]:
         power, memory = (
-            transfers.log_ratio(of(other), of(gpu))
+            transfers.log_ratio(of(candidate), of(gpu))
             for of in (transfers.power_a_flop, lambda each: each.memory_bytes_per_s)
         )
-        return other.compute_capability != gpu.compute_capability, power, memory
+        return candidate.compute_capability != gpu.compute_capability, power, memory
 
-    return sorted(known, key=unlike)
+    return sorted(kin, key=unlike)
 
 
 def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
@@ -417,7 +417,7 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
         moved = replace(moved, peak_scale=moved.peak_scale * ratio / float(np.clip(ratio, 1 / within, within)))
     if within == 1.0 or law.band is None:
         return moved
-    # Where the two disagree, either may be right.
+    # Either of two laws that disagree may be right.
     apart = float(np.log(moved.peak_scale / law.peak_scale))
     band = replace(law.band, low=law.band.low + min(apart, 0.0), high=law.band.high + max(apart, 0.0))
     return replace(moved, band=band)

@@ -1,7 +1,7 @@
-"""Which calibration's law answers for a GPU: its own, or the nearest one's, and how wide the interval is then.
+"""Choose the calibration whose law answers for a GPU: its own, or the nearest one's; and the interval's width.
 
 One rule for all laws: first a GPU with the same kernels, then one with the same kind of memory, then the nearest in
-bandwidth. The widths are what leaving whole GPUs of the tables out showed, law by law.
+bandwidth. The widths are those seen when whole GPUs of the tables were left out, law by law.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def find_law(gpu: Gpu, law: str) -> tuple[Calibration, bool]:
     return known[nearest(spec, known).name], False
 
 
-def nearest(spec: GpuSpec, known: Iterable[str]) -> GpuSpec:
+def nearest(spec: GpuSpec, fitted: Iterable[str]) -> GpuSpec:
     """Return the nearest of GPUs known by name, whose law `spec` takes; of equals the first by name."""
     return min(
-        map(find_gpu, sorted(known)),
+        map(find_gpu, sorted(fitted)),
         key=lambda other: (
             not have_same_kernels(other, spec),
             is_desktop(other) != is_desktop(spec),
@@ -43,24 +43,24 @@ def nearest(spec: GpuSpec, known: Iterable[str]) -> GpuSpec:
     )
 
 
-def have_same_kernels(one: GpuSpec, other: GpuSpec) -> bool:
-    """Whether libraries have the same kernels for two GPUs, of one compute capability or on servers of one major."""
-    if one.compute_capability is None or other.compute_capability is None or is_desktop(one) != is_desktop(other):
+def have_same_kernels(first: GpuSpec, second: GpuSpec) -> bool:
+    """True if libraries have the same kernels for two GPUs, of one compute capability or on servers of one major."""
+    if first.compute_capability is None or second.compute_capability is None or is_desktop(first) != is_desktop(second):
         return False
-    if is_desktop(one):
-        return one.compute_capability == other.compute_capability
-    return one.compute_capability[0] == other.compute_capability[0]
+    if is_desktop(first):
+        return first.compute_capability == second.compute_capability
+    return first.compute_capability[0] == second.compute_capability[0]
 
 
 def is_desktop(spec: GpuSpec) -> bool:
-    """Whether it has mma.sync, 100 KB of shared memory and GDDR: Ampere's and Ada's small chips, consumer Blackwell."""
+    """True for a GPU with mma.sync, 100 KB of shared memory and GDDR: small Ampere and Ada, consumer Blackwell."""
     capability = spec.compute_capability
     return capability is not None and (capability in ((8, 6), (8, 9)) or capability[0] == 12)
 
 
-def log_ratio(one: float, other: float) -> float:
+def log_ratio(first: float, second: float) -> float:
     """How far apart two rates are."""
-    return abs(float(np.log(one / other)))
+    return abs(float(np.log(first / second)))
 
 
 # Power goes with the cube of the clock, as the voltage follows it: a GPU with less power for its peak clocks lower.
@@ -71,7 +71,7 @@ HELD_DOWN_WIDTH = 0.13
 
 
 def power_a_flop(gpu: GpuSpec) -> float:
-    """Return what a GPU may draw for each FLOP/s of its peak in 16 bits, in joules."""
+    """Return the power limit of a GPU for each FLOP/s of its peak in 16 bits, in joules."""
     return gpu.power_w / gpu.peak("fp16")
 
 
@@ -105,7 +105,7 @@ TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
 def are_twins(spec: GpuSpec, source: GpuSpec) -> bool:
-    """Tell whether two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
+    """True if two GPUs have the same multiprocessors, as H100 and H200, and `spec` no less power."""
     return (
         have_same_kernels(spec, source)
         and spec.compute_capability == source.compute_capability

@@ -52,9 +52,9 @@ WRITTEN = {
 # Fields whose values have names; columns hold their places.
 NAMED: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "offload": OFFLOADS}
 SPLIT = ("data", "tensor", "pipeline", "context", "expert")
-# Of each framework the stages of ZeRO that it has, and the axes that it cannot cut: FSDP1's and DDP's ranks are all
-# data-parallel; FSDP2's pipelines without torchtitan and DeepSpeed's have one group of layers a stage, and neither
-# library has ring attention.
+# Stages of ZeRO of each framework, and the axes that it cannot cut: FSDP1's and DDP's ranks are all data-parallel;
+# FSDP2's pipelines without torchtitan and DeepSpeed's have one group of layers a stage, and neither library has ring
+# attention.
 RUNS: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "megatron": ((0, 1), ()),
     "fsdp1": ((2, 3), ("tensor", "pipeline", "chunks", "context", "expert")),
@@ -146,7 +146,7 @@ class Training:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Return those that were named, or may be taken where none was."""
+        """Frameworks that were named, or that may be taken where none was."""
         return tuple(re.findall(r"[^,\s]+", self.framework)) if self.framework else USUAL
 
     @property
@@ -233,16 +233,16 @@ def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[
 
 def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
     """True for each layout that a framework runs."""
-    stages, whole = RUNS[framework]
+    stages, uncut = RUNS[framework]
     stage = columns["zero_stage"]
-    # Where nobody has the same parameters there is nothing to share.
+    # Parameters that nobody else has cannot be shared.
     alone = columns["data"] * columns["context"] == 1
     able = np.isin(stage, stages) | ((stage == 0) & alone)
     # An optimizer leaves the GPU that has a share of it, parameters the one that gathers them.
     offload = columns["offload"]
     able &= np.isin(offload, [OFFLOADS.index(each) for each in OFFLOADED_BY[framework]])
     able &= np.where(offload > 0, stage >= np.where(offload > 1, LAST_STAGE, 1), (stage == 0) | ~alone)
-    for name in whole:
+    for name in uncut:
         able &= columns[name] == 1
     if framework == "deepspeed":
         able &= (columns["pipeline"] == 1) | (stage <= DEEPSPEED_PIPELINE_STAGE)
@@ -300,7 +300,7 @@ def divisors(number: int) -> list[int]:
 def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
     reasons: Counter[str] = Counter()
     blocks = [np.empty((len(WRITTEN), 0), dtype=np.int64)]
-    found = 0
+    count = 0
     gpus = cluster.gpus
     splits = (
         (tensor, context, pipeline)
@@ -318,8 +318,8 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
         for name, value in fixed.items():
             block = block[:, block[list(WRITTEN).index(name)] == value]
         blocks.append(block)
-        found += block.shape[1]
-        if found > MOST_LAYOUTS:
+        count += block.shape[1]
+        if count > MOST_LAYOUTS:
             raise TooManyLayouts(
                 f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
                 "with --cp 1, --virtual-pp 1 or --recompute layers."

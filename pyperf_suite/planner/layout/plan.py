@@ -89,8 +89,8 @@ class PredictedLayout:
 class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
-    `low` and `high` are seconds between which nine of ten runs lie. `found` has the constants of each framework by its
-    name. `need` is what each layout holds, with the least and the most that frameworks make of it.
+    `low` and `high` are seconds between which nine of ten runs lie. `constants` are by framework. `need` is what each
+    layout holds, with the least and the most that frameworks make of it.
     """
 
     training: Training
@@ -102,7 +102,7 @@ class Planned:
     high: NDArray[np.float64]
     parts: Mapping[str, NDArray[np.float64]]
     need: MemoryNeed
-    found: Mapping[str, FoundConstants]
+    constants: Mapping[str, FoundConstants]
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
@@ -125,7 +125,7 @@ class Planned:
     def error_percent(self, framework: str) -> float | None:
         """The law's error on runs of this kind that the constants of a framework were not fitted on."""
         kind = kind_of(self.training.model, self.training.dtype_on(self.cluster.gpu))
-        return self.found[framework].error_percent(kind)
+        return self.constants[framework].error_percent(kind)
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
@@ -217,21 +217,21 @@ def planned(
                 continue
             try:
                 engine = replace(engine, offloads=away if offloads else engine.offloads)
-                whole = layouts(engine, cluster, fixed)
-                found = evaluated(engine, cluster, held_to(whole, fixed, training.framework), laws)
+                grid = layouts(engine, cluster, fixed)
+                plans = evaluated(engine, cluster, held_to(grid, fixed, training.framework), laws)
             except TooManyLayouts:
                 raise
             except UserError as reason:
                 refused.append(reason)
                 continue
-            if len(found.ranked):
-                return found
-            full.append((found, whole))
+            if len(plans.ranked):
+                return plans
+            full.append((plans, grid))
     if not full:
         raise refused[0]
-    found, whole = full[0]
-    _refuse(found, evaluated(found.training, cluster, whole, laws) if fixed else found)
-    return found
+    plans, grid = full[0]
+    _refuse(plans, evaluated(plans.training, cluster, grid, laws) if fixed else plans)
+    return plans
 
 
 def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | Calibration) -> Planned:
@@ -240,9 +240,9 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
     memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
-    found: dict[str, FoundConstants] = {}
+    constants: dict[str, FoundConstants] = {}
     for similar, plan in plans(training, cluster, grid):
-        found[str(plan.framework)] = found_constants(laws, str(plan.framework))
+        constants[str(plan.framework)] = found_constants(laws, str(plan.framework))
         step = step_time(laws, training.model, plan, None, prices, cluster.network)
         seconds[similar] = step.seconds
         if step.low is not None and step.high is not None:
@@ -252,28 +252,28 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
         need = need_of(training.model, plan)
         for name, held in memory.items():
             held[similar] = getattr(need, name)
-    return Planned(training, cluster, laws, grid, seconds, low, high, parts, MemoryNeed(**memory), found)
+    return Planned(training, cluster, laws, grid, seconds, low, high, parts, MemoryNeed(**memory), constants)
 
 
-def _refuse(found: Planned, whole: Planned) -> None:
+def _refuse(plans: Planned, unrestricted: Planned) -> None:
     """Raise UserError that says by how much nothing fits, and what does."""
-    place = int(np.argmin(found.memory_bytes))
-    least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
-    layout = written(least.plan)
-    if not least.over_bytes:
+    place = int(np.argmin(plans.memory_bytes))
+    smallest, usable, gpus = plans.at(place), plans.cluster.usable_bytes, plans.cluster.gpus
+    layout = written(smallest.plan)
+    if not smallest.over_bytes:
         raise UserError(
-            f"The GPUs have room for {layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
+            f"The GPUs have room for {layout}, but it needs {smallest.memory['host'] / 2**30:.1f} GiB of the host's "
             f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
         )
     wrong = (
-        f"{layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
-        f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
+        f"{layout} needs {smallest.memory_bytes / 2**30:.1f} GiB on a GPU, {smallest.over_bytes / 2**30:.1f} GiB "
+        f"({smallest.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
     )
-    if whole is not found:
+    if unrestricted is not plans:
         wrong = f"No layout as requested fits: {wrong}"
-        if len(whole.ranked):
-            same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
-            near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
+        if len(unrestricted.ranked):
+            same = [unrestricted.grid.columns[name] == column[place] for name, column in plans.grid.columns.items()]
+            near = unrestricted.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
             raise UserError(f"{wrong}; the nearest that fits is {written(near.plan)}.")
     else:
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
@@ -374,9 +374,9 @@ KEYS = {
     "recompute": "recompute",
     "offload": "offload",
 }
-# Of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
-# the share predicted in the right order, by how far apart they were predicted to be, as a logarithm. With experts (27
-# pairs) errors lie 2.8 times as far apart.
+# Share of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the
+# model, that was predicted in the right order, by the predicted distance as a logarithm. With experts (27 pairs) errors
+# lie 2.8 times as far apart.
 PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
@@ -394,34 +394,34 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, i
 
     DP is by default what the GPUs leave, ZeRO what the framework has first.
 
-    Raises UserError for what is no layout, and for one that is not of so many GPUs.
+    Raises UserError if the text is no layout or does not use `gpus` GPUs.
     """
-    given: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in filter(None, re.split(r"[,\s]+", text.strip().lower())):
         key, _, value = part.partition("=")
         name = KEYS.get(key, "")
-        if not name or name in given:
+        if not name or name in counts:
             raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
         if name in NAMED:
             if value not in NAMED[name]:
                 raise UserError(f"{part[:40]!r} is no part of a layout: {key} is one of {', '.join(NAMED[name])}.")
-            given[name] = NAMED[name].index(value)
+            counts[name] = NAMED[name].index(value)
         elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero_stage"):
             raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {key}=2.")
         else:
-            given[name] = int(value)
+            counts[name] = int(value)
     usual = dict.fromkeys(("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
-    given = {**usual, **dict.fromkeys(NAMED, 0), **given}
-    apart = given["tensor"] * given["pipeline"] * given["context"]
-    given.setdefault("data", max(1, (gpus or apart) // apart))
+    counts = {**usual, **dict.fromkeys(NAMED, 0), **counts}
+    apart = counts["tensor"] * counts["pipeline"] * counts["context"]
+    counts.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
-    first = 3 if OFFLOADS[given["offload"]] in ("cpu", "nvme") else first
-    alone = given["data"] * given["context"] == 1 and not given["offload"]
-    given.setdefault("zero_stage", 0 if alone else first)
-    if gpus is not None and ranks_of(given) != gpus:
-        cut = " x ".join(f"{WRITTEN[name]} {given[name]}" for name in ("data", "tensor", "pipeline", "context"))
-        raise UserError(f"{cut} are {ranks_of(given)} GPUs, not {gpus}.")
-    return given
+    first = 3 if OFFLOADS[counts["offload"]] in ("cpu", "nvme") else first
+    alone = counts["data"] * counts["context"] == 1 and not counts["offload"]
+    counts.setdefault("zero_stage", 0 if alone else first)
+    if gpus is not None and ranks_of(counts) != gpus:
+        cut = " x ".join(f"{WRITTEN[name]} {counts[name]}" for name in ("data", "tensor", "pipeline", "context"))
+        raise UserError(f"{cut} are {ranks_of(counts)} GPUs, not {gpus}.")
+    return counts
 
 
 def given_layouts(texts: Sequence[str], gpus: int | None, framework: str | None) -> list[tuple[str, dict[str, int]]]:
@@ -470,31 +470,31 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
 
     Under two frameworks errors are each one's own.
     """
-    apart = math.log(second.seconds / first.seconds)
+    log_ratio = math.log(second.seconds / first.seconds)
     if first.framework != second.framework:
         scatter = math.hypot(*(math.log(each.high / each.seconds) for each in (first, second))) / NINE_OF_TEN
-        return NormalDist(0, scatter).cdf(apart) if scatter > 0 else 0.5
+        return NormalDist(0, scatter).cdf(log_ratio) if scatter > 0 else 0.5
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
-    right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
-    return right if apart >= 0 else 1 - right
+    right = float(np.interp(abs(log_ratio) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
+    return right if log_ratio >= 0 else 1 - right
 
 
 def are_equal(training: Training, first: PredictedLayout, second: PredictedLayout) -> bool:
-    """Tell whether the law's error leaves open which of two layouts takes less time."""
+    """True if the law's error leaves open which of two layouts takes less time."""
     chance = surely_faster(training, first, second)
     return max(chance, 1 - chance) < SURE
 
 
-def smallest_network(found: Planned, place: int) -> float | None:
+def smallest_network(plans: Planned, place: int) -> float | None:
     """Bytes/s that a GPU has to send out of its node for a step at most ENOUGH longer than over an endless network.
 
     None where even a very slow one is enough.
     """
-    layout = found.grid.taken([place])
+    layout = plans.grid.taken([place])
 
     def seconds(rate: float) -> float:
-        cluster = replace(found.cluster, network=rate)
-        return float(evaluated(found.training, cluster, layout, found.laws).seconds[0])
+        cluster = replace(plans.cluster, network=rate)
+        return float(evaluated(plans.training, cluster, layout, plans.laws).seconds[0])
 
     longest = (1 + ENOUGH) * seconds(ENDLESS)
     if seconds(SLOWEST) <= longest:

@@ -30,18 +30,18 @@ from pyperf_suite.planner.layout.plan import (
 from pyperf_suite.record.quantity import Quantity
 
 DAY_S = 86400.0
-# What a whole training takes, where it is asked: tokens in all, and dollars a GPU and hour.
+# Cost of a whole training, on request: tokens in all, and dollars a GPU and hour.
 Budget = tuple[float | None, float | None]
 NO_BUDGET: Budget = (None, None)
 
 
-def findings_of_layouts(planned: Planned, most: int, budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
-    """The fastest layout that fits surely, a faster one that may not, what they stand on, and tables of `most` rows."""
+def findings_of_layouts(planned: Planned, rows: int, budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
+    """The fastest layout that surely fits, a faster one that may not, what they stand on, and tables of layouts."""
     best, surest = planned.best, planned.surest
-    top = [planned.at(place) for place in planned.ranked[:most].tolist()]
-    splits = [planned.at(place) for place in planned.best_of_splits(planned.ranked)[:most].tolist()]
+    top = [planned.at(place) for place in planned.ranked[:rows].tolist()]
+    splits = [planned.at(place) for place in planned.best_of_splits(planned.ranked)[:rows].tolist()]
     faster = planned.fastest(~planned.fits & (planned.seconds < best.seconds))
-    too_large = planned.best_of_splits(faster)[:most].tolist()
+    too_large = planned.best_of_splits(faster)[:rows].tolist()
     excluded = [(planned.at(place), planned.nearest_that_fits(place)) for place in too_large]
     return findings(
         _fastest(planned, surest, "Fastest that fits surely is ") if surest else None,
@@ -61,30 +61,30 @@ def findings_of_layouts(planned: Planned, most: int, budget: Budget = NO_BUDGET,
     )
 
 
-def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
+def findings_of_given(layouts: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
     """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
-    rows = [each.at(0) for each in given]
-    heads = ("",) if len(given) == 1 else ("A is ", "B is ")
+    rows = [each.at(0) for each in layouts]
+    heads = ("",) if len(layouts) == 1 else ("A is ", "B is ")
     return findings(
-        _compared(given[0].training, *rows) if len(given) == 2 else None,
-        *(_fastest(each, row, head) for each, row, head in zip(given, rows, heads, strict=True)),
-        *(_budgeted(each, row, budget) for each, row in zip(given, rows, strict=True)),
-        _training(given[0], rows[0]),
-        *(_enough(each, row) for each, row in zip(given, rows, strict=True)),
-        _assumed(replace(given[0], found={**given[0].found, **given[-1].found}), rows, notes),
+        _compared(layouts[0].training, *rows) if len(layouts) == 2 else None,
+        *(_fastest(each, row, head) for each, row, head in zip(layouts, rows, heads, strict=True)),
+        *(_budgeted(each, row, budget) for each, row in zip(layouts, rows, strict=True)),
+        _training(layouts[0], rows[0]),
+        *(_enough(each, row) for each, row in zip(layouts, rows, strict=True)),
+        _assumed(replace(layouts[0], constants={**layouts[0].constants, **layouts[-1].constants}), rows, notes),
         _ranking("Layouts (predicted)", rows),
         _shares(rows),
         _memory(rows),
     )
 
 
-def _fastest(planned: Planned, best: PredictedLayout, what: str) -> Remark:
+def _fastest(planned: Planned, best: PredictedLayout, head: str) -> Remark:
     interval = "" if np.isnan(best.low) else f" (90 % interval {best.low:.3g} to {best.high:.3g} s)"
     return remark(
         "{what}{layout} under {framework}: {time} an iteration{interval}, {tokens} tokens a second, {mfu} of the peak "
         "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
-        what=what,
+        what=head,
         layout=written(best.plan),
         framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
@@ -207,7 +207,7 @@ def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark
     kinds = dict.fromkeys(each.plan.offload for each in shown if each.plan.offload != "none")
     if not kinds:
         return
-    host, most = planned.cluster.hosted, max(each.memory["host"] for each in shown)
+    host, host_bytes = planned.cluster.hosted, max(each.memory["host"] for each in shown)
     yield remark(
         "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth "
         "and {drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); "
@@ -224,9 +224,9 @@ def _host(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark
     known = "" if host.memory_bytes else ": whether it is there was not checked (--host-memory)"
     yield remark(
         "Offload needs up to {most} of the host's memory for each GPU{known}.",
-        kind="caution" if known or not host.holds(most) else "predicted",
-        most=Quantity(most, "size", predicted=True),
-        known=known if host.holds(most) else ": more than nine tenths of what it has, so that it does not fit",
+        kind="caution" if known or not host.holds(host_bytes) else "predicted",
+        most=Quantity(host_bytes, "size", predicted=True),
+        known=known if host.holds(host_bytes) else ": more than nine tenths of what it has, so that it does not fit",
     )
 
 
@@ -235,7 +235,7 @@ def _law_error(planned: Planned, framework: str) -> Remark | None:
     error = planned.error_percent(framework)
     if error is None:
         return None
-    cluster, another = planned.cluster, planned.found[framework].is_transferred
+    cluster, another = planned.cluster, planned.constants[framework].is_transferred
     return remark(
         "The law of a step errs by {error} on runs under {framework} ({runs}) whose source its constants were "
         "not fitted on{elsewhere}.",
@@ -377,7 +377,7 @@ RULES = (
     Column("iteration", lambda rule: _time(rule.broken), "duration"),
     Column("breaking it takes", "gain", "+%", priority=2),
 )
-# Of pairs: the layout, and the nearest that fits.
+# Columns of pairs: the layout, and the nearest that fits.
 EXCLUDED = (
     Column("layout", lambda pair: _short(pair[0].plan), priority=2),
     Column("iteration", lambda pair: _time(pair[0]), "duration", priority=2),

@@ -107,41 +107,41 @@ class AttentionSizes(Dimensions):
     head_dim: int
     seq: int
 
-    def parameters(self, **other: Any) -> AttentionParameters:
+    def parameters(self, **fields: Any) -> AttentionParameters:
         """It as a case has it, with what else there is to choose."""
         kv_heads = 0 if self.kv_heads == self.heads else self.kv_heads
         sizes = (self.batch, self.heads, self.head_dim, self.seq)
-        return AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, **other)
+        return AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, **fields)
 
 
 def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
-    """So many different products, evenly over the logarithms of m, n and k inside the extent."""
-    found: list[Shape] = []
+    """Return `count` different products, evenly over the logarithms of m, n and k inside the extent."""
+    products: list[Shape] = []
     places = _lattice(3)
-    while len(found) < count:
+    while len(products) < count:
         place = next(places)
         m = _between(*extent.m, place[0], ROUND_M)
         n, k = (_between(*extent.nk, each, ROUND_NK) for each in place[1:])
         if 2.0 * m * n * k <= extent.flop and m * k + k * n + m * n <= extent.elements:
-            found.append(Shape(m, n, k))
-    return tuple(found)
+            products.append(Shape(m, n, k))
+    return tuple(products)
 
 
 def spread_attentions(
     count: int, tokens: tuple[int, int], heads: tuple[int, int], flop: float
 ) -> tuple[AttentionSizes, ...]:
-    """So many different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
-    found: dict[AttentionSizes, None] = {}
+    """Return `count` different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
+    attentions: dict[AttentionSizes, None] = {}
     places = _lattice(5)
-    while len(found) < count:
+    while len(attentions) < count:
         place = next(places)
         ratio, head_dim = (of[int(each * len(of))] for of, each in ((KV_RATIOS, place[2]), (HEAD_DIMS, place[4])))
         all_heads, seq = _between(*heads, place[1], ratio), _between(*tokens, place[0], ROUND_NK)
         shape = AttentionSizes(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
         pairs = int(visible_pairs(seq, seq, causal=True))
         if float(attention_flop(shape.batch, all_heads, head_dim, pairs)) <= flop:
-            found[shape] = None
-    return tuple(found)
+            attentions[shape] = None
+    return tuple(attentions)
 
 
 def _between(low: int, high: int, place: float, multiple: int) -> int:
@@ -222,7 +222,7 @@ def analyse(rows: Rows) -> Findings:
     if gpu is None:
         none = "No law is shipped for this device: these rates are all there is to say"
         return findings(rates, remark(none, kind="caution"))
-    known: list[Row] = []
+    priced: list[Row] = []
     refused: dict[str, Remark] = {}
     for members in kinds.values():
         try:
@@ -230,14 +230,14 @@ def analyse(rows: Rows) -> Findings:
         except UserError as reason:
             refused[str(reason)] = remark("{reason}", kind="caution", reason=str(reason))
         else:
-            known += [replace(row, observed={"by law": each}) for row, each in zip(members, seconds, strict=True)]
-    worst = sorted(known, key=lambda row: -abs(math.log(ratio(row))))
+            priced += [replace(row, observed={"by law": each}) for row, each in zip(members, seconds, strict=True)]
+    worst = sorted(priced, key=lambda row: -abs(math.log(ratio(row))))
     advice = "`pyperf-suite calibrate` fits the laws to these records and states the error on held-out ones"
     return findings(
         rates,
-        (error_remark(gpu.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
+        (error_remark(gpu.name, kind, [*map(ratio, members)]) for kind, members in grouped(priced, kind_of).items()),
         refused.values(),
-        remark(advice) if known else None,
+        remark(advice) if priced else None,
         table("Where the shipped laws miss most", COLUMNS, worst[:MOST_ROWS]),
     )
 

@@ -79,13 +79,13 @@ def spent_by(setting: Setting, prices: Prices) -> list[TimeBreakdown]:
 class SizeCheck:
     """One rule of sizing (Anthony et al. 2024, arXiv 2401.14489): what it asks, and what the model has.
 
-    `other` is the nearest setting that keeps a broken rule; None where it is kept or nothing keeps it.
+    `better` is the nearest setting that keeps a broken rule; None where it is kept or nothing keeps it.
     """
 
     rule: str
-    found: int
+    multiple: int
     kept: bool
-    other: Candidate | None
+    better: Candidate | None
 
 
 def checks(setting: Setting, prices: Prices) -> list[SizeCheck]:
@@ -235,28 +235,28 @@ _EXTRAPOLATED = remark(
 
 def _answer(sizing: Sizing) -> Iterator[Remark]:
     """The single change that is worth most, then the next; combinations last."""
-    found = sizing.search
-    if found.priced == 1:
+    search = sizing.search
+    if search.priced == 1:
         yield remark(
             "There is no neighbour to compare with: none differs only in {dimensions}.",
-            dimensions=", ".join(found.bounds.vary),
+            dimensions=", ".join(search.bounds.vary),
         )
         return
-    singles = sorted((each for each in found.alone.values() if each.is_faster), key=lambda each: -each.speed)
+    singles = sorted((each for each in search.alone.values() if each.is_faster), key=lambda each: -each.speed)
     if singles:
-        # Of choices that the laws cannot tell from the best, the one that changes the parameters least.
+        # Propose, of choices that the laws cannot tell from the best, the one that changes the parameters least.
         best_low = singles[0].low
         singles.sort(key=lambda each: (each.high < best_low, abs(each.parameter_change)))
     for word, candidate in zip(("Change first", "Next", "Then"), singles, strict=False):
         yield _proposal(word, candidate)
-    if found.pareto and len(found.pareto[0].changes) > 1:
-        yield _proposal("Together", max(found.pareto, key=lambda each: each.speed))
-    vocab, heads = found.alone.get("vocab"), found.alone.get("heads")
+    if search.pareto and len(search.pareto[0].changes) > 1:
+        yield _proposal("Together", max(search.pareto, key=lambda each: each.speed))
+    vocab, heads = search.alone.get("vocab"), search.alone.get("heads")
     if vocab is not None and not vocab.is_faster and vocab.low > 1:
         yield _proposal("Padding costs nothing", vocab)
     if heads is not None and heads.unknown:
         yield _unknown(heads, sizing.setting)
-    elif not singles and not found.pareto:
+    elif not singles and not search.pareto:
         yield remark(
             "Keep the dimensions: no neighbour does its work faster by more than the laws' error and the repeatability "
             "of measurements ({noise}).",
@@ -266,9 +266,9 @@ def _answer(sizing: Sizing) -> Iterator[Remark]:
         "{compared} neighbours were compared, {allowed} within the limits on parameters, width and memory; {faster} "
         "are faster by more than the laws' error.",
         kind="predicted",
-        compared=found.priced,
-        allowed=found.within,
-        faster=found.faster,
+        compared=search.priced,
+        allowed=search.within,
+        faster=search.faster,
     )
 
 
@@ -360,20 +360,20 @@ def _losses(sizing: Sizing) -> Remark:
 
 
 def _memory(sizing: Sizing) -> Remark | None:
-    setting, found = sizing.setting, sizing.search
+    setting, search = sizing.setting, sizing.search
     usable = USABLE_SHARE * sizing.gpu.memory_bytes
-    if found.present.memory_bytes <= usable:
+    if search.present.memory_bytes <= usable:
         return None
     return remark(
         "The model does not fit: weights, gradients, AdamW and activations need {needed} on each GPU with tp = {tp} "
         "and {shards} shards, where {usable} are usable. Candidates may need at most {more} more; --shards gives the "
         "number of data-parallel GPUs that share these (ZeRO-3, FSDP).",
         kind="caution",
-        needed=Quantity(found.present.memory_bytes, "size"),
+        needed=Quantity(search.present.memory_bytes, "size"),
         usable=Quantity(usable, "size"),
         tp=setting.tp,
         shards=setting.shards,
-        more=Quantity(found.bounds.parameter_change, "%"),
+        more=Quantity(search.bounds.parameter_change, "%"),
     )
 
 
@@ -452,9 +452,9 @@ OUTCOMES = (
 )
 RULES = (
     Column("rule", lambda check: check.rule, priority=2),
-    Column("here", lambda check: check.found),
+    Column("here", lambda check: check.multiple),
     Column("kept", lambda check: "yes" if check.kept else "no", priority=2),
-    Column("compared with", lambda check: check.other and _marked(check.other)),
-    Column("speed then", lambda check: check.other and speed_of(check.other), "x"),
-    Column("verdict", lambda check: check.other and _verdict(check.other)),
+    Column("compared with", lambda check: check.better and _marked(check.better)),
+    Column("speed then", lambda check: check.better and speed_of(check.better), "x"),
+    Column("verdict", lambda check: check.better and _verdict(check.better)),
 )

@@ -49,7 +49,7 @@ MOST_WIDTHS = 33
 MOST_CANDIDATES = 200_000
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
-# What one more changed dimension has to earn before it is worth changing.
+# Share that one more changed dimension has to earn before it is worth changing.
 LEAST_EARNED = 0.005
 # Two candidates closer than this in parameters, or in memory, are one choice.
 PARAMETER_TOLERANCE, MEMORY_TOLERANCE = 0.002, 0.03
@@ -133,23 +133,23 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
     return Candidates(setting, sizes | {name: others[name][along] for name, along in zip(others, places, strict=True)})
 
 
-def _attention_shapes(setting: Setting, bounds: Bounds, most: int) -> list[tuple[int, int, int, int]]:
+def _attention_shapes(setting: Setting, bounds: Bounds, max_widths: int) -> list[tuple[int, int, int, int]]:
     """(hidden, heads, kv_heads, head_dim), the present ones first; heads keep filling hidden where they did."""
     model = setting.model
     head_dims = {model.head_dim}
     if "heads" in bounds.vary and not model.latent_rank:  # a latent's ranks only make sense together
         head_dims |= set(HEAD_DIMS)
-    hiddens = [model.hidden, *(_widths(model.hidden, bounds, most) if "hidden" in bounds.vary else [])]
+    hiddens = [model.hidden, *(_widths(model.hidden, bounds, max_widths) if "hidden" in bounds.vary else [])]
     fills = model.heads * model.head_dim == model.hidden
-    found = [(model.hidden, model.heads, model.kv_heads, model.head_dim)]
+    shapes = [(model.hidden, model.heads, model.kv_heads, model.head_dim)]
     for hidden, head_dim in itertools.product(dict.fromkeys(hiddens), sorted(head_dims)):
-        # Where heads do not fill hidden, as many queries in all are kept.
+        # Queries keep their total width where heads do not fill hidden.
         queries = hidden if fills else model.heads * model.head_dim
         if queries % head_dim or ("heads" not in bounds.vary and queries // head_dim != model.heads):
             continue
         heads = queries // head_dim
-        found += [(hidden, heads, shared, head_dim) for shared in _kv_heads(model, heads, "kv_heads" in bounds.vary)]
-    return list(dict.fromkeys(found))
+        shapes += [(hidden, heads, shared, head_dim) for shared in _kv_heads(model, heads, "kv_heads" in bounds.vary)]
+    return list(dict.fromkeys(shapes))
 
 
 def _kv_heads(model: ModelDimensions, heads: int, varied: bool) -> list[int]:
@@ -160,10 +160,10 @@ def _kv_heads(model: ModelDimensions, heads: int, varied: bool) -> list[int]:
     return [kv_heads for kv_heads in wanted if 1 <= kv_heads < heads and heads % kv_heads == 0]
 
 
-def _widths(size: int, bounds: Bounds, most: int) -> list[int]:
-    """Multiples of a power of two, at least `WIDTH_STEP`, within reach; at most about `most` of them."""
+def _widths(size: int, bounds: Bounds, max_widths: int) -> list[int]:
+    """Multiples of a power of two, at least `WIDTH_STEP`, within reach; at most about `max_widths` of them."""
     step = WIDTH_STEP
-    while 2 * bounds.reach * size / step > most:
+    while 2 * bounds.reach * size / step > max_widths:
         step *= 2
     first = round_up(max(1, int(np.ceil(size * (1 - bounds.reach)))), step)
     return list(range(first, int(size * (1 + bounds.reach)) + 1, step))
@@ -177,7 +177,7 @@ def _layers(model: ModelDimensions, bounds: Bounds) -> list[int]:
 
 
 def _doublings(size: int, up: int) -> list[int]:
-    """Half of it where that is whole, and so many doublings."""
+    """Return half of it if that is whole, and `up` doublings."""
     return [*([size // 2] if size % 2 == 0 else []), *(size << power for power in range(1, up + 1))]
 
 
@@ -227,7 +227,7 @@ def costs_of(model: ModelGrid, plan: ParallelPlan, prices: Prices) -> Costs:
         if np.any(its.explained.common):
             key = (part.law, part.fixed)
             levels[key] = levels.get(key, 0.0) + its.at(its.explained.common) * spent
-    # Of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
+    # Error of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
     shared = 2 * common / (cost * cost[0])
     # A level that all sizes of a law share changes the ratio by how much more of one's time than of the other's it is.
     level = sum(((spent / cost - spent[0] / cost[0]) ** 2 for spent in levels.values()), np.zeros(count))
@@ -309,7 +309,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     candidates = neighbours(setting, bounds)
     model, plan = candidates.grid()
     parameters, memory = np.asarray(model.parameters, dtype=np.float64), memory_of(model, plan)
-    # Where the model as given does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
+    # Parameters may grow by this where the model as given does not fit: a padded vocabulary fits no worse.
     fits = memory[0] <= bounds.memory_bytes
     limit = bounds.memory_bytes if fits else float(memory[0]) * (1 + bounds.parameter_change)
     allowed = (np.abs(parameters / parameters[0] - 1) <= bounds.parameter_change) & (memory <= limit)
@@ -319,7 +319,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     differs = {name: column[within] != column[0] for name, column in candidates.sizes.items()}
     alone = {}
     for name, where in _single_changes(differs, setting.model).items():
-        # Of those that are surely faster the fastest, of others only where there is none.
+        # Take the fastest of those that are surely faster, others only where there is none.
         among = np.flatnonzero(where & faster if np.any(where & faster) else where)
         if len(among):
             alone[name] = among[np.argmax(costs.speed[among])]
@@ -369,24 +369,24 @@ def judged(settings: Sequence[Setting], prices: Prices) -> list[Candidate]:
     ]
 
 
-def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...]:
+def changes(present: Setting, changed: Setting) -> tuple[tuple[str, int, int], ...]:
     """List the dimensions that differ, with both sizes, except those that only follow others."""
     names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "expert_ffn", "vocab", "layers")
-    pairs = [(name, getattr(present.model, name), getattr(other.model, name)) for name in names]
-    models = (present.model, other.model)
+    pairs = [(name, getattr(present.model, name), getattr(changed.model, name)) for name in names]
+    models = (present.model, changed.model)
     follows = {
         "expert_ffn": all(model.expert_ffn == model.ffn for model in models),
         "kv_heads": all(model.kv_heads == model.heads for model in models),
     }
     pairs = [pair for pair in pairs if not follows.get(pair[0])]
-    pairs += [(name, getattr(present, name), getattr(other, name)) for name in ("seq", "micro_batch", "tp")]
+    pairs += [(name, getattr(present, name), getattr(changed, name)) for name in ("seq", "micro_batch", "tp")]
     return tuple(pair for pair in pairs if pair[1] != pair[2])
 
 
 def _pareto(time: Floats, parameters: Floats, memory: Floats) -> list[int]:
     """Candidates that no other beats in time, parameters and memory at once; near ones count as one choice.
 
-    More parameters count as better: what is bought with time and memory is a model.
+    More parameters count as better: time and memory buy a model.
     """
     # First the best of each cell of parameters and memory, so that what remains can be compared with each other.
     cell = np.round(parameters / PARAMETER_TOLERANCE) * 1e6 + np.round(memory / MEMORY_TOLERANCE)

@@ -190,14 +190,14 @@ def width_of_mlp(model: ModelDimensions) -> str:
 def parts_of(model: ModelDimensions, plan: ParallelPlan) -> list[KernelCall]:
     """Every kind of work of one micro-batch on one GPU, with its calls in all passes."""
     times = passes_and_slowdown(plan, StepConstants(1.0))
-    found = []
+    calls_of_step = []
     exchange = (exchange_of_tokens(model, plan),) if np.any(np.asarray(plan.expert) > 1) else ()
     for call in (*kernel_calls(model, plan), *exchange):
         calls = np.asarray(call.calls)
         # TP sums up once more at both ends of the model.
         at_ends = np.where(calls > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0
-        found.append(replace(call, calls=times[call.kind][0] * calls + at_ends))
-    return found
+        calls_of_step.append(replace(call, calls=times[call.kind][0] * calls + at_ends))
+    return calls_of_step
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class PricedPart:
 
     @property
     def causes(self) -> dict[str, NDArray[np.float64]]:
-        """Seconds of one call by cause; they add up to `seconds`. What is hidden of a call is hidden of each cause."""
+        """Seconds of one call by cause; they add up to `seconds`. Each cause is hidden by the call's own share."""
         parts = {cause: min(self.slower, 1.0) * self.at(part) for cause, part in self.explained.parts.items()}
         return parts if self.slower <= 1 else {**parts, IN_STEP: self.seconds - self.at(self.explained.seconds)}
 

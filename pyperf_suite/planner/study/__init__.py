@@ -37,9 +37,9 @@ LONGEST_REASON, LONGEST_NOTE = 160, 90
 Change = Callable[[ParallelStepParameters], ParallelStepParameters | None]
 
 
-def _turned(name: str, own: Container[Any], other: Any) -> Change:
+def _turned(name: str, values: Container[Any], turned: Any) -> Change:
     """One parameter turned from any of these values into another."""
-    return lambda p: replace(p, **{name: other}) if getattr(p, name) in own else None
+    return lambda p: replace(p, **{name: turned}) if getattr(p, name) in values else None
 
 
 def _recut(way: str) -> Change:
@@ -139,23 +139,23 @@ def _model(result: StudyResult) -> tuple[Any, ...]:
     return p.dimensions, p.seq, p.global_batch, p.dtype
 
 
-def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
-    timed, p = [each for each in found if each.timed], found[0].parameters
+def _of_model(results: Sequence[StudyResult], name: str) -> Iterator[Any]:
+    timed, p = [each for each in results if each.timed], results[0].parameters
     model = (
         f"{'Llama' if p.gated else 'GPT'} of {p.layers} layers, hidden {p.hidden}, {p.heads} heads, seq {p.seq}, "
         f"{p.dtype}, global batch {p.global_batch}"
     )
-    if lost := [each.name for each in found if not each.timed]:
+    if lost := [each.name for each in results if not each.timed]:
         sentence = "{lost} of {configurations} configurations gave no time: {names}"
-        yield remark(sentence, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
+        yield remark(sentence, kind="caution", lost=len(lost), configurations=len(results), names=", ".join(lost))
     if timed:
         yield _how_taken(min(timed, key=lambda each: len(each.rates)))
-        yield _fastest(model, timed, len(found))
+        yield _fastest(model, timed, len(results))
         yield from (_compared(timed, *each) for each in COMPARED)
         yield _headroom(timed)
         yield table(model, COLUMNS, timed)
-        yield _figure(model, found, name)
-    yield table("Experiments without a time", LOST, (each for each in found if each.lost))
+        yield _figure(model, results, name)
+    yield table("Experiments without a time", LOST, (each for each in results if each.lost))
 
 
 def _how_taken(fewest: StudyResult) -> Remark:
@@ -202,7 +202,7 @@ def _faster(pairs: Sequence[tuple[StudyResult, StudyResult]]) -> Quantity | None
 
 
 def _compared(
-    timed: Sequence[StudyResult], claim: Claim | None, way: str, other: str, change: Change
+    timed: Sequence[StudyResult], claim: Claim | None, way: str, rival: str, change: Change
 ) -> Remark | ClaimVerdict | None:
     by_case = {each.case: each for each in timed}
     pairs = [
@@ -217,7 +217,7 @@ def _compared(
     slow, fast = pairs[0]
     where = "{fast} compared with {slow}" if len(pairs) == 1 else "mean of {pairs} pairs that differ in nothing else"
     sentence = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
-    values: dict[str, Any] = {"way": way, "other": other, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
+    values: dict[str, Any] = {"way": way, "other": rival, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
     if claim is not None:
         return claim.judge(sentence, measured, remedy="--experiments 3 has three", **values)
     return remark(sentence, effect="measured", measured=measured, **values)
@@ -249,10 +249,10 @@ def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
     return remark(sentence + worth, batch=batch, own=p.batch, gain=gain, **values)
 
 
-def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
+def _figure(model: str, results: Sequence[StudyResult], name: str) -> Figure:
     label = "measured (mean ± standard error over experiments)"
     caption = "Samples per second over all steps of an experiment, the fastest on top."
-    bars = Bars("", "samples/s", tuple(map(_bar, found)), label, "", "samples/s")
+    bars = Bars("", "samples/s", tuple(map(_bar, results)), label, "", "samples/s")
     return Figure(name, model, caption, ((bars,),))
 
 

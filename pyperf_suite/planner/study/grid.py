@@ -25,7 +25,7 @@ from pyperf_suite.workloads.training import Checkpointing
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000
-# Of which a search runs a few.
+# Configurations of a grid that a search runs a few of.
 MOST_SEARCHED = 10_000
 # A study is a few numbers; a longer file is another one.
 LARGEST_BYTES = 1 << 20
@@ -116,7 +116,7 @@ def default_axes(device: Device, gpus: int = 1) -> StudyAxes:
     """A tiny GPT on 1 to 4 ranks of a CPU; on GPUs a larger one over all of them, cut in each way that they divide."""
     if device.kind == "cpu":
         return StudyAxes(configuration=tuple(map(Configuration.parse, ON_CPU)))
-    # Heads, layers and micro-batches come out even over so many.
+    # Sizes that heads, layers and micro-batches of up to eight ranks divide evenly.
     ranks = max(power for power in (1, 2, 4, 8) if power <= gpus)
     ways = [*ALONE, *(way.replace("N", str(ranks)) for way in TOGETHER)] if ranks > 1 else ALONE
     larger: dict[str, Any] = {name: (value,) for name, value in GPT_ON_GPUS.items()}
@@ -137,7 +137,7 @@ def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
     )  # fmt: skip
 
 
-def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collection[str] = AXES) -> list[Case]:
+def cases_of(axes: StudyAxes, max_cases: int = MOST_CONFIGURATIONS, requested: Collection[str] = AXES) -> list[Case]:
     """Every configuration of the grid once, in its order; values of axes that are not in `requested` may be left out.
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
@@ -149,9 +149,9 @@ def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collec
             raise UserError(f"{empty[0]} is an empty list: give it a value, or leave it out.")
         check_axes(grid)
     count = sum(math.prod(len(getattr(grid, name)) for name in AXES) for grid in grids)
-    if count > most:
+    if count > max_cases:
         raise UserError(
-            f"The grid crosses to {count} configurations, and a study takes {most} at most: shorten its "
+            f"The grid crosses to {count} configurations, and a study takes {max_cases} at most: shorten its "
             "lists, or name the ones that matter as configurations."
         )
     crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or requested))
@@ -246,9 +246,9 @@ def parse_study(read: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], Ru
 
     Raises UserError for an unknown table or key, or a value of another kind.
     """
-    known = {"model": MODEL, "grid": GRID, "run": tuple(LIMITS), "configuration": GRID}
-    if unknown := [name for name in read if name not in known]:
-        raise UserError(f"A study has no table {unknown[0][:60]!r}: {offer(unknown[0], known)}")
+    keys_of_tables = {"model": MODEL, "grid": GRID, "run": tuple(LIMITS), "configuration": GRID}
+    if unknown := [name for name in read if name not in keys_of_tables]:
+        raise UserError(f"A study has no table {unknown[0][:60]!r}: {offer(unknown[0], keys_of_tables)}")
     configurations = read.get("configuration", [])
     if not isinstance(configurations, list):
         raise UserError("configuration is a list of tables: write each below a line [[configuration]].")
@@ -256,8 +256,8 @@ def parse_study(read: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], Ru
     for name, table in [*tables, *(("configuration", each) for each in configurations)]:
         if not isinstance(table, dict):
             raise UserError(f"{name} is {table!r:.60}, but is a table: write its keys below a line [{name}].")
-        if unknown := [key for key in table if key not in known[name]]:
-            raise UserError(f"[{name}] has no key {unknown[0][:60]!r}: {offer(unknown[0], known[name])}")
+        if unknown := [key for key in table if key not in keys_of_tables[name]]:
+            raise UserError(f"[{name}] has no key {unknown[0][:60]!r}: {offer(unknown[0], keys_of_tables[name])}")
     model, grid, run = (table for _, table in tables)
     if lists := [name for name, value in model.items() if isinstance(value, list)]:
         raise UserError(f"{lists[0]} of [model] is a list, but a study is of one model: give one value.")

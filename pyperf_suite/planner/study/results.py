@@ -19,7 +19,7 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import Reading, readings
 from pyperf_suite.record.record import Record
 
-# What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
+# Counts of the engine, by their use. A peak is of all together, and known on GPUs alone.
 PARTS = {
     "weights": "parameter_bytes",
     "gradients": "gradient_bytes",

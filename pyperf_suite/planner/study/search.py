@@ -18,16 +18,16 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.verdict import ALPHA, SequentialRule
 
-# What is varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
+# Axes varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
 VARIED = ("batch", "data", "zero_stage", "checkpointing", "offload", "attention", "engine")
 # A value that lost by more than this share is not tried again after others have changed.
-FAR = 0.1
+MAX_LOSS_SHARE = 0.1
 FEWEST_PAIRS = 2
 # A log ratio beyond any measured: what could further pairs still decide?
 AT_BEST = -100.0
 START, CANDIDATE, INCUMBENT = "start", "candidate", "incumbent"
 
-# What a search says of a configuration that it tried.
+# Notes of a search on a configuration that it tried.
 FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Measure = Callable[[Case, int, Mapping[str, Any]], Record | None]
@@ -35,7 +35,7 @@ Measure = Callable[[Case, int, Mapping[str, Any]], Record | None]
 
 
 def rule_of(pairs: int) -> SequentialRule:
-    """One look after so many pairs: with up to eight all have to agree, which noise alone does in 1 of 2^pairs cases.
+    """Return the rule of one look after `pairs` pairs: up to eight all have to agree (noise alone: 1 of 2^pairs cases).
 
     Raises UserError for fewer than two.
     """
@@ -130,18 +130,18 @@ class StudySearch:
         for case in self.cases:
             if axis in (changed := _differences(best, case)) and changed <= adapted:
                 similar.setdefault(getattr(case.parameters, axis), []).append(case)
-        # Of those with other micro-batches the largest that is no larger than what was found to fit, else the smallest.
+        # Take, of cases with other micro-batches, the largest that is no larger than one that fit, else the smallest.
         most = best.parameters.batch
-        found = [
+        cases = [
             min(each, key=lambda case: (case.parameters.batch > most, -case.parameters.batch))
             for each in similar.values()
         ]
-        far = {lost for lost, apart in self._lost.items() if apart > math.log1p(FAR)}
-        found = [each for each in found if each.case_id not in self._settled and _value(axis, each) not in far]
+        far = {lost for lost, apart in self._lost.items() if apart > math.log1p(MAX_LOSS_SHARE)}
+        cases = [each for each in cases if each.case_id not in self._settled and _value(axis, each) not in far]
         if axis == "batch":
             # The largest that fits uses the memory that is there; whether it is faster is measured.
-            return sorted(found, key=lambda each: -each.parameters.batch)
-        return found
+            return sorted(cases, key=lambda each: -each.parameters.batch)
+        return cases
 
     def _is_faster(self, axis: str, candidate: Case, best: Case) -> bool:
         """Decide by live pairs, each two experiments in turn, until no further pair could make it faster."""
@@ -234,11 +234,11 @@ def _sparing(case: Case) -> tuple[int, ...]:
     return (p.data, p.zero_stage, p.checkpointing.kind != "none")
 
 
-def _differences(case: Case, other: Case) -> set[str]:
+def _differences(case: Case, changed: Case) -> set[str]:
     """Name what two configurations differ in; of the same global batch micro-batches follow from the rest."""
     names = [each.name for each in fields(case.parameters) if each.name != "micro_batches"]
-    found = {name for name in names if getattr(case.parameters, name) != getattr(other.parameters, name)}
-    return found | ({"implementation"} if case.implementation != other.implementation else set())
+    found = {name for name in names if getattr(case.parameters, name) != getattr(changed.parameters, name)}
+    return found | ({"implementation"} if case.implementation != changed.implementation else set())
 
 
 def _value(axis: str, case: Case) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from pyperf_suite.workloads.on_ranks import average, distributed
 from pyperf_suite.workloads.training.held_bytes import bytes_of
 
 LEARNING_RATE = 1e-4
-# Of attention's first matrix, of queries, keys and values.
+# Prefix of attention's first matrix, of queries, keys and values.
 FUSED = "attention.qkv."
 
 _BLOCK = re.compile(r"(?<=^blocks\.blocks\.)\d+")
@@ -43,16 +43,16 @@ class ModelPart(nn.Module):
     vocabulary.
     """
 
-    def __init__(self, whole: Any, first: int, last: int, layers: int) -> None:
+    def __init__(self, model: Any, first: int, last: int, layers: int) -> None:
         super().__init__()
         self.first = first
-        self.tokens = whole.tokens if first == 0 else None
-        self.positions = whole.positions if first == 0 else None
-        self.blocks = whole.blocks
-        whole.blocks.blocks = whole.blocks.blocks[first:last]
-        self.norm = whole.norm if last == layers else None
-        self.logits = whole.logits if last == layers else None
-        self.register_buffer("places", whole.get_buffer("places"), persistent=False)
+        self.tokens = model.tokens if first == 0 else None
+        self.positions = model.positions if first == 0 else None
+        self.blocks = model.blocks
+        model.blocks.blocks = model.blocks.blocks[first:last]
+        self.norm = model.norm if last == layers else None
+        self.logits = model.logits if last == layers else None
+        self.register_buffer("places", model.get_buffer("places"), persistent=False)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         if self.tokens is not None and self.positions is not None:
@@ -102,7 +102,7 @@ class Pipeline:
 
 def _shapes(p: ParallelStepParameters, number: int, count: int) -> tuple[Any, Any]:
     tokens = torch.empty(p.batch, p.seq, dtype=torch.int64, device="meta")
-    # What needs a gradient is sent one back.
+    # A tensor that needs a gradient is sent one back.
     between: Any = {"device": "meta", "requires_grad": True}
     x = torch.empty(p.batch, p.seq // p.tensor, p.hidden, dtype=getattr(torch, p.dtype), **between)
     loss = torch.empty(1, dtype=torch.float32, **between)
@@ -210,7 +210,7 @@ class DataCut:
         return nullcontext()
 
     def finish(self) -> None:
-        """After the last backward: what is left to exchange, and AdamW's update."""
+        """Exchange the rest after the last backward, and run AdamW's update."""
         self.optimizer.step()
 
     def backward(self, loss: Any, micro_batches: int) -> None:
@@ -225,7 +225,7 @@ class DataCut:
         for weight, kept in zip(self.weights, seeded, strict=True):
             local(weight).copy_(kept)
 
-    # Whether gradients are gone after an iteration, and `watch` has to keep those of one.
+    # True if gradients are gone after an iteration, and `watch` has to keep those of one.
     is_watched = False
 
     def watch(self, step: Callable[[], None]) -> None:
@@ -300,7 +300,7 @@ class ReducedLocally(DataCut):
 
     def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
-        # Of the same storage, so that an update is seen by the model.
+        # Parameters of the same storage, so that an update is seen by the model.
         self._locals = [nn.Parameter(local(each.detach())) for each in self.weights]
         self.path = self._update(self._locals)
         if not self._is_alone:
@@ -370,7 +370,7 @@ class ByDeepSpeed(DataCut):
         p = parameters
         if not torch.cuda.is_available():
             deepspeed.ops.__compatible_ops__.update(dict.fromkeys(deepspeed.ops.__compatible_ops__, False))
-        self._whole = [each.detach().cpu().clone() for each in self.weights]
+        self._copies = [each.detach().cpu().clone() for each in self.weights]
         self._stage, self._gradients, self._is_watching = p.zero_stage, dict[int, Any](), False
         # Else stage 3 puts a linear function of its own into torch, for what gradients are compared with as well.
         zero: dict[str, Any] = {"stage": p.zero_stage, "memory_efficient_linear": False}
@@ -410,7 +410,7 @@ class ByDeepSpeed(DataCut):
         """The engine has updated behind the last micro-batch."""
 
     def seeded(self) -> list[Any]:
-        return self._whole
+        return self._copies
 
     def restore(self, seeded: Sequence[Any]) -> None:
         for weight, kept in zip(self.weights, seeded, strict=True):

@@ -94,7 +94,7 @@ class ParallelStepParameters(TransformerShape):
                 f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for "
                 "zero_stage 2 or 3."
             )
-        for what, size in (
+        for noun, size in (
             ("heads", self.heads),
             ("key-value heads", self.key_value_heads),
             ("columns of the MLP", self.width),
@@ -102,7 +102,7 @@ class ParallelStepParameters(TransformerShape):
             ("entries of the vocabulary", self.vocab),
         ):
             if size % self.tensor:
-                raise UserError(f"{size} {what} cannot be cut over TP = {self.tensor} evenly: choose a divisor.")
+                raise UserError(f"{size} {noun} cannot be cut over TP = {self.tensor} evenly: choose a divisor.")
         stages = self.pipeline * self.chunks
         if self.layers % stages:
             raise UserError(

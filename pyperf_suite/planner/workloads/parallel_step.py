@@ -45,7 +45,7 @@ from pyperf_suite.workloads.on_ranks import (
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Kernel, Transfers, Work, by_name
 
-# Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
+# Bytes of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
 
 
@@ -69,7 +69,7 @@ class ParallelSteps(RankSteps):
         self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*self._batches, strict=True))
         self._seeded = self.data.seeded()
         self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._observed, self._taken = False, 0
+        self._observed, self._steps = False, 0
         self.kernel = Kernel("parallel_step", self._path, self._torch_details())
 
     def poison(self, index: int | None = None) -> None:
@@ -78,10 +78,10 @@ class ParallelSteps(RankSteps):
             for _, state in self.data.moments():
                 state.zero_()
         self.data.clear()
-        self._taken = 0
+        self._steps = 0
 
     def step(self) -> None:
-        self._taken += 1
+        self._steps += 1
         self.data.clear()
         with self._cuts.loss_cut_by_vocabulary(self._parameters):
             if self._pipeline is not None:
@@ -94,18 +94,18 @@ class ParallelSteps(RankSteps):
 
     def verify_last(self, index: int = 0) -> Checked:
         exact, scales = self._due = self._due or self._single_process()
-        if self.data.is_watched or self._taken > 1:
+        if self.data.is_watched or self._steps > 1:
             # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.
             self.poison()
             self.data.watch(self.step)
-        found = {
+        results = {
             f"the gradient of {name}": _whole(self.data.gradient(weight), self._where)
             for name, weight in self._named_weights()
         }
         mine = (self._cuts.local(each) for each in self.data.weights)
         same = self._parameters.is_sharded or same_on_all(mine, self._mesh["dp"].get_group(), self._where)
         wrong = ["updated weights differ between data-parallel ranks"] if not same else []
-        checked = self.verdict(found, exact, scales, *wrong)
+        checked = self.verdict(results, exact, scales, *wrong)
         if not self._observed:
             self._observed = True
             self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
@@ -130,22 +130,22 @@ class ParallelSteps(RankSteps):
         """Bytes on this rank after an iteration, and the most that one more holds."""
         from pyperf_suite.workloads.training import held_bytes
 
-        cuda, found = self.torch.cuda, self.data.allocated()
+        cuda, sizes = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
-            if found:
+            if sizes:
                 self.data.clear()
                 before = sum(self.data.allocated().values())
-                found["peak_bytes"] = before + held_bytes.peak_bytes(self.step, self.torch.device("cpu"))
-            found["resident_bytes"] = resident_peak_of(self.step)
+                sizes["peak_bytes"] = before + held_bytes.peak_bytes(self.step, self.torch.device("cpu"))
+            sizes["resident_bytes"] = resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
-            return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
+            return sizes | {"capacity_bytes": sizes["resident_bytes"] + memory.available_bytes() // ranks_here}
         cuda.reset_peak_memory_stats(self._where)
         self.step()
         cuda.synchronize(self._where)
-        found["peak_bytes"] = int(cuda.max_memory_allocated(self._where))
-        found["reserved_bytes"] = int(cuda.max_memory_reserved(self._where))
-        return found | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
+        sizes["peak_bytes"] = int(cuda.max_memory_allocated(self._where))
+        sizes["reserved_bytes"] = int(cuda.max_memory_reserved(self._where))
+        return sizes | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
 
     def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
         """The most of any rank of each figure, and under `rank_bytes` every rank's, in order."""
@@ -206,17 +206,17 @@ class ParallelSteps(RankSteps):
             for pair in pairs[self._rank :: p.ranks]
         )
         order = self._cuts.rows_by_rank(p) if p.tensor > 1 else None
-        own = {name for name, _ in self._named_weights()}
+        names = {name for name, _ in self._named_weights()}
         with rounded:
             _, sums = self._gpt.summed(model, batches, wide)
-        found = {}
+        grads = {}
         for (name, _), mine in zip(model.named_parameters(), sums, strict=True):
             everyones = mine.to(self._where)
             torch.distributed.all_reduce(everyones)
-            if name in own:
+            if name in names:
                 due = everyones.cpu().double()
-                found[f"the gradient of {name}"] = due if order is None or self._cuts.FUSED not in name else due[order]
-        return found
+                grads[f"the gradient of {name}"] = due if order is None or self._cuts.FUSED not in name else due[order]
+        return grads
 
     def _room_for_whole(self) -> str:
         """The device with room for the whole model.
@@ -296,7 +296,7 @@ class ParallelStep(OnRanks[ParallelStepParameters]):
     name = "parallel_step"
     parameters_type = ParallelStepParameters
     implementations = by_name(OverGloo(_built), OverNccl(_built))
-    # What one layout leaves allocated, or breaks, is not to be seen in the next.
+    # A layout must not see allocations or damage that the one before it left.
     fresh_ranks = True
 
     def work(self, parameters: ParallelStepParameters) -> Work:

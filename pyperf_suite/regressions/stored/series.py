@@ -62,7 +62,7 @@ ABSENT = "absent"
 
 
 class State(dict[str, Any]):
-    """The state of a machine, which all records of a run share: what is asked of it is worked out once."""
+    """The state of a machine, which all records of a run share: answers on it are worked out once."""
 
     __slots__ = ("_settings", "commit", "unit")
 
@@ -169,10 +169,10 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Break:
-    """A change of the machine's state at point `index`: `description` says which, as in "driver 570.1 -> 580.2"."""
+    """A change of the machine's state at point `index`: `what` says which, as in "driver 570.1 -> 580.2"."""
 
     index: int
-    description: str
+    what: str
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class SummaryCache:
     def summary_of(self, journal: Path) -> RunSummary:
         """Return the journal's contents, from the cache or by reading it. Raises OSError if it cannot be read."""
         with files.open_for_reading(journal) as file:
-            # Taken before reading: what is written meanwhile makes it another's next time.
+            # Taken before reading: a line written meanwhile makes it another's next time.
             found = os.fstat(file.fileno())
             stamp = [CACHE_VERSION, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
             kept = self._get(journal, stamp)

@@ -46,9 +46,8 @@ from pyperf_suite.process.serving import Requests, serve_copies  # noqa: E402 - 
 from pyperf_suite.user_kernels.audit.inspection import InspectionDetector  # noqa: E402
 from pyperf_suite.user_kernels.kernel_case import KernelCase  # noqa: E402
 
-# Signals that timers and programs send themselves. Held from before the first thread, which inherits that, so that no
-# handler works while the clock runs and the result is copied; let through when the judge looks whether it still
-# changes.
+# Signals of timers and programs to themselves. Held from before the first thread, which inherits that, so that no
+# handler works while the clock runs and the result is copied; let through when the judge looks if it still changes.
 _REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1)
 _HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
 # Taken before any code of a user's runs, which may put others in their places.

@@ -328,17 +328,15 @@ def why_not(torch: Any, backend: str, inputs: tuple[Any, ...], arguments: Mappin
     causal, gqa = "is_causal" in arguments, "enable_gqa" in arguments
     question = torch.backends.cuda.SDPAParams(*inputs, arguments.get("attn_mask"), 0.0, causal, gqa)
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as warnings_file:
-        os.dup2(warnings_file.fileno(), 2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
         try:
             getattr(torch.backends.cuda, f"can_use_{backend}_attention")(question, debug=True)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-        warnings_file.seek(0)
-        reasons = re.findall(
-            r"(?m)Warning: (.*?)(?: \(function \w+\))?$", warnings_file.read().decode("utf-8", "replace")
-        )
+        file.seek(0)
+        reasons = re.findall(r"(?m)Warning: (.*?)(?: \(function \w+\))?$", file.read().decode("utf-8", "replace"))
     return "; ".join(each.rstrip(".") for each in reasons) + "." if reasons else "it gives no reason."
 
 

@@ -223,7 +223,7 @@ class TensorMemory:
             whole = len(part) - len(part) % period
             for at, found in ((begin, part[:whole].reshape(-1, period)), (begin + whole, part[whole:])):
                 width = found.shape[-1]
-                # Signed here, as torch has it: what is not negative is in the same order, NaN of sign 1 below it.
+                # Signed here, as torch has it: values that are not negative keep the order, NaN of sign 1 is below it.
                 bad = found != lower[:width] if exact else (found < lower[:width]) | (found > upper[:width])
                 if bad.any():
                     places = bad.reshape(-1).nonzero()

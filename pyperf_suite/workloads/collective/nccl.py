@@ -73,7 +73,7 @@ class Nccl(Implementation[CollectiveParameters]):
 
 
 class NcclGraph(Nccl):
-    """The same call captured once in a graph, which is replayed: what is left when nothing of the host is timed."""
+    """The same call captured once in a graph, which is replayed: time without any work of the host."""
 
     name = "nccl_graph"
     graph = True

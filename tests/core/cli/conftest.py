@@ -28,7 +28,7 @@ def quick_sentinel() -> Iterator[None]:
 
 
 def timed_at_once(case: Case) -> dict[str, Any]:
-    """What a worker answers to a case that took a microsecond."""
+    """A worker's answer to a case that took a microsecond."""
     work = find_workload(case.operator).work(case.parameters)
     return {
         "outcome": "ok",
@@ -43,7 +43,7 @@ def timed_at_once(case: Case) -> dict[str, Any]:
 
 
 class InstantWorkers:
-    """What was asked, process by process; `answer` may be another."""
+    """Workers that note requests, process by process; `answer` may be another."""
 
     def __init__(self) -> None:
         self.requested: list[tuple[int, Case, Effort | None]] = []

@@ -27,7 +27,7 @@ def test_ordered(measured):
     measured()
 """
 OPTIONS = ("device=cpu", "seed=5", "budget=600", "axis=n=10,11,1000")
-# What was measured, when, and what it took: cases that take turns are written as they are done.
+# Fields of measurements, their times and costs: cases that take turns are written as they are done.
 MEASURED = {"metrics", "sampling", "quality", "verification", "started_at", "trial_s", "run_id", "position", "sealed"}
 
 

@@ -1,4 +1,4 @@
-"""What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
+"""Launches that the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; names of tests."""
 
 import cProfile
 import gc

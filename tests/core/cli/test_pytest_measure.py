@@ -190,7 +190,7 @@ STARTED = "import os, sys, pytest; os.environ['PARENT'] = str(os.getpid()); sys.
 
 @dataclass
 class Run:
-    """What a pytest session left: exit code, output, outcomes by test, its exported JSON and its journal's records."""
+    """Results of a pytest session: exit code, output, outcomes by test, its exported JSON and its journal's records."""
 
     folder: Path
     code: int
@@ -499,7 +499,7 @@ with pathlib.Path(os.environ["CALLS"], "processes").open("a") as log:
         (SMALL, ("--collect-only",), 1),
         (SMALL, ("-k", "nothing"), 1),
         ("pytestmark = pytest.mark.skipif(condition=True, reason='not here')\n" + SMALL, (), 1),
-        # Which only the test itself knows: a process has to be asked.
+        # Only the test itself knows this: a process has to be asked.
         ("def test_a(benchmark):\n    pytest.skip('no GPU')\n    benchmark(len, '')\n", (), 2),
     ],
     ids=["skip", "disable", "collect", "deselected", "mark", "test"],

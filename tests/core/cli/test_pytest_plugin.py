@@ -32,7 +32,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     # Under xdist, the inner pytest must not take itself for one of the outer one's workers.
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)
-    # Of what a session in this process imports, only the test's own files are to be imported anew.
+    # Only the test's own files, of all imports by a session in this process, are to be imported anew.
     monkeypatch.setattr(SysModulesSnapshot, "restore", lambda _: [sys.modules.pop(name, None) for name in OWN_FILES])
     pytester.syspathinsert()
     return pytester

@@ -88,7 +88,7 @@ def test_a_run_measures_every_case_and_tells_a_table_and_a_figure(finished):
     for record in records_of(checkout):
         by_outcome.setdefault(record.outcome, []).append(record)
     assert len(by_outcome["ok"]) == 4
-    # What fails costs its cases, and says where.
+    # A failure costs its cases, and says where.
     assert {record.reason for record in by_outcome["failed"]} == {"benches/bench.py:5: fails raised OSError: never."}
 
 

@@ -228,7 +228,7 @@ def test_slices_of_the_same_rounds_are_pairs() -> None:
     [other] = readings([slices_of(machine, group="another")])
     paired, apart = speedup(slow, fast), speedup(slow, other)
     assert paired.value == apart.value == pytest.approx(1.1)
-    # What the machine did hit both alike, and the pairs show none of it.
+    # A disturbance of the machine hit both alike, and the pairs show none of it.
     assert paired.high / paired.low == pytest.approx(1.0)
     assert apart.high / apart.low > 1.5
     for count, known in ((6, True), (5, False)):
@@ -276,7 +276,7 @@ def test_what_was_never_seen_undisturbed_makes_no_ratio() -> None:
     assert remark("{faster} as fast", faster=ratio).is_noise
     assert remark("{time}", time=other.time).is_noise
     assert not remark("{time}", time=one.time).is_noise
-    # What it usually takes has its disturbances in it.
+    # The usual time has its disturbances in it.
     [usual] = readings([replace(busy, sampling={"quantile": 0.5})])
     assert not usual.is_noisy
 
@@ -289,7 +289,7 @@ def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> N
     assert speedup(one, same).high == pytest.approx(1.0)
     [few] = readings([replace(slices_of([1.0] * 5), quality=drifting.quality)])
     assert speedup(few, few).high == pytest.approx(1 + 0.2 * 1.96 / 1.645 * np.sqrt(2)), "without the drift they share"
-    # Of either side, half the interval of its own slices in 1.96 standard errors, and as many of the drift.
+    # Half the interval of either side's own slices in 1.96 standard errors, and as many of the drift.
     half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
     assert speedup(one, other).high == pytest.approx(1 + half)
 

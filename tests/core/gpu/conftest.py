@@ -58,7 +58,7 @@ def memory(device: CudaDevice, array: np.ndarray) -> Any:
 
 @pytest.fixture(scope="session")
 def is_double() -> bool:
-    """Whether the GPU is the double of libcuda: it is slow, and executes no PTX but that of our own kernels."""
+    """True if the GPU is the double of libcuda: it is slow, and executes no PTX but that of our own kernels."""
     return bool(gpus()) and gpus()[0].name.startswith("Fake")
 
 
@@ -94,7 +94,7 @@ def pytest_runtest_logfinish(nodeid: str) -> Iterator[None]:
 
 
 def _lost_context() -> str:
-    """What the primary context, which torch and our extension share, answers if it is lost; else empty."""
+    """Return the error of the primary context, which torch and our extension share, if it is lost; else empty."""
     torch, ours = sys.modules.get("torch"), sys.modules.get("pyperf_suite.workloads.backends")
     if ours is None or not (ours.cuda_device.cache_info().currsize or (torch and torch.cuda.is_initialized())):
         return ""

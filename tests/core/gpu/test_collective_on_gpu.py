@@ -55,7 +55,7 @@ with Group() as group:
 
 
 def run_ranks(count: int, device: str, *names: str) -> list[str]:
-    """What each rank said once all have ended well, started as a launcher would."""
+    """Return each rank's output once all have ended well, started as a launcher would."""
     torch_distributed = pytest.importorskip("torch.distributed")
     store = torch_distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": store.port}

@@ -10,7 +10,7 @@ from tests.core.gpu.conftest import memory
 pytestmark = pytest.mark.gpu
 
 SCHEDULES = (("data_parallel", 1, 1, 4), ("persistent", 1, 7, 2), ("split_k", 3, 1, 1), ("stream_k", 1, 7, 1))
-# Of the relative norm: tensor cores cut off, instead of rounding, what falls below the largest term they add.
+# Tolerance of the relative norm: tensor cores cut off, instead of rounding, parts below the largest term they add.
 TOLERANCE = 1e-5
 LAYOUTS = ("TN", "NN", "NT", "TT")
 PATHS = {"16-byte": 8, "8-byte": 4, "4-byte": 2, "predicated": 1}
@@ -66,7 +66,7 @@ def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
 
 
 def leading_dimensions(placed: Specialisation, sizes: tuple[int, int, int], multiple: int) -> tuple[int, int, int]:
-    """Of A, B and C: a multiple of so many elements and of no more."""
+    """Leading dimensions of A, B and C: odd multiples of `multiple` elements."""
     m, n, k = sizes
     rows = (m if placed.a_transposed else k, k if placed.b_transposed else n, n)
     steps = [-(-row // multiple) for row in rows]
@@ -75,7 +75,7 @@ def leading_dimensions(placed: Specialisation, sizes: tuple[int, int, int], mult
 
 
 def instance_of(tile: Specialisation, layout: str, multiple: int = 8) -> Specialisation:
-    """The tile in a layout, for leading dimensions that are a multiple of so many elements and of no more."""
+    """The tile in a layout, for leading dimensions that are odd multiples of `multiple` elements."""
     placed = in_layout(tile, layout)
     return specialise(
         *(tile.m, tile.n, tile.k, tile.stages),
@@ -97,7 +97,7 @@ def instances() -> set[Specialisation]:
 def product(
     device: CudaDevice, tile: Specialisation, layout: str, sizes: tuple[int, int, int], multiple: int = 8
 ) -> OnDevice:
-    """A product by the tile in a layout, with leading dimensions that are a multiple of so many elements."""
+    """A product by the tile in a layout, with leading dimensions that are odd multiples of `multiple` elements."""
     instance = instance_of(tile, layout, multiple)
     assert instance in instances(), f"{instance.name} is compiled while the test runs: name it in `instances`"
     properties = device.context.properties

@@ -14,7 +14,7 @@ SHAPES = [(64, 64, 64), (300, 520, 256), (1000, 1000, 1000), (2048, 1536, 4096)]
 
 
 def implementations() -> list[str]:
-    """Those that the first device here has kernels for."""
+    """Implementations that have kernels for the first device here."""
     found = gpus()
     hopper = bool(found) and found[0].compute_capability == (9, 0)
     return ["cuda_sm80", "triton", *(["cuda_sm90"] if hopper else [])]

@@ -43,7 +43,7 @@ def stored(torch, shape: tuple[int, int], dtype: str, seed: int):
 def check(torch, requested: Configuration, shape: tuple[int, int, int]) -> None:
     """Launch twice into outputs of NaN: right by the tolerance table, and the same bits.
 
-    What is around C stays, but for the rest of the 16 bytes in which a row ends: the copy engine writes zeros there.
+    Memory around C stays, but for the rest of the 16 bytes in which a row ends: the copy engine writes zeros there.
     """
     m, n, k = shape
     a = stored(torch, (k, m) if requested.a_transposed else (m, k), requested.dtype, 1)

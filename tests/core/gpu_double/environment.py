@@ -1,7 +1,7 @@
 """The doubles of NVIDIA's libraries, built, and the environment in which the suite takes them for a GPU.
 
 `eval "$(python tests/core/gpu_double/environment.py)"` lets a shell run on it. Arguments are the GPU's figures:
-multiprocessors=4 l2_bytes=65536. What is timed there is a model, and the device's name says that it is no GPU.
+multiprocessors=4 l2_bytes=65536. Times there are of a model, and the device's name says that it is no GPU.
 """
 
 import fcntl

@@ -1,6 +1,6 @@
 """The suite run to the end where there is no GPU: on the double of libcuda, which runs what its NVRTC compiles.
 
-Products are verified as on a GPU; what is timed is the double's model. What is put wrong on the way there fails.
+Products are verified as on a GPU; times are of the double's model. A fault on the way there fails.
 """
 
 import json
@@ -24,7 +24,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def outcomes(found: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """How many trials of each implementation ended how. What is ok is verified, what is not has one sentence."""
+    """Count outcomes by implementation. An ok case is verified, an unsupported one has one sentence."""
     for each in found:
         if each["outcome"] == "ok":
             assert each["verification"]["passed"], each
@@ -90,7 +90,7 @@ def test_a_users_cuda_kernel_without_torch_for_gpus_is_unsupported_in_one_senten
     assert outcomes(records(tmp_path)) == {("add", "unsupported"): 1}
 
 
-# What a kernel in plain CUDA does on the double; the program prints what it found.
+# A kernel in plain CUDA on the double; the program prints its result.
 PLAIN = '''
 import sys
 import numpy as np

@@ -121,7 +121,7 @@ class FakeNvml(Double):
 
     @classmethod
     def without(cls, functions: str) -> "type[FakeNvml]":
-        """That of an older driver, which lacks these functions."""
+        """The library of an older driver, which lacks these functions."""
         names = {f"nvmlDeviceGet{name}" for name in functions.split()}
         answers = {name: answer for name, answer in cls.answers.items() if name not in names}
         return type("Old", (cls,), {"answers": answers} | dict.fromkeys(names - cls.answers.keys()))
@@ -149,7 +149,7 @@ class FakeNvml(Double):
         return 0
 
     def nvmlGpmMetricsGet(self, requested: Any) -> int:
-        """So much for each sample between the two; NVLinks are not counted, and memory is no number."""
+        """Values in proportion to the samples between the two; NVLinks are not counted, and memory is no number."""
         distance = self.samples[requested._obj.after] - self.samples[requested._obj.before]
         values = {2: 40.0, 3: 12.0, 5: 10.0, 10: float("nan"), 20: 3.0, 21: 5.0}
         for question in requested._obj.metrics[: requested._obj.count]:

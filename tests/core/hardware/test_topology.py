@@ -14,7 +14,7 @@ from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, pcie_lanes_g
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.hardware.topology import LinkGraph, parse, wiring
 
-# Where each text was published; the legends are nvidia-smi's own.
+# Publications of the texts; the legends are nvidia-smi's own.
 ORIGINS = {
     "8xv100_sxm2": "Oneflow-Inc/DLPerf, reports of August 2020",
     "8xa100_sxm4": "jinluchang/Qlattice, documentation of benchmark_nccl",

@@ -1,4 +1,4 @@
-"""What tests of kernels share: programs compiled once and kept, and processes in which Triton interprets."""
+"""Fixtures of tests of kernels: programs compiled once and kept, and processes in which Triton interprets."""
 
 import fcntl
 import functools
@@ -27,7 +27,7 @@ def version_of(module: ModuleType) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-# What is compiled here is kept by the hash of all that it is made of; git ignores the folder, and it may be deleted.
+# Compiled programs are kept by the hash of all their parts; git ignores the folder, and it may be deleted.
 KEPT = Path(__file__).parents[3] / "build" / "tests"
 FLAGS = ("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered")
 # Half of a compiler's time goes into these: they are precompiled once for all specialisations.
@@ -89,7 +89,7 @@ def emulation() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def machine_code() -> Iterator[None]:
-    """What NVRTC compiles is kept by the hash of what it is given, and of its version."""
+    """Keep NVRTC's machine code by the hash of its inputs, and of its version."""
     compile_anew = nvrtc.compile_cubin
 
     @functools.wraps(compile_anew)

@@ -29,7 +29,7 @@ def stored(shape: tuple[int, int], dtype: str, generator: torch.Generator, sprea
 
 
 def poison(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """What no result may hold: NaN, and the least of integers."""
+    """Values that no result may hold: NaN, and the least of integers."""
     element = getattr(torch, dtype)
     if element.is_floating_point:
         return torch.full(shape, torch.nan).to(element)
@@ -37,7 +37,7 @@ def poison(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 
 def is_poison(values: torch.Tensor) -> bool:
-    """Whether nothing was written over `poison`."""
+    """True if nothing was written over `poison`."""
     return bool((values.isnan() if values.is_floating_point() else values == torch.iinfo(values.dtype).min).all())
 
 
@@ -89,7 +89,7 @@ def answer_grouped(rows: list[int], n: int, k: int, workers: int, dtype: str) ->
 
 
 def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> bool:
-    """Whether split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
+    """True if split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
     requested, schedule = product.configuration, product.schedule
     whole = Configuration(requested.tile, "float32", "float32", "NN")
     total = None

@@ -38,8 +38,8 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # M, N, K of a product, and where its operands begin.
 SIZES = (2048, 2304, 1024)
 ADDRESS = 1 << 40
-# Of CUDA's own library CuTe takes these headers alone, and of them what the standard library has by the same names; of
-# what is compiled for host or device, the host's.
+# CuTe takes these headers alone of CUDA's own library, and of them the standard library's parts of the same names; of
+# code for host or device, the host's.
 STANDARD = ("cassert", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")
 SHIMS = {f"cuda/std/{name}": f"#pragma once\n#include <{name}>\n" for name in STANDARD} | {
     "nv/target": "#define NV_IF_TARGET(...)\n#define NV_IF_ELSE_TARGET(where, there, ...) { __VA_ARGS__ }\n"
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
     @property
     def one_panel(self) -> bool:
-        """Whether a wgmma reads one panel of several swizzle rows, so that nothing is a leading offset away."""
+        """True if a wgmma reads one panel of several swizzle rows, so that nothing is a leading offset away."""
         return self.mn_major and self.span > 16 and self.wgmma_rows * self.element_bytes == self.span
 
     @property
@@ -156,7 +156,7 @@ Answers = Callable[[str], NDArray[np.int64]]
 
 @pytest.fixture(scope="module")
 def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
-    """What CuTe says: cute("maps") and so on; of other cases than its file has it is asked anew, and that written."""
+    """CuTe's answers: cute("maps") and so on; other cases than its file has are asked anew, and written."""
     texts = {"against_cute.cpp": (HERE / "against_cute.cpp").read_text(), "cases.h": cases_h, **SHIMS}
     pins = (request.config.rootpath / "constraints.txt").read_text()
     [pin] = re.findall(r"^nvidia-cutlass==.*$", pins, re.MULTILINE)
@@ -173,7 +173,7 @@ def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
 
 
 def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) -> Path:
-    """What says it: minutes to compile."""
+    """The program that asks CuTe: minutes to compile."""
     compiled, cutlass, cuda_headers = map(request.getfixturevalue, ("compiled", "cutlass", "cuda_headers"))
     folders = ("-I", ".", "-isystem", str(cutlass), "-isystem", str(cuda_headers))
     options = ("-std=c++17", "-O0", "-w", f"-DMATRIX_ADDRESS={ADDRESS}", *folders)
@@ -191,7 +191,7 @@ def numbers(program: Path, *arguments: str, given: bytes = b"") -> NDArray[np.in
 
 @pytest.fixture(scope="module")
 def ours(compiled: Callable[..., Path], cases_h: str) -> Callable[[Mapping[str, str]], Answers]:
-    """What our headers say: ours({})("maps"), and with mistakes in tile.cuh: ours({"right": "wrong"})."""
+    """Our headers' answers: ours({})("maps"), and with mistakes in tile.cuh: ours({"right": "wrong"})."""
     _, headers = gemm_sm90.sources()
 
     def with_mistakes(mistakes: Mapping[str, str]) -> Answers:
@@ -223,7 +223,7 @@ def test_every_element_of_every_tile_lies_and_every_thread_holds_the_sums_where_
 
 
 def leading_offset_is_unused(cases: list[Case]) -> NDArray[np.bool_]:
-    """Of each descriptor, whether its wgmma reads a single panel."""
+    """True for descriptors whose wgmma reads a single panel."""
     return np.concatenate(
         [np.full(each.extent // each.wgmma_rows * each.steps, each.one_panel) for each in cases if each.wgmma_rows]
     )
@@ -272,7 +272,7 @@ def statement(text: str, named: Callable[[str], str]) -> str:
 
 
 def own_name(operand: str) -> str:
-    """What ours calls an operand: d[7 - 3] is d4."""
+    """Our name of an operand: d[7 - 3] is d4."""
     register = re.fullmatch(r"(\w+)\[(\d+)(?: - (\d+))?\]", operand)
     if register:
         letter = {"sums": "d"}.get(register[1], register[1])
@@ -283,7 +283,7 @@ def own_name(operand: str) -> str:
 
 
 def cute_name(operand: str, one: Specialisation | None = None) -> str:
-    """What CuTe calls it, d004 by its number, sums that go in by those that come out, immediates by their values."""
+    """CuTe's name, d004 by its number, sums that go in by those that come out, immediates by their values."""
     if one is not None and operand in ("scaleA", "scaleB"):
         return "1"
     if one is not None and operand in ("tnspA", "tnspB"):
@@ -397,7 +397,7 @@ def test_the_emulated_mma_has_fragments_where_cute_has_them(cute, compiled, righ
 
 @pytest.fixture(scope="module")
 def encoded() -> Iterator[Callable[[TensorMap], list[int]]]:
-    """What the driver is given to encode a tensor map: the numbers that its double notes."""
+    """The driver's inputs to encode a tensor map: the numbers that its double notes."""
     native = pytest.importorskip("pyperf_suite._native", reason="the native extension is not built: `pip install -e .`")
     library = built() / "fake_libcuda.so"
     with pytest.MonkeyPatch.context() as patch:
@@ -422,7 +422,7 @@ def tensor_maps(cases: list[Case]) -> list[TensorMap]:
     found: dict[tuple, TensorMap] = {}
     for each in specialisations():
         leading = (m if each.a_transposed else k, k if each.b_transposed else n, n)
-        # All are at one address, as CuTe's are: what is at it is never read.
+        # All are at one address, as CuTe's are, and nothing is read there.
         a, b, _ = each.tensor_maps(ADDRESS, ADDRESS, ADDRESS, leading, SIZES)
         element = "bf16" if each.in_type == "fp16" else each.in_type
         for letter, operand, tensor_map in (("A", each.a, a), ("B", each.b, b)):
@@ -444,7 +444,7 @@ def tensor_maps(cases: list[Case]) -> list[TensorMap]:
 
 def test_every_tensor_map_is_encoded_as_cute_encodes_it(cute, encoded, tensor_maps):
     own, theirs = np.array([encoded(each) for each in tensor_maps]), cute("tensor_maps").reshape(-1, 14)
-    # What L2 fetches around a miss is a hint: 256 bytes by ours, 128 by CuTe's, and either is right.
+    # L2's fetch around a miss is a hint: 256 bytes by ours, 128 by CuTe's, and either is right.
     assert set(own[:, PROMOTION]) == {3}
     assert set(theirs[:, PROMOTION]) == {2}
     np.testing.assert_array_equal(np.delete(own, PROMOTION, 1), np.delete(theirs, PROMOTION, 1))

@@ -149,7 +149,7 @@ def relative_error(result, operands):
 
 
 def aligned_to(access, specialisation, sizes):
-    """Padding and offsets with which A, B and C can be accessed by so many bytes and no more."""
+    """Padding and offsets with which A, B and C can be accessed by `access` bytes and no more."""
     m, n, k = sizes
     rows = (m if specialisation.a_transposed else k, k if specialisation.b_transposed else n, n)
     bytes_of = (2, 2, specialisation.out_bytes)

@@ -19,7 +19,7 @@ def native() -> ModuleType:
 
 
 def segments(schedule: Schedule) -> Iterator[tuple[int, int, int, int, int, bool]]:
-    """What a kernel computes, unit by unit, as `_native.schedule_segments` tells it."""
+    """Yield a kernel's work, unit by unit, as `_native.schedule_segments` gives it."""
     tiles, k_tiles, streamed = schedule.tiles, schedule.k_tiles, schedule.streamed_tiles
     parts = schedule.splits if schedule.policy == "split_k" else schedule.workers
     steps = k_tiles if schedule.policy == "split_k" else streamed * k_tiles

@@ -134,7 +134,7 @@ def test_the_path_by_which_operands_are_read_is_in_the_machine_code(path):
         assert instructions["LDGSTS"] == 4 * min(passes, 8)
 
 
-# Of Triton's instructions for tensor cores, those that a generation has.
+# Triton's instructions for tensor cores by generation.
 TENSOR_CORE = {"sm_80": ("HMMA",), "sm_90": ("HGMMA", "QGMMA"), "sm_100": ("UTCMMA",)}
 GROUPED = matmul.Configuration((128, 128, 64), stages=3, warps=8, layout="NN")
 
@@ -198,7 +198,7 @@ def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel_but_one_rival(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment.pop("TRITON_INTERPRET", None)
     script = Path(__file__).with_name("compiled_defaults.py")
-    # Of the other Triton one size of each kernel tells, and each takes seconds to compile.
+    # One size of each kernel tells of the other Triton, and each takes seconds to compile.
     left_out = ("_d64_", "_d256_", "_64x128x64_", "_128x128x64_s4_w8_data_parallel") if version else ()
     command = [sys.executable, script, *left_out]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

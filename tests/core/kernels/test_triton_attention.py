@@ -88,7 +88,7 @@ SIDES = st.sampled_from([1, 4, 16])
 
 
 def mask_of(seq_q: int, seq_k: int, causal: bool) -> np.ndarray:
-    """Which keys each query sees."""
+    """Mask of the keys that each query sees."""
     return np.arange(seq_k)[None, :] <= np.arange(seq_q)[:, None] + (seq_k - seq_q if causal else seq_k)
 
 

@@ -28,7 +28,7 @@ SCHEDULES = [
 
 
 def named(value: object) -> str:
-    """What a parametrized test is called."""
+    """Name of a parametrized test."""
     if isinstance(value, dict):
         return "-".join(map(str, value.values()))
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

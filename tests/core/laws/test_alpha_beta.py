@@ -67,7 +67,7 @@ def test_what_scatters_by_less_than_two_percent_is_fitted_by_least_squares():
     # Two values of one size: the least squares of relative residuals are at (1/a + 1/b) / (1/a^2 + 1/b^2).
     found = PiecewiseAlphaBeta.fit([0.0, 0.0, 0.0], [1.0, 1.0, 1.02], 1)
     assert found.start_s == pytest.approx((2 + 1 / 1.02) / (2 + 1 / 1.02**2), rel=1e-12)
-    # Of ten alike and one that is twice as long, the long one counts so little that the others are hardly moved.
+    # The long one of ten alike and one that is twice as long counts so little that the others are hardly moved.
     found = PiecewiseAlphaBeta.fit([0.0] * 11, [1.0] * 10 + [2.0], 1)
     weight = 1.345 * 0.02 / (1 - found.start_s / 2)
     assert found.start_s == pytest.approx((10 + weight / 2) / (10 + weight / 4), rel=1e-5)

@@ -44,7 +44,7 @@ def tiled(draw: st.DrawFn) -> TiledAttention:
 
 
 def mask(seq_q: int, seq_k: int, causal: bool) -> NDArray[np.bool_]:
-    """Which query (row) sees which key, written out from the definition."""
+    """Mask of the keys that each query (row) sees, written out from the definition."""
     query, key = np.indices((seq_q, seq_k))
     return key <= query + seq_k - seq_q if causal else np.ones((seq_q, seq_k), dtype=bool)
 

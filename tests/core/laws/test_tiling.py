@@ -111,7 +111,7 @@ def test_the_closed_form_agrees_with_what_the_native_scheduler_hands_out(
 @pytest.mark.parametrize(
     ("shape", "tile", "schedule", "k_extent", "tiles", "partials"),
     [
-        # Of 2 x 3 tiles with 1000 of K, which are 32 steps of 32.
+        # Paths of 2 x 3 tiles with 1000 of K, which are 32 steps of 32.
         ((128, 192, 1000), "64x64x32", "data_parallel@4", 2000, 2, 0),
         ((128, 192, 1000), "64x64x32", "persistent@6", 1000, 1, 0),
         ((128, 192, 1000), "64x64x32:c2", "persistent@4", 2000, 2, 0),  # three clusters by two

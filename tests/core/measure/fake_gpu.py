@@ -108,7 +108,7 @@ class FakeGpuStopwatch:
 
 
 class FakeDevice:
-    """What a CudaStopwatch drives: each launch runs a kernel on a fake GPU; a pair of events takes 1 us."""
+    """A device for a CudaStopwatch: each launch runs a kernel on a fake GPU; a pair of events takes 1 us."""
 
     stream, queue_limit, launches_queued = 0, 512, 0
 

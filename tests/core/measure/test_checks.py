@@ -103,7 +103,7 @@ def visited(launches: Simulated) -> SetChecks:
 
 
 def is_caught(fault: Callable[[int, int], float | None], processes: int = 3, can_stop: bool = True) -> bool:
-    """Whether a run sees it, in any of its processes."""
+    """True if a run sees the fault, in any of its processes."""
     for _ in range(processes):
         launches = Simulated(fault=fault, can_stop=can_stop)
         checks = checks_of(launches)
@@ -140,7 +140,7 @@ def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong):
 
 
 def test_a_kernel_that_stops_writing_is_caught():
-    # What stands there is right again and again, unless it is poisoned in between.
+    # A result left in its place is right again and again, unless it is poisoned in between.
     assert all(is_caught(lambda launch, _set: 1.0 if launch < 2000 else None, 1) for _ in range(10))
 
 

@@ -117,7 +117,7 @@ def test_joules_are_the_counters_or_power_over_time(has_counter, uuid):
 
 
 def burst(kernel: Kernel, uuid: str, pauses: bool, slices: int = 150, **changed: object):
-    """The GPU after so many slices of 15 ms, its mean power over the last half of them, and what was around them."""
+    """The GPU after `slices` slices of 15 ms, its mean power over the last half of them, and the watch around them."""
     gpu = FakeGpu(5)
     for name, value in changed.items():
         setattr(gpu, name, value)
@@ -140,7 +140,7 @@ def test_pauses_keep_a_burst_near_the_reference_clock_where_its_power_would_take
     assert hot_hz < 0.96 * REFERENCE_HZ
     assert hz > REFERENCE_HZ
     assert around.paused_s > 0
-    # What draws less has a higher clock than that, by which its elasticity is found, and needs no pause.
+    # A kernel that draws less has a higher clock than that, by which its elasticity is found, and needs no pause.
     assert burst(Kernel(5e-4, 450), uuid, True)[2].paused_s == 0
 
 

@@ -145,7 +145,7 @@ def test_warm_up_ends_after_the_clock_has_risen(replay):
 
 
 def test_blocks_of_a_warm_up_take_an_eighth_of_the_time_and_batches_grow_tenfold_at_most(replay):
-    # Of 50 ms 1/8 is six launches of 1 ms, and after 1 + 9 x 6 of them the 50 ms are over.
+    # An eighth of 50 ms is six launches of 1 ms, and after 1 + 9 x 6 of them the 50 ms are over.
     stopwatch = replay(lambda index: 1e-3)
     assert warm_up(ignore, stopwatch, SteadyRule(), clock=stopwatch.clock).launches == 55
     assert stopwatch.calls[:3] == [(0, 1, 1), (1, 6, 1), (7, 6, 1)]

@@ -70,7 +70,7 @@ def test_the_drift_is_what_medians_of_stretches_differ_by(monkeypatch):
     # On all cores the loop takes longer, and that is no drift.
     loops = {("one", at): each for at, each in one.items()} | {("all", at): [9e-3] * 8 for at in (4, 6)}
     monkeypatch.setattr(Disturbances, "_stretches", loops)
-    # Of the logarithms 0, 0.0953 and -0.1054.
+    # Deviation of the logarithms 0, 0.0953 and -0.1054.
     assert Disturbances.drift() == pytest.approx(0.100, abs=1e-3)
     del loops["one", 6]
     assert Disturbances.drift() == 0.0
@@ -236,7 +236,7 @@ def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reas
 
 
 def half_sample_mode(samples: np.ndarray) -> float:
-    """Where samples are densest: of the half that lies closest together the half that does, and so on."""
+    """Mode of samples: of the half that lies closest together the half that does, and so on."""
     ordered = np.sort(samples)
     while ordered.size > 2:
         half = -(-ordered.size // 2)

@@ -45,7 +45,7 @@ class Attention:
         self.between: Callable[[np.ndarray], np.ndarray] = lambda values: values
 
     def outputs(self, backward: bool) -> dict[str, np.ndarray]:
-        """What a kernel with these mistakes would write; `between` rounds its scores and probabilities."""
+        """Outputs of a kernel with these mistakes; `between` rounds its scores and probabilities."""
         q, do = self.q.astype(np.float64), self.do.astype(np.float64)
         k, v = (each.astype(np.float64)[:, self.key_head] for each in (self.k, self.v))
         scores = self.between(self.scale * q @ k.swapaxes(2, 3))
@@ -71,7 +71,7 @@ def triangle(attention: Attention, last: int) -> np.ndarray:
     return np.tri(*attention.mask.shape, last, dtype=bool)
 
 
-# What of the kernel is wrong, and how.
+# Mistakes of a kernel: the field that is wrong, and how.
 MISTAKES: dict[str, tuple[str, Callable[[Attention], Any]]] = {
     "sees one key too many": ("mask", lambda right: triangle(right, right.offset + 1)),
     "misses the newest key": ("mask", lambda right: triangle(right, right.offset - 1)),

@@ -30,7 +30,7 @@ def judged(found, right, tolerance: Tolerance):
 
 
 def sums(x: np.ndarray) -> Tolerance:
-    """What rows that are summed may be off by."""
+    """Tolerance of summed rows."""
     return Tolerance(terms=x.shape[1], sizes={"out": np.sqrt((x.astype(float) ** 2).sum(-1))})
 
 
@@ -88,7 +88,7 @@ ALL, FIRST = slice(None), 0
         ("float16", ALL, 2, HALF, Tolerance()),
         ("float16", FIRST, 16, HALF, Tolerance()),
         ("float64", ALL, 16, 2.0**-53, Tolerance()),
-        # What the author allows: the norm, and of an element ten times that and that of the root mean square.
+        # The author's tolerance: the norm, and of an element ten times that and that of the root mean square.
         ("float32", ALL, 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
         ("float32", FIRST, 10 * 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
     ],

@@ -79,7 +79,7 @@ def built(double: str, folder: Path, *options: str) -> Path:
 
 @pytest.fixture
 def disagreements(tmp_path: Path) -> Callable[..., str]:
-    """What a compiler says against a header in csrc: disagreements("nccl_api_check.cpp", "nccl/nccl_api.h", folder).
+    """A compiler's complaints on a header in csrc: disagreements("nccl_api_check.cpp", "nccl/nccl_api.h", folder).
 
     The last are folders of NVIDIA's headers; `mistakes` are texts of ours to replace before. Nothing is said where all
     agrees; a skip where there is no compiler.
@@ -114,7 +114,7 @@ def fake_libcuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_heap() -> Iterator[None]:
-    """What other tests imported is left out of collections: with it, each would take a third of a second."""
+    """Leave objects of other tests out of collections: with them, each would take a third of a second."""
     gc.collect()
     gc.freeze()
     yield
@@ -174,7 +174,7 @@ class Ranks:
     def outcomes(
         self, count: int, program: Callable[[Any], Any], deadline_s: float = 20, ids: int = 1, **options: Any
     ) -> list[Any]:
-        """What `program(communicator)` returned or raised on each rank."""
+        """Results or errors of `program(communicator)` on each rank."""
         library, device = self._nccl.Library(), self._nccl.HostDevice()
         unique_ids = b"".join(library.unique_id() for _ in range(ids))
 
@@ -188,7 +188,7 @@ class Ranks:
             return list(threads.map(one, range(count)))
 
     def results(self, count: int, program: Callable[[Any], Any], **options: Any) -> list[Any]:
-        """What it returned on each rank. Raises what it raised on the lowest that failed."""
+        """Results on each rank. Raises the error of the lowest that failed."""
         outcomes = self.outcomes(count, program, **options)
         for outcome in outcomes:
             if isinstance(outcome, Exception):

@@ -29,7 +29,7 @@ Command = tuple[str, ...]
 
 
 def emulated(folder: Path, *options: str) -> Command:
-    """What runs the program on a processor that has everything the emulator knows; a skip where a tool is missing."""
+    """Command to run the program on a processor with all features of the emulator; a skip where a tool is missing."""
     if shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None:
         pytest.skip(f"needs {COMPILER} and {EMULATOR}: apt-get install g++-aarch64-linux-gnu qemu-user")
     path = program(folder, COMPILER, (*options, "-Wall", "-Wextra", "-Werror"))

@@ -1,4 +1,4 @@
-"""What a case leaves behind on a GPU, and which of its errors cost the worker; the device is a double of libcuda."""
+"""Leftovers of a case on a GPU, and errors that cost the worker; the device is a double of libcuda."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def device(fake, nvrtc, tmp_path, monkeypatch) -> Iterator[CudaDevice]:
 
 @pytest.fixture
 def answer(monkeypatch) -> Callable[[Callable[[], Any]], dict[str, Any]]:
-    """What a worker answers to a case that does this."""
+    """A worker's answer to a case that does this."""
 
     def to(doing: Callable[[], Any]) -> dict[str, Any]:
         def measure(*_: Any) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What implementations see of a GPU: kernels compiled by the real NVRTC, loaded and timed on a double of libcuda."""
+"""Implementations on a GPU: kernels compiled by the real NVRTC, loaded and timed on a double of libcuda."""
 
 import re
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def test_the_stopwatch_reports_seconds_a_sample_its_clock_and_how_gaps_were_hidd
 
 
 class ManyKernels(Work):
-    """Launches of so many kernels each; with `waits` each also waits for the device."""
+    """Launches of `kernels` kernels each; with `waits` each also waits for the device."""
 
     def __init__(self, device: CudaDevice, stopwatch: CudaStopwatch, kernels: int, waits: bool = False) -> None:
         super().__init__(device, stopwatch)

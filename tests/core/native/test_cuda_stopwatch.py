@@ -1,4 +1,4 @@
-"""The device's stopwatch: what is queued in which order, and what the times mean; the device is a double of libcuda."""
+"""The device's stopwatch: order of queued work, and meaning of the times; the device is a double of libcuda."""
 
 import gc
 import math

@@ -52,7 +52,7 @@ class Product:
         stored = round_to(stored, self.dtype)
         values = widen(stored, self.dtype)
         values = values[:, : shape[1]].astype(np.float64)
-        # What lies in the padding must never be read into a sum.
+        # The padding's values must never be read into a sum.
         stored[:, shape[1] :] = not_a_number(self.dtype)
         return stored, values.T if transposed else values
 

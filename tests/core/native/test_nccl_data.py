@@ -36,7 +36,7 @@ def decoded(data: bytes, dtype: str) -> np.ndarray:
 
 
 def sent(rank: int, count: int) -> np.ndarray:
-    """What a rank sends: 1 to 3, other on each rank, and of another period than the double's slots."""
+    """A rank's inputs: 1 to 3, other on each rank, and of another period than the double's slots."""
     return (np.arange(count) * 7 + np.arange(count) // 5 + 2 * rank) % 3 + 1.0
 
 
@@ -49,7 +49,7 @@ def pattern_of(operation: str, ranks: int) -> list[tuple[int, int]]:
 
 
 def expected(operation: str, rank: int, ranks: int, count: int, root: int) -> np.ndarray | None:
-    """What the rank has received; None where it receives nothing."""
+    """Expected output of the rank; None where it receives nothing."""
     part = [sent(each, count) for each in range(ranks)]
     whole = [sent(each, ranks * count) for each in range(ranks)]
     mine = slice(rank * count, (rank + 1) * count)

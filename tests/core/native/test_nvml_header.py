@@ -105,7 +105,7 @@ STRUCTURES: dict[type[ctypes.Structure], tuple[str, str]] = {
     nvml.GpmMetric: ("nvmlGpmMetric_t", "metricId nvmlReturn value metricInfo"),
     nvml.GpmMetrics: ("nvmlGpmMetricsGet_t", "version numMetrics sample1 sample2 metrics"),
 }
-# What ctypes is given through a pointer, in C++; of all else the layout is compared by itself.
+# Types that ctypes passes through a pointer, in C++; of all else the layout is compared by itself.
 POINTERS = {ctypes.c_uint: "unsigned*", ctypes.c_ulonglong: "unsigned long long*", ctypes.c_void_p: "void**"}
 
 
@@ -176,7 +176,7 @@ def declarations() -> str:
 
 @pytest.fixture
 def compile_against_header(tmp_path: Path, wheel: Callable[[str, str], Path]) -> Callable[[str], str]:
-    """What a compiler says against assertions, nothing where they hold."""
+    """A compiler's complaints on assertions, none where they hold."""
     header = wheel("nvidia-nvml-dev", "nvidia/cu13/include")
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:

@@ -35,10 +35,10 @@ def on_time(parameters: CollectiveParameters, process: int) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """A collective takes `start_s` and its bytes on the bus at `gb_per_s`; implementations add what they are given.
+    """A collective takes `start_s` and its bytes on the bus at `gb_per_s`; implementations add their own time.
 
-    `late` has ranks that arrive so many seconds after the others, `slow` pairs that carry that share of the rate. A
-    visit's time is multiplied by `factor`; minutes pass between visits.
+    `late` has ranks with the seconds that they arrive after the others, `slow` pairs that carry that share of the rate.
+    A visit's time is multiplied by `factor`; minutes pass between visits.
     """
 
     start_s: float = 20e-6
@@ -54,14 +54,14 @@ class Network:
     profile: str = "full"
 
     def seconds(self, case: Case) -> float:
-        """Of one message when all arrive at once."""
+        """Seconds of one message when all arrive at once."""
         p = case.parameters
         factor = float(bus_factor(p.operation.counted_as, p.ranks)) or 1.0
         added = self.added_s.get(case.implementation, 0.0)
         return self.start_s + added + p.message_bytes * factor / (self.gb_per_s * 1e9)
 
     def sampling(self, case: Case, scale: float, random: np.random.Generator) -> dict[str, Any]:
-        """What each rank saw: the later one arrives, the shorter its own time; idle ranks saw nothing."""
+        """Samples of each rank: the later one arrives, the shorter its own time; idle ranks have none."""
         p = case.parameters
         lag = np.array([self.late.get(rank, 0.0) for rank in range(p.ranks)])
         samples: list[list[float]] = []

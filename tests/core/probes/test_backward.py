@@ -46,7 +46,7 @@ def remarks(seconds: Seconds = by_roofline, **how: Any) -> list[Remark]:
 
 
 def slower(factor: float, **only: Any) -> Seconds:
-    """Passes that match are so many times slower than the roofline says."""
+    """Passes that match are `factor` times slower than the roofline."""
     return lambda p: by_roofline(p) * (factor if only.items() <= vars(p).items() else 1)
 
 
@@ -75,7 +75,7 @@ def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
 def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None:
     (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
     assert (counted.values["longer"], counted.values["all"]) == (1, 2)
-    # What lies above and below in turn is not beyond its interval.
+    # Differences above and below in turn are not beyond their interval.
     unsure = remarks(slower(1.1, phase="backward"), noise=0.2)
     (counted,) = (each for each in unsure if "longer" in each.values)
     assert counted.values["longer"] == 0

@@ -22,7 +22,7 @@ def at_one_gflop(case):
 
 
 def found(seconds_of=at_one_gflop, gpu="", **overrides) -> Findings:
-    """Of every case in three processes, whose time is what `seconds_of(case)` says."""
+    """Findings on every case in three processes, whose time is `seconds_of(case)`."""
     details = {"parameters": 789_760} | ({"gpu": gpu} if gpu else {})
     cases = PROBE.cases("standard", CPU, overrides)
     return PROBE.findings(records(cases, seconds_of, wobble=0.001, details=details))

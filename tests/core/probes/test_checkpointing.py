@@ -21,7 +21,7 @@ from tests.records import cells
 CPU = resolve("cpu")
 AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))
 FIXED_MB = 10.0
-# What a sequence adds to the most that is held, and the rate relative to keeping all.
+# Bytes that a sequence adds to the peak, and the rate relative to keeping all.
 MB_EACH = {"none": 9.0, "selective": 6.0, "every:1": 2.5, "every:2": 3.0}
 RATE = {"none": 1.0, "selective": 0.95, "every:1": 0.78, "every:2": 0.78}
 

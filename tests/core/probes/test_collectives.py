@@ -1,4 +1,4 @@
-"""What the collectives probe tells is what the machine that made the records did."""
+"""Findings of the collectives probe against the machine that made the records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cases(**changed: object) -> list[Case]:
 
 
 def remarks(findings: Findings, words: str) -> list[Remark]:
-    """Those whose sentence has these words."""
+    """Remarks whose sentence has these words."""
     return [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
 
 

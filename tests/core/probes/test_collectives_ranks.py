@@ -1,4 +1,4 @@
-"""What the collectives probe tells of ranks, links and time: who is late, what is slow, when a network changed."""
+"""Findings of the collectives probe on ranks, links and time: who is late, what is slow, when a network changed."""
 
 from __future__ import annotations
 

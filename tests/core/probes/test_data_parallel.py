@@ -1,4 +1,4 @@
-"""What the data_parallel probe asks for, and what it tells of made-up steps whose truth is known."""
+"""Cases of the data_parallel probe, and its findings on made-up steps whose truth is known."""
 
 from __future__ import annotations
 

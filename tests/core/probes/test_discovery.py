@@ -30,7 +30,7 @@ PROBE = replace(OTHER, name="a_plugin", topic="a topic of its own")
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What was found is kept for a process: not so here."""
+    """Forget found probes, which are kept for a process."""
     for cached in (extensions.extensions, probe_names, discovery._load):
         cached.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""What is said of loaders: who waits, what helps, what binds, and what a start costs."""
+"""Findings on loaders: who waits, what helps, what binds, and what a start costs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_tol
 
 
 def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
-    # Of 1000 parameters: 18000 bytes are 75 %, so 6000 are left.
+    # With 1000 parameters 18000 bytes are 75 %, so 6000 are left.
     found = judged(PROBE.findings([record(SMALL, activations=7500)]), RULE)
     assert (found.measured.value, found.message.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
 

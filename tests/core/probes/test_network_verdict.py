@@ -1,4 +1,4 @@
-"""Whether a network is enough to train over, by what the collectives probe measured of it."""
+"""Verdicts whether a network is enough to train over, by the collectives probe's measurements."""
 
 from __future__ import annotations
 

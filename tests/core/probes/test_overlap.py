@@ -1,4 +1,4 @@
-"""What the overlap probe asks for, and what it tells of made-up products and messages."""
+"""Cases of the overlap probe, and its findings on made-up products and messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def verdicts(seconds: dict[str, float], claim: Claim) -> list[ClaimVerdict]:
 
 
 def cells(findings: Findings) -> dict[str, Cell]:
-    """Of the only row; of two columns of a name, as the product and its time, the second."""
+    """Cells of the only row; of two columns of a name, as the product and its time, the second."""
     (table,) = findings.tables
     (row,) = table.rows
     return {column.name: cell for column, cell in zip(table.columns, row, strict=True)}

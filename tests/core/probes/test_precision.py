@@ -45,7 +45,7 @@ def findings(
     share: float = 0.6,
     casts: Callable[[TrainingStepParameters], int] = casts,
 ) -> Findings:
-    """Of a machine where a sequence keeps 2 MB in float32, `share` of it in autocast and half of it in bfloat16."""
+    """Findings on a machine where a sequence keeps 2 MB in float32, `share` of it in autocast, half in bfloat16."""
 
     def seen(case: Case) -> dict[str, float]:
         p = case.parameters

@@ -252,7 +252,7 @@ def test_on_an_h200_cublas_follows_the_least_area_of_tiles_and_ours_its_k_tiles_
     assert library.values["count"] == 8
     assert library.values["worst"].value < 0.05
     assert ours.values["median"].value < 0.02
-    # What users run stands first: 144 x 128 tiles are full at N = 1448, our second wave at 2816.
+    # The library's result stands first: 144 x 128 tiles are full at N = 1448, our second wave at 2816.
     found = analyse(rows)
     [size] = remarks(found, "good")
     assert [size.values[name] for name in ("along", "size", "good", "ours", "slots")] == ["N", 1408, 1448, 2816, 132]

@@ -1,4 +1,4 @@
-"""What is said of transfers: latency and bandwidth of known laws are found again, and ways compare in one process."""
+"""Findings on transfers: latency and bandwidth of known laws are found again, and ways compare in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process may do to whoever asks it: each way costs the request, is named, and leaves nothing behind."""
+"""Faults of a process towards its owner: each costs the request, is named, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Rank:
         os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 40.0) -> str:
-        """What it says until it ends. It is killed after `timeout` seconds."""
+        """Return its output until it ends. It is killed after `timeout` seconds."""
         late = threading.Timer(timeout, self.send_signal, [signal.SIGKILL])
         late.start()
         with self.stdout:

@@ -36,7 +36,7 @@ SWEEP = "from pyperf_suite.process.system import sweep; sweep()"
 
 @dataclass(frozen=True)
 class Drill:
-    """One rank of `count` gets the signal `deed` so many seconds after torchrun was started."""
+    """One rank of `count` gets the signal `deed` `at_s` seconds after torchrun was started."""
 
     deed: str
     count: int
@@ -48,7 +48,7 @@ class Drill:
 
 
 def drills(number: int, seed: int = 0) -> list[Drill]:
-    """Draw so many of all signals, counts of ranks and moments; all of them, as often as it takes, where more."""
+    """Draw `number` drills of all signals, counts of ranks and moments; beyond all of them, repeat."""
     chance = random.Random(seed)
     moments = [EVERY_S * step for step in range(1, round(UNTIL_S / EVERY_S) + 1)]
     drawn = [

@@ -6,7 +6,7 @@ import psutil
 
 
 def ranks_of(parent: int) -> list[psutil.Process]:
-    """Those that run now, by rank."""
+    """Processes of ranks that run now, by rank."""
     found = {}
     for process in psutil.Process(parent).children(recursive=True):
         try:

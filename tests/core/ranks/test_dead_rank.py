@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 DRILLS = int(os.environ.get("PYPERF_DRILLS", "4"))
 DEADLINE_S = 2.0
-# What the sentence may come later than the deadline.
+# Seconds by which the sentence may come later than the deadline.
 LATE_S = 2.0
 
 PROGRAM = f"""

@@ -36,7 +36,7 @@ AT_NODE_0 = SLURM | {"MASTER_ADDR": "node0"}
         (TORCHRUN, {"rank": 9, "count": 16, "local_rank": 1, "nodes": 2, "launcher": "torchrun"}),
         (TORCHRUN, {"address": "node0", "port": 29500, "agent_store": True}),
         (SLURM | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, {"rank": 3, "count": 8, "nodes": 4, "launcher": "slurm"}),
-        # Who is on this node is known only where the launcher says it.
+        # The ranks of this node are known only where the launcher names them.
         *((TORCHRUN, {"on_node": 8}), (WITHOUT_LOCAL_SIZE, {"on_node": 0})),
         *((AT_NODE_0, {"on_node": 0}), (AT_NODE_0 | {"SLURM_NNODES": "1"}, {"on_node": 8})),
         # All ranks of a job choose the same port.

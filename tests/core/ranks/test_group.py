@@ -70,7 +70,8 @@ def test_a_rank_that_never_joins_is_named(start_ranks):
         missing=(2,),
     )
     first, other = (re.sub(r"^rank \d: ", "", said) for _, said in ranks.end())
-    # Whether the rank that waits or its watchdog notices first differs by half a second; which rank it is does not.
+    # The first to notice, the rank that waits or its watchdog, differs by half a second; the rank that is named does
+    # not.
     assert first == other
     assert re.findall(r"Ranks? (\d+)", first) == ["2"]
     assert "'begin'" in first

@@ -33,7 +33,7 @@ DRILLS = int(os.environ.get("PYPERF_DRILLS", "1"))
 COMMAND_LINE = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 COMMAND_LINE += ["-m", "pyperf_suite", "collectives", "-a", "op=all_reduce", "-a", "size=8", "--results"]
 
-# Of a case that takes longer than any drill.
+# Deadline and effort of a case that takes longer than any drill.
 DEADLINE_S = 6.0
 CASE = Case("collective", CollectiveParameters("all_reduce", 1024, 3), "gloo")
 EFFORT = Effort(SteadyRule(min_time_s=60, time_cap_s=60), StopRule(time_cap_s=60))

@@ -260,7 +260,7 @@ def test_a_record_is_sealed_with_its_length_and_checksum_and_kept_by_the_byte_at
     assert (kept.add(starts[2]), len(kept), list(kept)) == (2, 3, records)
     assert (kept[1], kept[-1], kept[1:]) == (records[1], records[2], records[1:])
     assert list(KeptRecords(tmp_path / "absent")) == []
-    # What all records say of one machine is held once.
+    # The state, the same in all records of one machine, is held once.
     first, *others = kept
     assert all(each.state is first.state and each.identity is first.identity for each in others)
     [(_, other)] = [*sharing_machines([(0, first), (1, replace(first, state={"another": 1}))])][1:]

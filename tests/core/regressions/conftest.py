@@ -1,4 +1,4 @@
-"""What the tests of history share: runs made up of records of the suite's form, written where the runner would."""
+"""Fixtures of the tests of history: runs made up of records of the suite's form, written where the runner would."""
 
 import datetime
 import json

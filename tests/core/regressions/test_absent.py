@@ -1,4 +1,4 @@
-"""What is absent is not fine: `track` of runs in which a benchmark failed, vanished, or nothing can be read."""
+"""Absent benchmarks are not fine: `track` of runs in which one failed, vanished, or nothing can be read."""
 
 import datetime
 import json

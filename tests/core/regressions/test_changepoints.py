@@ -189,7 +189,7 @@ def test_a_mean_of_correlated_points_and_a_criterion_of_residuals_are_those_work
     assert changepoints._variance_of_mean(3, 0.5) == pytest.approx((1 + 2 * (2 / 3 * 0.5 + 1 / 3 * 0.25)) / 3)
     # Residuals to and fro count as uncorrelated: n log(1) and 5 log(n) for each of two steps.
     assert changepoints._criterion(np.array([1.0, -1.0, 1.0, -1.0]), 2) == pytest.approx(10 * math.log(4))
-    # Of 1, 1, 1, 1 the correlation is 3/4: innovations of 1/4 thrice, and the first with 1 - 9/16.
+    # The correlation of 1, 1, 1, 1 is 3/4: innovations of 1/4 thrice, and the first with 1 - 9/16.
     assert changepoints._criterion(np.ones(4), 0) == pytest.approx(4 * math.log((3 / 16 + 7 / 16) / 4))
     assert changepoints._noise(np.ones(100)) == (1.0, 0.9)
     assert changepoints._noise(np.zeros(9)) == (1e-4, 0.0)
@@ -222,7 +222,7 @@ def test_the_two_levels_that_differ_least_for_their_lengths_are_joined():
     # Means 0, 1 and 3 of 3, 9 and 3 points: 1 x 27/12 and 4 x 27/12 more squares.
     values = np.repeat([0.0, 1.0, 3.0], [3, 9, 3])
     assert changepoints._join_closest(values, [3, 12]) == [12]
-    # Of 2 and 1 apart the first has fewer points: 4 x 9/6 and 1 x 900/60.
+    # The first of the pairs that are 2 and 1 apart has fewer points: 4 x 9/6 and 1 x 900/60.
     assert changepoints._join_closest(np.repeat([0.0, 2.0, 3.0], [3, 3, 3]), [3, 6]) == [3]
     assert changepoints._join_closest(np.repeat([0.0, 2.0, 3.0, 9.0], [3, 3, 30, 30]), [3, 6, 36]) == [3, 36]
 

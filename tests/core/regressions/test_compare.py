@@ -320,7 +320,7 @@ def test_one_step_does_not_hide_a_slowdown_that_is_smaller_than_it():
     finding = judged(*sides, noise=stepped)
     assert finding.verdict == judged(*sides, noise=quiet).verdict == "slower"
     assert "as 40 runs of its own, 1 step left out, tell" in finding.sentence
-    # What is as large as the step may be another.
+    # A difference as large as the step may be another one.
     assert judged(timed([1.0] * 3), timed([1.2] * 3), noise=stepped).verdict == "undecided"
     assert judged(timed([1.0] * 3), timed([4.0] * 3), noise=stepped).verdict == "slower"
 

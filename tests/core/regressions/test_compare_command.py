@@ -98,7 +98,7 @@ def test_a_time_converted_with_an_unknown_elasticity_is_named_in_one_sentence(
         write_run(run_id(day), records=[record])
     tracked = CliRunner().invoke(main, ["track", "--results", str(results)], env={"COLUMNS": "400"})
     for output in (" ".join(compare("latest~1", "latest").output.split()), " ".join(tracked.output.split())):
-        # Of an elasticity of 0.4 in place of 1: (1750 / 1500) ** 0.6.
+        # An elasticity of 0.4 in place of 1 gives (1750 / 1500) ** 0.6.
         assert ("differently by up to 9.7 %, with the same code" in output) is is_named
         assert output.count("did not move enough to tell the elasticity") == is_named
 

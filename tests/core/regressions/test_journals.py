@@ -29,7 +29,7 @@ def only_series(results):
 def breaks(*states, kind="timing"):
     points = tuple(Measured("m", "run", "p", "c", "label", kind, medians=(1e-3,), state=state) for state in states)
     series = BenchmarkSeries("m", "p", "c", "label", "s", points, kind=kind)
-    return [(found.index, found.description) for found in series.breaks]
+    return [(found.index, found.what) for found in series.breaks]
 
 
 @pytest.mark.parametrize(

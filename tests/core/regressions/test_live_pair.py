@@ -50,7 +50,7 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert len(pair.old_slices) == len(pair.new_slices) == len(pair.order) / 2
     assert min(pair.old_s, pair.new_s) > 0
     assert pair.seconds > pair.startup_s > 0
-    # Of a case of one worker, on one core.
+    # A case of one worker runs on one core.
     assert not hasattr(os, "sched_getaffinity") or pair.machine["cores"][0] in os.sched_getaffinity(0)
 
 
@@ -171,8 +171,8 @@ def doubled(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "judged", "slices", "samples"),
-    # A millisecond is 16 launches of 61 us and 0.2 s are 51 rounds of them; 5 ms are 82, and 0.15 s are 7 rounds: of
-    # what takes seconds to start so many twice.
+    # A millisecond is 16 launches of 61 us and 0.2 s are 51 rounds of them; 5 ms are 82, and 0.15 s are 7 rounds: a
+    # case that takes seconds to start has them twice.
     [(CPU, False, 408, 16), (CPU, True, 56, 82), (Device("cuda", 0), False, 56, 82)],
 )
 def test_a_pair_starts_both_asks_each_for_its_case_and_tells_what_they_took(doubled, device, judged, slices, samples):
@@ -257,7 +257,7 @@ def test_samples_last_a_hundred_times_the_clocks_resolution_and_slices_as_long_a
     # Warm is what has lasted 2^-5 s.
     warming = [tuple(how.values()) for what, how in Double.made[0].asked if what == "slice"][:-16]
     assert warming == [(3, 1), (3, 10), (3, 100), (3, 128)]
-    # What lasts longer than a slice and a pair is launched once in each.
+    # A launch longer than a slice and a pair is made once in each.
     doubled(resolution_s=0.0)
     pair = measure_pair(THIS, THIS, CASE, CPU, seed=1, pace=Pace(slice_s=2.0**-20, total_s=2.0**-20))
     assert (pair.launches_per_slice, len(pair.order)) == (1, 4 * live_pair.MOST_TRIALS)
@@ -289,7 +289,7 @@ def test_exact_figures_are_not_timed(doubled):
 
 
 class SpinningGpu:
-    """A GPU that tells its clock, where a launch takes so many cycles, and a kernel behind it 1,000 and its spin."""
+    """A GPU that tells its clock, where a launch takes `launch_cycles`, and a kernel behind it 1,000 and its spin."""
 
     stream, hz = 7, 1.5e9
 

@@ -15,7 +15,7 @@ from pyperf_suite.regressions.verdict import Judgement
 from pyperf_suite.render import text
 from tests.records import a_product, a_record, metric
 from tools import selfcheck as tool
-from tools.repeats import ALL, findings_of_repeats, records_of, spreads
+from tools.repeats import EVERY_PROBE, findings_of_repeats, records_of, spreads
 from tools.selfcheck import (
     change_at,
     findings_of_selfcheck,
@@ -229,7 +229,7 @@ def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path):
     runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.1, 2.0), journal(tmp_path / "3", 1.0, 2.0)]
     cases = records_of(runs)
     found = spreads(cases)
-    assert [each.probe for each in found] == ["baseline", ALL]
+    assert [each.probe for each in found] == ["baseline", EVERY_PROBE]
     whole = found[-1]
     assert (whole.cases, len(whole.distances), whole.clean) == (2, 6, 0.5)
     assert whole.at(1.0) == pytest.approx(0.1)

@@ -45,7 +45,7 @@ def write_history(write_run):
 
 @pytest.fixture
 def message(results, monkeypatch, tmp_path):
-    """What `track --json` with these arguments tells, and its exit code."""
+    """Return the output of `track --json` with these arguments, and its exit code."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -402,7 +402,7 @@ def test_a_random_walk_is_no_drift(noise):
 
 
 def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:
-    """So many points at each level, with noise of half a percent."""
+    """Values of `count` points at each level, with noise of half a percent."""
     flat = np.concatenate([np.full(count, level) for count, level in levels])
     return 1e-3 * flat * np.exp(0.005 * np.random.default_rng(seed).standard_normal(len(flat)))
 

@@ -86,7 +86,7 @@ def index(repository, tmp_path, monkeypatch):
 
 
 def asked_of(arm, expression):
-    """What an expression is worth where the arm's kernels run."""
+    """Evaluate an expression where the arm's kernels run."""
     program = f"import sys; sys.path[:0] = {arm.environment[user_arms.PATH_VARIABLE].split(os.pathsep)}; import made_up"
     done = subprocess.run(
         [arm.environment[user_arms.PYTHON_VARIABLE], "-c", f"{program}\nprint({expression})"],

@@ -34,7 +34,7 @@ def shared_machine(random: np.random.Generator, trials: int, pairs: int) -> np.n
 
 
 def message(rule: SequentialRule, shift: float) -> dict[str, float]:
-    """Of comparisons on a noisy machine the share that ended in each verdict, and the median of their pairs."""
+    """Shares of comparisons on a noisy machine that ended in each verdict, and the median of their pairs."""
     words, pairs = [], []
     for log_ratios in shared_machine(np.random.default_rng(1), 300, rule.max_pairs) + math.log1p(shift):
         for look in rule.looks:
@@ -268,7 +268,7 @@ def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
 @pytest.mark.parametrize(
     ("values", "p_value"),
     [
-        # Of one comparison of identical code in 4^count all of two equal modes lie at the upper end; 2 count bound it.
+        # All of two equal modes lie at the upper end in one of 4^count comparisons of identical code; 2 count bound it.
         ([0.2, 0.3, 0.39], 6 / 4**3),
         ([0.2, 0.3, 0.4], 1),  # the furthest is twice as far as the nearest
         ([0.2, 0.3, -0.1], 1),
@@ -315,7 +315,7 @@ def test_at_most_one_in_a_hundred_comparisons_of_identical_code_is_slower_or_fas
     log_ratios = NOISES[noise](np.random.default_rng(11))
 
     def ended(row, budget):
-        """The word at the first look that decides, or where the budget ends after so many pairs."""
+        """The word at the first look that decides, or where the budget ends after `budget` pairs."""
         looks = [look for look in rule.looks if look < budget] + [budget]
         decisions = (rule.decide(row[:look], final=look == budget) for look in looks)
         return next((found.word for found in decisions if found.is_decided), "undecided")

@@ -11,7 +11,7 @@ WORKFLOWS = sorted((Path(__file__).parents[3] / "examples" / "workflows").glob("
 
 
 def commands_of(workflow: Path) -> list[list[str]]:
-    """What a workflow calls of the suite, each as a list of words; a line that ends in a backslash goes on."""
+    """Return a workflow's commands of the suite, each as a list of words; a line that ends in a backslash goes on."""
     text = workflow.read_text().replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
     return [shlex.split(line)[1:] for line in lines if line.startswith("pyperf-suite ")]

@@ -247,7 +247,7 @@ def test_a_long_legend_makes_the_picture_higher_and_leaves_the_panel_its_size(tm
 
 
 class Source:
-    """Where the figure is from, as a section says it."""
+    """Source of the figure, as a section has it."""
 
     command, place = "pyperf-suite run made_up", "machine/run/records.jsonl"
 

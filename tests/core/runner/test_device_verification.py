@@ -1,4 +1,4 @@
-"""What is verified where it was computed, with tensors of the host in the place of a GPU's."""
+"""Verification where results were computed, with tensors of the host in the place of a GPU's."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What was said to be on disk is there after a power cut at any moment, whatever order the disk wrote in.
+"""Acknowledged data is there after a power cut at any moment, whatever order the disk wrote in.
 
 A run is recorded as its operations on files. A cut after any of them leaves them all done, or all but one that nothing
 had forced to the disk yet: a write before its fsync, a name before the fsync of its folder.
@@ -117,7 +117,7 @@ def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_o
     root = tmp_path / "root"
     root.mkdir()
     operations.clear()
-    promised = []  # how many operations were done when so many records were on disk
+    promised = []  # operations done by the time that each record was on disk
     run = create_run(root / "a" / "results", identity(CPU), PLAN)
     assert not undecided(operations), "nothing is left to chance once the folder is handed out"
     began = len(operations)

@@ -114,7 +114,7 @@ class SometimesWrong(Transfers):
             begun[index] = time.monotonic_ns()
             time.sleep(2e-4)
         self._done += iterations
-        # Those who run one alone are looked at, and such a one is always right.
+        # A rank that runs one alone is looked at, and such a launch is always right.
         self._last_was_wrong = iterations > 1 and self._is_wrong(self._done)
         return RankTimes(np.full(iterations, 2e-4), begun, begun + 200_000)
 
@@ -131,7 +131,7 @@ FORTY_BLOCKS = StopRule(min_samples=3_000, max_samples=3_000, time_cap_s=20)
 
 
 def measured_alone(transfers: Transfers, until: StopRule = BRIEFLY) -> dict[str, Any]:
-    """What one rank that is a group of its own tells of these transfers."""
+    """Return the measurement of these transfers by one rank that is a group of its own."""
     workload: Any = SimpleNamespace(
         ranks=lambda parameters: 1,
         work=lambda parameters: Work(bytes=8),

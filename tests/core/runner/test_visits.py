@@ -131,7 +131,7 @@ def test_a_case_that_was_slow_in_both_visits_is_an_estimate_and_the_summary_begi
     [fast], [slow] = ([r for r in run.records if r.kind == "timing"][:1] for run in runs)
     assert slow.sampling["slow_by"] == pytest.approx(SLOWER, rel=0.01)
     assert not slow.quality["converged"]
-    # Of factor 2 with elasticity 0.7 the estimate, of 0.5, leaves 2**0.2; the interval holds both elasticities.
+    # The estimate of elasticity, 0.5 for a factor 2 with 0.7, leaves 2**0.2; the interval holds both elasticities.
     assert slow.seconds == pytest.approx(fast.seconds * 2**0.2, rel=0.1)
     assert slow.metrics["time"].low < fast.seconds < slow.metrics["time"].high
     first = failures_of(list(runs[1].records))[0]
@@ -196,7 +196,7 @@ def test_the_best_of_earlier_runs_is_remembered_and_a_damaged_memory_is_none(tmp
         remember(
             "machine", run_id, [replace(loops, quality={"disturbances": {"loop_s": [9e-5] * 20, "loop": "made up"}})]
         )
-    # Of the last twenty runs: a machine that lost its speed for good is not slow for ever.
+    # The last twenty runs count: a machine that lost its speed for good is not slow for ever.
     assert remembered("machine") == {"made up": 9e-5}
     few = replace(loops, quality={"disturbances": {"loop_s": [1e-6] * 19, "loop": "made up"}})
     remember("machine", "few", [few])

@@ -179,7 +179,7 @@ def test_a_pool_removes_what_a_killed_run_left(monkeypatch, tmp_path):
 
 
 def ends(pid: int) -> bool:
-    """Whether the process ends within five seconds; one that ended but nobody reaped has."""
+    """True if the process ends within five seconds; one that ended but nobody reaped has."""
     for _ in range(50):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":

@@ -19,10 +19,10 @@ SETS = 8
 LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half_width=1e-9, time_cap_s=1.5))
 
 
-# Whether the launch of that number on that set goes wrong.
+# True if the launch of that number on that set goes wrong.
 Fault = Callable[[int, int], bool]
 
-# Of which the native product makes tens of thousands of launches in a standard run.
+# A case whose native product makes tens of thousands of launches in a standard run.
 CASE = a_product(96)
 
 

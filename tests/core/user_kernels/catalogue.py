@@ -101,12 +101,12 @@ LAUNCHED = "suite.launch(measured, rows(), reference=exact)"
 # Names that say nothing of what a kernel does: each is measured under one of them, and must not depend on which.
 NAMES = ("measured", "softmax_v2", "kernel")
 
-# What `make test` tries too.
+# Cheats that `make test` tries too.
 QUICK_ONES = {"cached by shape", "one row for all", "half precision inside", "indices"}
 
 PASSES, NO_FASTER = "passes", "no faster than honest"
 
-# What a kernel may take, as a share of the honest implementation's time, to be no faster.
+# Share of the honest implementation's time that a kernel may take to be no faster.
 LEAST_SHARE = 0.6
 
 Values = Mapping[str, Any]
@@ -123,7 +123,7 @@ class Entry:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether its inputs lie on a GPU."""
+        """True if its inputs lie on a GPU."""
         return '"cuda"' in self.lines
 
     @property
@@ -175,7 +175,7 @@ class Family:
 
 
 def families(page: str) -> list[Family]:
-    """What a page lists."""
+    """Return the families that a page lists."""
     _, *sections = re.split(r"^## ", (HERE / page).read_text("utf-8"), flags=re.MULTILINE)
     return [_family(each) for each in sections]
 
@@ -209,7 +209,7 @@ def trial(
     effort: Effort = QUICK.effort,
     implementation: str = "",
 ) -> dict[str, Any]:
-    """What the last process answers to a trial of the kernel under that name, in a file of its own if none has it.
+    """Return the last process's answer to a trial of the kernel under that name, in a file of its own if none has it.
 
     As many processes measure it as the effort has, or until one finds something wrong.
     """

@@ -1,4 +1,4 @@
-"""What a file of kernels is written with, by itself: nothing is measured here."""
+"""The API of a file of kernels, by itself: nothing is measured here."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CHEATS, UNCAUGHT = entries("cheats.md"), entries("uncaught.md")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a bench file lies, with a reference process of its own."""
+    """Folder of a bench file, with a reference process of its own."""
     monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
     yield tmp_path

@@ -1,4 +1,4 @@
-"""Which launches are looked at, how long that may take, and how what a process wrote is read."""
+"""Choice of the checked launches, the time that checks may take, and reading of a process's files."""
 
 from __future__ import annotations
 

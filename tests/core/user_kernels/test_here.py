@@ -25,7 +25,7 @@ SHORT = Effort(
 
 Measure = Callable[..., dict[str, Any]]
 
-# What ends the worker without a stack.
+# Kernels that end the worker without a stack.
 ENDS_THE_PROCESS = ("ends its process", "kills itself", "forks")
 
 

@@ -15,7 +15,7 @@ HONEST = entries("honest_kernels.md")
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Where each kernel stands: in a module of its own, imported by one file for all, so one process makes inputs."""
+    """Place of each kernel: in a module of its own, imported by one file for all, so one process makes inputs."""
     folder, found = tmp_path_factory.mktemp("honest"), {}
     for number, entry in enumerate(HONEST):
         library = next(iter(reversed(entry.needs)), "numpy")

@@ -34,7 +34,7 @@ from pyperf_suite.workloads.workload import ExecutionContext
 CUDA = Path(nvrtc.__file__).parent / "cuda"
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
 
-# What fill.cu does, a part at a time, on the host: fill.cuh is its arithmetic.
+# A host program of fill.cu, a part at a time: fill.cuh is its arithmetic.
 PROGRAM = """
 #include "fill.cuh"
 #include <cstdint>
@@ -157,7 +157,7 @@ def test_tensors_are_filled_on_the_device_and_never_made_on_the_host(kernel_on_h
     described = {"a": Operand((33, 7), "bfloat16", 0), "c": Operand((5,), "float32")}
     operands = Operands(described, seed=3)
     sets = TorchTensors(operands, ExecutionContext(Device("cuda"), sets=3)).sets
-    assert not operands._made
+    assert not operands._arrays
     for each in sets:
         assert each["a"].view(torch.uint8).numpy().tobytes() == Operands(described, seed=3)["a"].tobytes()
         assert each["c"].shape == (5,)

@@ -119,7 +119,7 @@ def test_results_whose_squares_float32_cannot_hold_have_a_size():
 
 
 def test_an_element_that_a_move_takes_out_of_range_says_nothing_of_the_others():
-    """Of exp, x·eˣ is the size; e^709.7827 is the largest that float64 holds."""
+    """The size of exp is x·eˣ; e^709.7827 is the largest that float64 holds."""
     x = np.concatenate([np.full(63, 2.0), [709.782]]).astype(np.float32)
     sizes, known = measured(np.exp, x, budget_s=0.0)
     assert sizes["out"][:63] == pytest.approx(2 * np.exp(2.0), rel=0.3)

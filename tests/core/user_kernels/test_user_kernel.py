@@ -1,4 +1,4 @@
-"""Anybody's kernel, judged from outside: what is right is measured, what is wrong costs one case and a sentence."""
+"""Anybody's kernel, judged from outside: a right one is measured, a wrong one costs one case and a sentence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def kernel_of(launch: str, before: str = "") -> str:
     return f"{NUMPY}{before}\n@suite.kernel()\ndef kernel():\n    return suite.launch({launch})\n"
 
 
-# What honest_kernels.md has no kernel of.
+# Kernels that honest_kernels.md lacks.
 RIGHT = {
     "a strided input": "lambda x: x + 1, suite.rand(64)[::-2], reference=lambda x: x + 1.0",
     "the same array twice": "lambda x, y: x is y, *[suite.rand(4)] * 2, reference=lambda x, y: True",
@@ -523,7 +523,7 @@ def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
     subprocess.run([*suite, "run", "bench_tiles.py", "-a", "n=256,512,768,1024,1280", "--results", "r"], **here)
     subprocess.run([*suite, "export", "latest", "--results", "r", "-o", "tiles.csv"], **here)
     law = subprocess.run([sys.executable, "wave_law.py", "tiles.csv"], capture_output=True, text=True, **here)
-    # Of five sizes two have two waves, which the law was not fitted to.
+    # Two of five sizes have two waves, which the law was not fitted to.
     assert re.search(r"time = [\d.]+ us \+ waves x [1-9][\d.]* us\nIt misses the 2 cases", law.stdout)
 
 

@@ -1,4 +1,4 @@
-"""What a table of a user's kernel says of its checks, and what makes a row doubtful."""
+"""A user kernel's table: its checks, and what makes a row doubtful."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASE = Case(NAME, parameters_of(("n",))(n=8), "mine")
 
 
 def found(*verifications: dict[str, Any], seconds: float = 1e-3, moved: int = 0) -> Findings:
-    """What is found of one case, each of whose processes checked that."""
+    """Findings on one case, whose processes checked that."""
     work = {"flop": 0, "bytes": moved}
     records = [
         a_record(CASE, seconds, process=number, verification={"passed": True, "message": "", **each}, work=work)
@@ -33,7 +33,7 @@ def found(*verifications: dict[str, Any], seconds: float = 1e-3, moved: int = 0)
 
 
 def cell(findings: Findings) -> Any:
-    """What the table says of errors."""
+    """Cell of errors in the table."""
     [table] = findings.tables
     [row] = table.rows
     return dict(zip([column.name for column in table.columns], row, strict=True))["errors"]

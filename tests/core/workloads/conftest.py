@@ -1,4 +1,4 @@
-"""What a case leaves of torch in this process, the next one does not find."""
+"""Restore torch's settings: the next case finds nothing of the one before."""
 
 from __future__ import annotations
 

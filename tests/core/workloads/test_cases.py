@@ -210,7 +210,7 @@ REFUSED = [
     ("training_step", "torch", {"classes": 2}, "with a vocabulary"),
     ("topology", "system", {"part": "disks"}, "choose from host, gpus"),
 ]
-# What is right, but not on a CPU or not on this one.
+# Cases that are right, but not on a CPU or not on this one.
 UNSUPPORTED = [
     ("attention", "sdpa_cudnn", {}, r"runs on GPUs only\.$"),
     ("attention", "sdpa_efficient", {}, r"runs on GPUs only\.$"),

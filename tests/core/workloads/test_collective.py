@@ -91,7 +91,7 @@ def reduced(parameters: CollectiveParameters, inputs: list[np.ndarray]) -> np.nd
 
 
 def received(parameters: CollectiveParameters, rank: int, inputs: list[np.ndarray]) -> np.ndarray | None:
-    """What an implementation that is right leaves on that rank, told independently of the code under test."""
+    """Output of a right implementation on that rank, computed independently of the code under test."""
     n, count = parameters.ranks, parameters.count
     mine = slice(rank * count, (rank + 1) * count)
     is_root = rank == parameters.root

@@ -101,7 +101,7 @@ class OutOfMemory(RuntimeError):
 
 
 class Torch:
-    """What `refusals` asks of torch."""
+    """The parts of torch that `refusals` uses."""
 
     OutOfMemoryError = OutOfMemory
 

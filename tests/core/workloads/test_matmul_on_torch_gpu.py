@@ -1,4 +1,4 @@
-"""What stands between torch's products and a GPU, run with tensors of the host in the place of the device's."""
+"""Torch's products on a GPU, run with tensors of the host in the place of the device's."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_every_implementation_is_right_and_what_nobody_wrote_is_not(case: Case) 
     except Unsupported as refusal:
         if "float8" not in getattr(case.parameters, "dtype", ""):
             raise
-        # Which shapes and layouts of 8-bit types torch takes on a CPU is its own affair, and changes.
+        # Torch decides which shapes and layouts of 8-bit types a CPU takes, and changes that.
         pytest.skip(str(refusal))
 
 

@@ -1,4 +1,4 @@
-"""What workers of a run share is computed once, and whatever befalls its folder costs only that."""
+"""Arrays that workers of a run share are computed once, and whatever befalls their folder costs only that."""
 
 from __future__ import annotations
 

@@ -90,6 +90,6 @@ def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():
     costs = costs_of(compiled, "sm_90", 132)
     assert (costs["registers"], costs["spills"], costs["shared_bytes"]) == (204, 0, 66560)
     assert (costs["resident"], costs["slots"]) == (2, 264)
-    # Of a device whose limits are not known they are left open.
+    # Limits of an unknown device are left open.
     assert costs_of(compiled, "sm_75", 132)["slots"] is None
     assert costs_of(None, "sm_90", 132) == dict.fromkeys(["registers", "spills", "shared_bytes", "resident", "slots"])

@@ -1,4 +1,4 @@
-"""What the judge makes of launches that it times: a clock without noise stands in for a kernel process."""
+"""Verdicts of the judge on launches that it times: a clock without noise stands in for a kernel process."""
 
 from __future__ import annotations
 

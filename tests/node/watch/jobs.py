@@ -10,7 +10,7 @@ import psutil
 
 
 def busy(seconds: float) -> None:
-    """So much CPU time of this thread, whatever else the machine does."""
+    """Use this much CPU time of this thread, whatever else the machine does."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

@@ -54,7 +54,7 @@ def double(folder: Path) -> Path:
 
 
 def named(case: Expected, folder: Path, library: Path) -> tuple[set[tuple[str, int | None]], dict]:
-    """What one run of the job was named, and its record."""
+    """Patterns named in one run of the job, and its record."""
     launcher = (
         [] if case.ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
     )

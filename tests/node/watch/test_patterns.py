@@ -1,4 +1,4 @@
-"""What made-up samples are named, with no process: each pattern, and beside it the healthy job without one."""
+"""Patterns named in made-up samples, with no process: each one, and beside it the healthy job without it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gpu(**changes) -> dict:
 
 
 def samples(*ranks: RankSample, gpus: tuple[dict, ...] = (), count: int = 40, **more) -> list[Sample]:
-    """So many seconds of the same."""
+    """Return `count` seconds of the same."""
     usual = {"allowed_cores": 8, "memory_free_bytes": 50 * GIB, "memory_limit_bytes": 100 * GIB}
     return [Sample(float(k + 1), 1.0, ranks or (RANK,), gpus, **{**usual, **more}) for k in range(count)]
 

@@ -1,4 +1,4 @@
-"""Who trains and who loads among a job's processes, and what is read of one that runs."""
+"""Trainers and loaders among a job's processes, and the readings of one that runs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SITES = np.array([(n, k) for n in EDGES for k in EDGES])
 
 
 def made_up_table(seed: int = 0, noise: float = 0.0) -> GemmTable:
-    """What the shipped law of the A100 would measure, with a smooth factor and noise on top."""
+    """Measurements by the shipped law of the A100, with a smooth factor and noise on top."""
     gpu = find_gpu("A100")
     n, k = np.repeat(SITES, len(M), axis=0).T
     m = np.tile(M, len(SITES))

@@ -1,4 +1,4 @@
-"""What the planner predicts of iterations that others measured and published: vTrain's, Selene's, a study's order."""
+"""Predictions of iterations that others measured and published: vTrain's, Selene's, a study's order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_six_p
     mean = np.mean(np.abs(list(errors.values())))
     assert mean < 0.06
     assert max(map(abs, errors.values())) < 0.11
-    # What the paper is about: its two measures save a quarter to a third.
+    # The paper's subject: its two measures save a quarter to a third.
     for name, (*_, full_s, selective_s) in SELENE.items():
         saved = (1 + errors[name, "layers"]) * full_s / ((1 + errors[name, "attention"]) * selective_s)
         assert 1.22 < saved < 1.42
@@ -74,7 +74,7 @@ def study(
 
 
 def said_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) -> str:
-    """Return what `layout` says of the study's order, FlashAttention, ZeRO 1, 2, 3 and PP: each against the next.
+    """Order by `layout` of the study's FlashAttention, ZeRO 1, 2, 3 and PP: each against the next.
 
     "<" is faster, "=" equal within the error, ">" slower. PP is with ZeRO 1, all that its engine has beside PP.
     """

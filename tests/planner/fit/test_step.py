@@ -115,7 +115,7 @@ def test_what_is_shipped_states_its_errors_by_what_was_left_out_and_lies_within_
     pooled = shipped_calibration(POOLED)
     assert pooled is not None
     block = pooled.block("step")
-    # What `python -m tools.fit TABLES --judge-steps` gives.
+    # Figures of `python -m tools.fit TABLES --judge-steps`.
     for name, most in {"mape": 8.8, "mape_by_model": 8.6, "mape_by_engine": 8.8, "mape_by_generation": 9.5}.items():
         assert block.held_out[name] < most, name
     assert block.held_out["coverage"] > 86

@@ -1,4 +1,4 @@
-"""What is shipped was fitted by the command that anybody can run again on the published tables."""
+"""Shipped calibrations were fitted by the command that anybody can run again on the published tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_shipped_calibration_is_small_and_each_block_states_its_own_error_
         assert shipped_path(calibration.gpu).stat().st_size <= 600_000
         assert calibration.gpu == POOLED or find_gpu(calibration.gpu).name == calibration.gpu
         for name, block in calibration.blocks.items():
-            # Of FSDP2 without compile runs of one model alone were published: nothing could be left out.
+            # Runs of FSDP2 without compile were published of one model alone: nothing could be left out.
             assert name == "step.fsdp2" or 0 < block.held_out["mape"] < 32, (calibration.gpu, name)
             assert block.held_out["how"]
             assert block.origin

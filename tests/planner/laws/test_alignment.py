@@ -1,4 +1,4 @@
-"""What rows that start off 16 and 32 bytes cost, against the cliffs that were published."""
+"""Cost of rows that start off 16 and 32 bytes, against the cliffs that were published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a fit: read as written, small, and refused where it is something else."""
+"""Files of fits: read as written, small, and refused where they are something else."""
 
 from __future__ import annotations
 

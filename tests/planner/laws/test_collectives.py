@@ -138,7 +138,7 @@ def test_the_time_over_a_network_of_a_gigabyte_a_second_is_counted_by_hand(
 
 
 class TestMeasuredPointsOfANetwork:
-    """What one measured between one's own nodes stands above the law."""
+    """Measurements between one's own nodes stand above the law."""
 
     @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
     @pytest.mark.parametrize(("ranks", "a_node"), [(16, 8), (64, 8), (8, 1)])

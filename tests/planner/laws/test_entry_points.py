@@ -1,4 +1,4 @@
-"""What holds for every law of `pyperf_suite.planner.laws`: seconds or the whole answer, causes, intervals, refusals."""
+"""Properties of every law of `pyperf_suite.planner.laws`: seconds or the whole answer, causes, intervals, refusals."""
 
 from __future__ import annotations
 

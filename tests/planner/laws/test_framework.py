@@ -1,4 +1,4 @@
-"""What a framework makes of a step: which constants a plan takes, what each does, the interval that goes with it."""
+"""Constants of frameworks: which of them a plan takes, what each does, the interval that goes with it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_constants_of_ones_own_go_before_published_ones():
     own = Calibration("H100 SXM", {"step.fsdp1": block, "step.ddp": of_ddp})
     assert found_constants(own, "fsdp1").constants.slowdown == 2.0
     assert found_constants(own, "megatron").constants.slowdown < 1.5
-    # Of DDP no run was published; those of one's own are of it.
+    # No run of DDP was published; runs of one's own are of it.
     assert not found_constants(own, "ddp").is_transferred
     assert found_constants("H100", "ddp").is_transferred
 

@@ -41,9 +41,9 @@ WITH_TABLES = ("H200", "H100", "A100", "L40S", "B200")
 WITH_TABLES_OF_ITS_OWN = {find_gpu(name).name for name in WITH_TABLES}
 
 LIBRARIES = ("trtllm", "sglang", "vllm")
-# The error on held-out sites that each law has, mean and median in %, no more than so much: what is asked for is in
-# brackets. SGLang's column on H200 differs from its own neighbours in m by 5.6 % (mean), on B200 by 6.0 %; on an L40S
-# TensorRT-LLM's weights lie in L2 or not, at sizes that no rule tells.
+# Errors on held-out sites that each law has, mean and median in %, at most; required ones are in brackets. SGLang's
+# column on H200 differs from its own neighbours in m by 5.6 % (mean), on B200 by 6.0 %; on an L40S TensorRT-LLM's
+# weights lie in L2 or not, at sizes that no rule tells.
 REACHED = {
     ("H200", "bf16"): {"trtllm": (3.2, 2.2), "sglang": (6.2, 4.3), "vllm": (3.5, 2.5)},  # (4.0, 2.6)
     ("H100", "bf16"): {"trtllm": (3.3, 2.2), "sglang": (4.7, 3.0), "vllm": (3.8, 2.6)},  # (3.3, 2.2)
@@ -113,7 +113,7 @@ def test_where_cutting_k_costs_nothing_it_is_cut_in_as_many_slices_of_128_as_it_
     free = replace(HARD_WAVES, split_s=0.0, split_traffic=0.0)
     k = np.array([255, 256, 383, 384, 512, 767, 768, 1023, 1024, 2047, 2048, 8192])
     assert menu_choice(free, rates, 64, 64, k)[2].tolist() == [1, 2, 2, 3, 4, 4, 6, 6, 8, 8, 16, 16]
-    # Of tiles of 256 x 128, 20 leave most of 100 SMs idle; 150 are one and a half waves, with nothing left to cut for.
+    # 20 tiles of 256 x 128 leave most of 100 SMs idle; 150 are one and a half waves, with nothing left to cut for.
     is_cut = [menu_choice(free, rates, 256 * tiles, 256, 4096)[2].item() > 1 for tiles in (10, 75)]
     assert is_cut == [True, False]
 
@@ -185,7 +185,7 @@ def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_i
 
 @pytest.mark.slow
 def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_tables):
-    """Of a table of every m: few steps are known, as the law says."""
+    """Few steps of a table of every m are known, as the law says."""
     table = read_columns(measured_tables, "gemm_every_m")
     here = (table["gpu"] == "H100") & (table["m"] >= 16)
     sizes, place = np.unique(
@@ -235,7 +235,7 @@ def dtypes_of(gpu):
 
 
 def priced(gpu, sizes, dtype, mode="burst"):
-    """What the laws of all libraries say, nothing where none is known."""
+    """Answers of the laws of all libraries, none where none is known."""
     found = []
     for library in LIBRARIES if gpu.compute_capability else (None,):
         with suppress(UserError):
@@ -260,7 +260,7 @@ def test_of_gpus_of_a_kind_the_one_with_more_power_and_peak_is_no_slower(dtype):
     for small, large in product(all_gpus(), repeat=2):
         rates = [(gpu.power_w, gpu.peak("fp16"), gpu.memory_bytes_per_s) for gpu in (small, large)]
         is_smaller = all(less <= more for less, more in zip(*rates, strict=True))
-        # What was measured of a GPU is what it is. Published products lie up to 4 % apart.
+        # A measured GPU is as it was measured. Published products lie up to 4 % apart.
         if small is large or large.name in WITH_TABLES_OF_ITS_OWN or not have_same_kernels(small, large):
             continue
         if small.name in WITH_TABLES_OF_ITS_OWN and gemm_law(large, "fp16").source not in (small, None):

@@ -1,4 +1,4 @@
-"""What training holds in a GPU's memory, by stage of ZeRO, pipeline and experts, alone and in grids."""
+"""Memory of training on a GPU, by stage of ZeRO, pipeline and experts, alone and in grids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def training_memory(
     model: ModelDimensions, micro_batch: int, seq: int, sharding: Sharding | None = None, *, data: Any = 1,
     micro_batches: Any = 64, **changes: Any,
 ) -> MemoryNeed:  # fmt: skip
-    """The need of a plan of so many micro-batches, by default of more than there are stages."""
+    """The need of a plan of `micro_batches` micro-batches, by default of more than there are stages."""
     cut = sharding or Sharding()
     plan = ParallelPlan(
         global_batch=micro_batch * data * micro_batches, micro_batch=micro_batch, seq=seq, data=data, tensor=cut.tensor,

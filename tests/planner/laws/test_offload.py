@@ -52,7 +52,8 @@ LONG = {"forward": 1.0, "backward": 1.0}
         ("optimizer", "deepspeed", {}, 0.1 + 0.1),
         ("optimizer", "deepspeed", {"backward": 0.04}, 0.06 + 0.1),
         ("optimizer", "deepspeed", {"backward": 1.0}, 0.1),
-        # Those of each micro-batch from ZeRO 2 on, of an iteration below; Megatron's wait for the end of backward.
+        # Gradients leave with each micro-batch from ZeRO 2 on, with an iteration below; Megatron's wait for the end of
+        # backward.
         ("optimizer", "deepspeed", {"micro_batches": 4}, 4 * 0.1 + 0.1),
         ("optimizer", "deepspeed", {"micro_batches": 4, "zero_stage": 1}, 0.1 + 0.1),
         ("optimizer", "megatron", {"zero_stage": 1, "gradient_bytes": 4, "backward": 1.0}, 0.2 + 0.1),
@@ -101,7 +102,7 @@ def test_a_step_that_offloads_has_adam_on_the_cpu_and_a_part_for_what_it_waits_f
     assert float(away.seconds) == pytest.approx(sum(map(float, away.parts.values())))
     same = [name for name in usual.parts if name != "optimizer"]
     assert {name: float(away.parts[name]) for name in same} == {name: float(usual.parts[name]) for name in same}
-    # What is assumed of the host is no surer than the law.
+    # The host's assumed rates are no surer than the law.
     on_host = away.parts["optimizer"] + away.parts["offload"]
     law, host = usual.high / usual.seconds, max(usual.high / usual.seconds, 1.5)
     assert away.high == pytest.approx((away.seconds - on_host) * law + on_host * host)

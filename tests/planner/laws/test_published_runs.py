@@ -1,4 +1,4 @@
-"""Rows of published training runs: what is read, what is assumed, and how near the law comes to runs and memory."""
+"""Rows of published training runs: parsing, assumptions, and how near the law comes to runs and memory."""
 
 from __future__ import annotations
 

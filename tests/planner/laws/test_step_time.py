@@ -73,7 +73,7 @@ class MadeUpPrices:
 def parts(
     plan: ParallelPlan, model: ModelDimensions = MODEL, linked: bool = True, constants: StepConstants = IDLE_HOST
 ) -> dict[str, float]:
-    """Where a made-up iteration's seconds go."""
+    """Parts of a made-up iteration's seconds."""
     found = step_time("A100", model, plan, constants, MadeUpPrices(linked)).parts
     return {name: float(part) for name, part in found.items()}
 
@@ -174,7 +174,7 @@ def test_a_tied_embeddings_gradients_are_summed_by_the_first_and_the_last_stage(
 
 def test_every_micro_batch_waits_for_what_is_sent_to_one_side_and_the_filling_for_both() -> None:
     plan = replace(PLAN, pipeline=4)
-    # Of 32 micro-batches; activations to the next of 4 stages and their gradients back.
+    # 32 micro-batches send activations to the next of 4 stages and their gradients back.
     due = 3 * 2 * STREAM_S + 32 * 2 * STREAM_S / 2
     assert parts(plan)["bubble"] - parts(plan, linked=False)["bubble"] == pytest.approx(due)
 

@@ -1,4 +1,4 @@
-"""Which measured GPU a law is read off: one rule for all laws, and what that costs on tables of a GPU left out."""
+"""Choice of the measured GPU that a law is read off: one rule for all laws, and its cost on a GPU left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURED = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
         ("RTX 5090", "L40S"),
         ("V100", "A100 SXM"),
         ("MI300X", "H200 SXM"),
-        # Those that were measured, as if they had not been.
+        # GPUs that were measured, as if they had not been.
         ("A100 SXM", "H100 SXM"),
         ("L40S", "A100 SXM"),
         ("H100 SXM", "H200 SXM"),

@@ -1,4 +1,4 @@
-"""`pyperf-suite study`: what is refused, the example's SLURM job, and studies that run, fail in part, and go on."""
+"""`pyperf-suite study`: refusals, the example's SLURM job, and studies that run, fail in part, and go on."""
 
 from __future__ import annotations
 

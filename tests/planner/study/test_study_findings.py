@@ -182,7 +182,7 @@ def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits:
 
 
 def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> StudyResult:
-    """Of `samples` a step, the seconds of each experiment's steps."""
+    """Result of experiments whose steps of `samples` take these seconds."""
     case = Case(OPERATOR, ParallelStepParameters(vocab=32, tied=False, batch=samples), "gloo")
     made = partial(Record, "made-up", "timing", case.to_json(), case.case_id, position=0, started_at="", outcome="ok")
     times = [Metric("s", *[1.0] * 5, list(steps)) for steps in experiments]
@@ -221,7 +221,7 @@ def headroom(records: list[Record]) -> list[Remark]:
 
 @pytest.fixture
 def two(layout: Layout, visits: Visits) -> Visits:
-    """two(0.5): micro-batches of 2 in a second, and of 8 in so many; 400 MiB, of which 100 are activations."""
+    """two(0.5): micro-batches of 2 in a second, and of 8 in `seconds`; 400 MiB, of which 100 are activations."""
 
     def made(seconds: float, capacity: int = 1000, **otherwise: Any) -> list[Record]:
         small = visits(layout(batch=2), [1.0, 1.0, 1.0], holding(400, capacity, 100), **otherwise)

@@ -58,7 +58,7 @@ def scatter_the_last_alone(steps: ParallelSteps) -> None:
 
 
 def turn_an_elements_sign(steps: ParallelSteps) -> None:
-    """Of the gradient that the optimizer has used, one that is as large as half of all are."""
+    """Turn the sign of one element of the used gradient that is as large as half of all are."""
     finish = steps.data.finish
 
     def turning() -> None:
@@ -109,7 +109,7 @@ def steps_of(case: Case, fault: str) -> ParallelSteps:
 
 
 def told_of(case: Case, fault: str) -> dict[str, Any]:
-    """What a check says at once, and again after several steps that changed weights and optimizer."""
+    """Return the verdict of a check at once, and again after several steps that changed weights and optimizer."""
     require_possible(case.parameters, "cpu")
     steps = steps_of(case, fault)
     checks = []

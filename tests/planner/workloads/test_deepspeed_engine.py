@@ -22,7 +22,7 @@ SMALL = ParallelStepParameters(
 
 
 class Engine:
-    """Updates behind the last of so many micro-batches, and then has no gradients."""
+    """Updates behind the last of the accumulated micro-batches, and then has no gradients."""
 
     def __init__(self, model: Any, optimizer: Any, config: dict[str, Any], dist_init_required: bool) -> None:
         self.model, self.optimizer, self.config, self.taken = model, optimizer, config, 0

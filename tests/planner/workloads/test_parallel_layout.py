@@ -1,4 +1,4 @@
-"""What cannot be cut over ranks is refused in one sentence before anything is measured."""
+"""Sizes that cannot be cut over ranks are refused in one sentence before anything is measured."""
 
 from __future__ import annotations
 

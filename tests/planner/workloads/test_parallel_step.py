@@ -75,7 +75,7 @@ EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s
 
 
 def told_by_ranks(count: int, requested: list[tuple[str, ParallelStepParameters, str]], folder: Path) -> list[Any]:
-    """What each rank of one group said of each case, by name."""
+    """Return each rank's answer to each case, by name."""
     cases = [
         (name, Case("parallel_step", parameters, "gloo").to_json(), fault) for name, parameters, fault in requested
     ]

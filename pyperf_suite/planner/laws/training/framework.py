@@ -1,4 +1,4 @@
-"""What a training framework makes of a step: constants that no kernel's law knows, found on published runs.
+"""Constants of training frameworks that no kernel's law has, fitted to published runs.
 
 One set is of all frameworks and GPUs, next to what is known of each framework's attention. Every constant is a factor
 of a physical term of the step, or seconds with a name; `planner/laws/training/step.py` has the terms,
@@ -19,7 +19,7 @@ from pyperf_suite.planner.laws.calibration import POOLED, Calibration, Calibrati
 
 Framework = Literal["megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp"]
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp")
-# What each name stands for, as the answers say it.
+# Meaning of each framework's name, as the answers give it.
 MEANT: Mapping[str, str] = {
     "megatron": "Megatron-LM, Megatron-Core and NeMo",
     "fsdp1": "FSDP1 of llm-foundry: Triton attention, no compile",
@@ -64,7 +64,7 @@ GROUPED_MM, CALLS_GROUPED_MM = 1.7, ("fsdp2", "torchtitan")
 
 @dataclass(frozen=True)
 class StepConstants:
-    """What no kernel's law knows, as found on published iterations; each may be an array over the plans of a grid.
+    """Constants that no kernel's law has, fitted to published iterations; each may be an array over a grid's plans.
 
     CONSTANTS has what each means, its unit and its range; those of fewer bits are set by hand.
     """
@@ -85,7 +85,7 @@ class StepConstants:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a constant means, its unit ("" for a factor), and the range that physics allows."""
+    """Meaning of a constant, its unit ("" for a factor), and the range that physics allows."""
 
     meaning: str
     low: float
@@ -154,7 +154,7 @@ def generation_of(spec: GpuSpec) -> str:
 
 
 def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron") -> FoundConstants:
-    """Return those of a calibration of one's own, or those that published runs of the framework gave.
+    """Return the constants of one's own calibration, or those fitted to published runs of the framework.
 
     Raises UserError for an unknown GPU or framework.
     """

@@ -1,4 +1,4 @@
-"""What one layer and the ends of a model cost a rank, a micro-batch: priced kernel by kernel, then as a framework runs.
+"""Cost of a layer and of a model's ends for a rank and micro-batch: priced by kernel, then as a framework runs.
 
 Prices are apart from constants, so that a fit prices once and tries many constants.
 """
@@ -36,7 +36,7 @@ MLP_BYTES_PER_ELEMENT = 4
 SCORE_BYTES_PER_ELEMENT, SCORE_GRADIENT_BYTES = 8, 11
 # Backward of what is bound by memory reads the gradient and what the forward read, and writes as much as that.
 BACKWARD_BYTES_RATIO = 1.5
-# Of the logits, in single precision: the loss reads and writes them forward and backward.
+# Bytes of the logits, in single precision: the loss reads and writes them forward and backward.
 LOSS_BYTES_PER_ELEMENT = 16
 # all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
 ALL_REDUCES_PER_PASS = 2
@@ -50,7 +50,7 @@ LAUNCHES, CAST_LAUNCHES, EXPERT_LAUNCHES = 60, 20, 60
 PRODUCTS_AN_EXPERT, LAUNCHES_A_BIAS = 2, 2
 # The host's time for an operation, waited for where the GPU's queue runs dry; fits were held within 2 to 15 us.
 LAUNCH_S = 14e-6
-# Where the host waits for each operation: about 5 microseconds from launch to start, and as many from end to host.
+# Time that the host waits for each operation: about 5 microseconds from launch to start, and as many from end to host.
 BLOCKED_S = 10e-6
 # Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
 PERMUTED_BYTES_PER_ELEMENT = 16
@@ -58,7 +58,7 @@ PERMUTED_BYTES_PER_ELEMENT = 16
 # weight is written (4), added to the result (10), joined (8) and cast (6); backward casts (6), multiplies by either
 # (16), adds up both (8), casts and joins (10). The mean of both passes, for each element of both products' results.
 BIASED_BYTES_PER_ELEMENT = 34
-# Batched products of heads whose width no tensor core takes whole are so many times slower: BigScience's 150 to 224.
+# Slowdown of batched products of heads whose width no tensor core takes whole: BigScience's 150 to 224.
 UNALIGNED_HEADS = 4.5
 ALIGNED_HEAD_DIM = 8
 
@@ -112,9 +112,9 @@ def ends_work(prices: Mapping[str, Any], plan: ParallelPlan, constants: StepCons
 
 
 def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[str, tuple[Any, Any]]:
-    """Of each kind of kernel calls how often a micro-batch runs it, forward and backward together, and by how much.
+    """Return by kind of kernel calls their number in a micro-batch, forward and backward, and their slowdown.
 
-    The second is what a call takes longer within a step than its law says, below 1 where it is hidden.
+    The slowdown is time in the step / time by the law, below 1 where it is hidden.
     """
     c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
     plain = c.of_products(plan.dtype)
@@ -160,7 +160,7 @@ class KernelCall:
     wide: bool = False
 
     def seconds(self, prices: Prices) -> Any:
-        """Of all calls."""
+        """Seconds of all calls."""
         prices = prices.wide if self.wide else prices
         sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
         found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
@@ -168,7 +168,7 @@ class KernelCall:
 
 
 def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> Iterator[KernelCall]:
-    """What a rank computes, and sends over TP, for a micro-batch: the one list that `size` itemises and `layout` sums.
+    """Yield a rank's kernels and messages over TP for a micro-batch: the one list that `size` and `layout` use.
 
     Sizes may be arrays over a grid of models or of plans. A grid has places where ranks are more than what they share;
     laws refuse such sizes, so there they get the nearest possible ones.
@@ -306,17 +306,17 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
     `all_to_all` one way to the experts; `launches` are kernels of a forward pass. Of the model: `ends` is the logits,
     forward and backward together, `loss` the passes over them.
     """
-    found: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
+    prices_by_kind: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
     for call in kernel_calls(model, plan, network):
         once = 1 if call.kind in ("ends", "loss") else model.layers
-        found[call.kind] = found[call.kind] + call.seconds(prices) / once
+        prices_by_kind[call.kind] = prices_by_kind[call.kind] + call.seconds(prices) / once
     is_narrow = plan.dtype in LOW_PRECISION
     launches: Any = LAUNCHES + CAST_LAUNCHES * is_narrow
     if model.experts > 1:
         each = PRODUCTS_AN_EXPERT * (1 + is_narrow + LAUNCHES_A_BIAS * model.bias) * (not plan.fuses_experts)
         routed = EXPERT_LAUNCHES + each * model.experts / np.asarray(plan.expert)
         launches = launches + routed * model.sparse_layers / model.layers
-    return found | {
+    return prices_by_kind | {
         "ring": _ring_s(model, plan, prices, network),
         "all_to_all": _all_to_all_s(model, plan, prices, network),
         "launches": launches,

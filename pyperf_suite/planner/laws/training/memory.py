@@ -22,7 +22,7 @@ from pyperf_suite.planner.laws.training.plan import ParallelPlan
 BUFFERS = 4
 # From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
 SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
-# Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
+# Bytes a parameter of a layer where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
 # meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
 GATHERED_BYTES = 2 + 2 + 2
 # In a memory that is fuller, fragmentation may leave no piece that is large enough, hours into a run.
@@ -52,7 +52,7 @@ class Reserve:
 
 # By `python -m tools.fit TABLES --judge-memory`.
 RESERVE = Reserve(3.38e9, 1.39e9, 3.12, 0.394, 0.76, 1.21)
-# What of a need is on the GPU, by the fields of a `MemoryNeed`.
+# Fields of a `MemoryNeed` that are on the GPU.
 ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered", "buffers")
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
@@ -62,8 +62,8 @@ class MemoryNeed:
     """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
 
     `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation, `buffers` the
-    context, NCCL's buffers and fragmentation. What is offloaded is not on the GPU: bytes of the `host`'s memory and of
-    its `nvme` drives for that GPU.
+    context, NCCL's buffers and fragmentation. Offloaded bytes are not on the GPU but in the `host`'s memory and on its
+    `nvme` drives, for that GPU.
     """
 
     weights: Any
@@ -89,10 +89,10 @@ class MemoryNeed:
         """The most that nine of ten such runs reserve."""
         return RESERVE.high * self.total
 
-    def fuller(self, other: MemoryNeed) -> MemoryNeed:
-        """Of two stages the one that needs more; of those in arrays, of each pair."""
-        pairs = {field.name: (getattr(other, field.name), getattr(self, field.name)) for field in fields(self)}
-        more = other.total > self.total
+    def fuller(self, stage: MemoryNeed) -> MemoryNeed:
+        """Return the larger need of two stages; in arrays, of each pair."""
+        pairs = {field.name: (getattr(stage, field.name), getattr(self, field.name)) for field in fields(self)}
+        more = stage.total > self.total
         return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
 
     def away(self, offload: Offload, storage: Storage, scattered: Any, on_the_way: Any) -> MemoryNeed:
@@ -114,10 +114,10 @@ class MemoryNeed:
         )
 
 
-def verdict_of(least: float, most: float, memory_bytes: float) -> Verdict:
-    """Tell whether what takes between `least` and `most` bytes fits a GPU with so many, for sure, perhaps or not."""
+def verdict_of(lower: float, upper: float, memory_bytes: float) -> Verdict:
+    """Return whether a need between `lower` and `upper` bytes fits `memory_bytes`: for sure, perhaps or not."""
     usable = USABLE_SHARE * memory_bytes
-    return "fits" if most <= usable else "may not fit" if least <= usable else "does not fit"
+    return "fits" if upper <= usable else "may not fit" if lower <= usable else "does not fit"
 
 
 def micro_batches_held(stage: Sizes, plan: ParallelPlan) -> Any:

@@ -25,7 +25,7 @@ MEANT_BY: Mapping[str, str] = {
     "cpu": "parameters, gradients and optimizer states in the host's memory",
     "nvme": "parameters, gradients and optimizer states on NVMe drives (ZeRO-Infinity)",
 }
-# What each framework can do: offload_optimizer and offload_param of DeepSpeed, CPUOffloadPolicy of FSDP2, CPUOffload of
+# Offloads of each framework: offload_optimizer and offload_param of DeepSpeed, CPUOffloadPolicy of FSDP2, CPUOffload of
 # FSDP1, --optimizer-cpu-offload of Megatron-Core.
 OFFLOADED_BY: Mapping[str, tuple[Offload, ...]] = {
     "megatron": ("none", "optimizer"),
@@ -37,11 +37,11 @@ OFFLOADED_BY: Mapping[str, tuple[Offload, ...]] = {
 SENT_BYTES: Mapping[str, int] = {"fsdp1": 4, "fsdp2": 4, "torchtitan": 4}
 # A gradient that is added to one of the micro-batch before, in single precision.
 ADDED_BYTES = 12
-# Of a parameter on a drive: moments and master copy are read and written, so is the gradient, and half weights.
+# Bytes of a parameter on a drive: moments and master copy are read and written, so is the gradient, and half weights.
 DRIVE_BYTES = 2 * 12 + 2 * 4 + 2
-# What copies reach of a bus's peak, and kernels of a host's memory: assumed. ZeRO-Offload's own Adam reached 0.6 of a
-# DGX-2's memory: 1 billion parameters in 0.22 s, 10 in 2.57 s (its table 4, recalled). torch's AdamW does on the CPU of
-# two cores that these lines were written on if it is fused; else it takes 8 times as long.
+# Shares of the peak that copies reach on a bus, and kernels in a host's memory: assumed. ZeRO-Offload's own Adam
+# reached 0.6 of a DGX-2's memory: 1 billion parameters in 0.22 s, 10 in 2.57 s (its table 4, recalled). torch's AdamW
+# does on the CPU of two cores that these lines were written on if it is fused; else it takes 8 times as long.
 BUS_SHARE, HOST_SHARE = 0.85, 0.6
 # A GPU's share of the maker's server where nothing is said: two sockets of DGX for 8 GPUs by generation (DDR4-2400 and
 # -3200, DDR5-4800 and -5600, every channel filled), and of its drives, 25 GB/s a server.
@@ -49,7 +49,7 @@ HOST_BYTES_PER_S = {7: 19.2e9, 8: 51.2e9, 9: 76.8e9, 10: 89.6e9}
 NVME_BYTES_PER_S = 3.125e9
 # A CPU on the same module: Grace, whose memory one GPU of GH200 has, two of GB200 share.
 GRACE_BYTES_PER_S = {"GH": 500e9, "GB": 250e9}
-# Rates above are assumed: what is offloaded may take so many times less or longer.
+# Factor by which offloaded work may be faster or slower, as the rates above are assumed.
 UNSURE = 1.5
 USABLE_HOST_SHARE = 0.9
 
@@ -74,12 +74,12 @@ class Host:
         return HOST_SHARE * self.host_bytes_per_s
 
     def holds(self, nbytes: Any) -> Any:
-        """Tell whether so many bytes a GPU have room in its memory; True where that is not known."""
+        """True if `nbytes` bytes a GPU have room in its host's memory; True where that is unknown."""
         return np.asarray(nbytes) <= (np.inf if self.memory_bytes is None else USABLE_HOST_SHARE * self.memory_bytes)
 
 
 def usual_host(gpu: GpuSpec) -> Host:
-    """Return what a GPU has in its maker's server."""
+    """Return the host of a GPU in its maker's server."""
     grace = GRACE_BYTES_PER_S.get(gpu.name[:2])
     generation = min(max((gpu.compute_capability or (8, 0))[0], 7), 10)
     bus = gpu.host_link_bytes_per_s or pcie_of(gpu.compute_capability).gb_per_s * 1e9

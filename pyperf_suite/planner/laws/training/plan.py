@@ -155,14 +155,14 @@ class ParallelPlan(Sharding):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return what its counts broadcast to, () for one plan."""
+        """Shape to which the counts broadcast, () for one plan."""
         counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
                   self.zero_stage)  # fmt: skip
         return np.broadcast_shapes(*map(np.shape, counts))
 
     @property
     def tokens(self) -> Any:
-        """Of a micro-batch on one rank."""
+        """Tokens of a micro-batch on one rank."""
         return self.micro_batch * self.seq // self.context
 
     @property
@@ -172,7 +172,7 @@ class ParallelPlan(Sharding):
 
     @property
     def per_node_next_to_tensor(self) -> Any:
-        """Of ranks that differ in all but TP, those that share a node."""
+        """Ranks of a node among those that differ in all but TP."""
         return np.maximum(1, self.ranks_per_node // self.tensor)
 
     @property
@@ -197,7 +197,7 @@ class ParallelPlan(Sharding):
     def distinct(self) -> tuple[ParallelPlan, NDArray[np.intp]]:
         """The plans of a grid that differ in what a rank's layer costs, and for each plan, flat, the place of its own.
 
-        They are of one micro-batch on so many ranks of DP as the experts need.
+        They are of one micro-batch on as few ranks of DP as the experts need.
         """
         counts = (self.micro_batch, self.tensor, self.context, self.expert, np.asarray(self.expert_groups) > 1)
         rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)

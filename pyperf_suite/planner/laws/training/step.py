@@ -47,8 +47,8 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> tuple[Any, A
     )
 
 
-# The law of collectives was fitted to so many nodes. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take
-# 3.4 microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
+# Nodes that the law of collectives was fitted to. Beyond, a ring gets longer by a hop a rank: of 8 of a node 7 take 3.4
+# microseconds and one 14 (NCCL, src/graph/tuning.cc, the latencies of a ring over NVLink and over the network).
 MOST_NODES = 8
 HOP_S = 4.7e-6
 
@@ -70,7 +70,7 @@ def price_exchange(
         tied_s = tied_s * prices.collective("all_reduce", size, 2, _stages_together(plan), network).seconds
 
     def over_s(operation: str, size: Any, ranks: Any, cut: Any) -> Any:
-        """Over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+        """Seconds over the ranks that share parameters: TP, or EP, leaves one in `cut` of a node's."""
         per_node = np.maximum(1, plan.ranks_per_node // cut)
         counted = np.minimum(ranks, MOST_NODES * per_node)
         if np.ndim(counted) == np.ndim(per_node) == 0:
@@ -113,21 +113,21 @@ def exposed(plan: ParallelPlan, prices: Mapping[str, Any], stage_s: Any) -> dict
     By what is sent and whether that is in each micro-batch or once. For what is sent in each the pipeline waits too.
     FSDP in a pipeline keeps what it gathered, and the gradients, until the last micro-batch is through.
     """
-    # What is computed again is so in backward.
+    # Recomputation belongs to backward.
     stage_s = plan.overlap_gradients * stage_s
     forward_s = stage_s / plan.passes
     piped = np.asarray(plan.pipeline) > 1
     stage = np.where(piped, np.minimum(plan.zero_stage, 1), plan.zero_stage)
-    found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
+    waits: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
     for number in np.unique(stage):
         left: dict[Phase, Any] = {"forward": forward_s, "backward": stage_s - forward_s}
         for each in SENT_BY_STAGE[number]:
             seconds, key = prices[each.operation], (each.kind, each.repeats)
             waited = exposed_comm_s(seconds, left[each.behind])
-            found[key] = found[key] + np.where(stage == number, waited, 0.0)
+            waits[key] = waits[key] + np.where(stage == number, waited, 0.0)
             left[each.behind] = np.maximum(0.0, left[each.behind] - seconds)
-    found["gradients", False] = found["gradients", False] + prices["tied"]
-    return found
+    waits["gradients", False] = waits["gradients", False] + prices["tied"]
+    return waits
 
 
 def send_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
@@ -149,7 +149,8 @@ def _stages_together(plan: ParallelPlan) -> Any:
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-# Where parameters are sharded each is copied out of what was gathered twice a micro-batch: read and written in 16 bits.
+# Bytes that a sharded parameter is copied for: twice a micro-batch out of the gathered ones, read and written in 16
+# bits.
 COPIED_BYTES = 8
 # DeepSpeed's pipeline in bf16 writes each micro-batch's gradient in single precision (6), adds that to the sum of those
 # before (12) and clears it (2): update_hp_grads of deepspeed/runtime/bf16_optimizer.py.
@@ -194,7 +195,7 @@ def price_step(
 
 
 def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
-    """Tell where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
+    """Return the parts of a priced step's seconds under a framework's constants; they add up to the iteration."""
     model, plan, c = priced.model, priced.plan, constants
     layer, ends = layer_work(priced.prices, plan, c), ends_work(priced.prices, plan, c)
     layer_s, sends = sum(layer.values()), priced.prices["sends"]
@@ -263,20 +264,20 @@ def step_time(
     """
     if plan.framework is None:
         plan = replace(plan, framework=usual_framework(int(np.max(plan.zero_stage)), plan.offload))
-    found = FoundConstants(constants, False) if constants is not None else found_constants(gpu, str(plan.framework))
-    constants = found.constants
+    fitted = FoundConstants(constants, False) if constants is not None else found_constants(gpu, str(plan.framework))
+    constants = fitted.constants
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
     parts, on_host = step_parts(priced, constants), 0.0
     if plan.offload != "none":
         moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
         parts, on_host = parts | moved, sum(moved.values())
-    seconds, width = sum(parts.values()), found.width(kind_of(model, plan.dtype))
+    seconds, width = sum(parts.values()), fitted.width(kind_of(model, plan.dtype))
     around = {}
     if width is not None:
         ends = {"low": (1 / width, min(1 / width, 1 / UNSURE)), "high": (width, max(width, UNSURE))}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
-    error = None if found.is_transferred else found.error_percent(kind_of(model, plan.dtype))
-    return Explained(seconds, parts, found.is_transferred, error, found.origin, **around)
+    error = None if fitted.is_transferred else fitted.error_percent(kind_of(model, plan.dtype))
+    return Explained(seconds, parts, fitted.is_transferred, error, fitted.origin, **around)
 
 
 def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
@@ -296,7 +297,7 @@ def adam_on_host_s(host: Host, parameters: Any) -> Any:
 
 
 def waited_for_host(plan: ParallelPlan, host: Host, parameters: Any, forward_s: Any, backward_s: Any) -> Any:
-    """Seconds of an iteration that a rank, which updates so many `parameters`, waits for the bus and drives.
+    """Seconds of an iteration that a rank, which updates `parameters` parameters, waits for the bus and drives.
 
     Gradients leave during backward: under DeepSpeed from ZeRO 2 on, and FSDP, those of each micro-batch, to which the
     ones before are added (by DeepSpeed on the GPU, so they come back meanwhile; by FSDP on the CPU); else those of an
@@ -322,7 +323,7 @@ def waited_for_host(plan: ParallelPlan, host: Host, parameters: Any, forward_s: 
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
-    """Return what kernels cost on a GPU where products of layers are computed in that dtype.
+    """Return the prices of kernels on a GPU where products of layers are computed in that dtype.
 
     Of mxfp8 and nvfp4 no table of products is published: they are priced as fp8, and the constants know the rest.
     Raises UserError where the GPU has no units for the dtype.
@@ -348,7 +349,7 @@ def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -
     if not np.any(layers % groups):
         return layers // plan.pipeline, 1
     most = -(-layers // stages)
-    # Where layers do not divide, the last stage has one less than the fullest.
+    # The last stage has one layer less than the fullest where layers do not divide.
     in_the_middle = (most * layer_s > (most - 1) * layer_s + ends_s) & (stages > 1)
     even = layers % groups == 0
     return np.where(even | (stages == 1), layers // stages, np.where(in_the_middle, most, most - 1)), np.where(

@@ -1,4 +1,4 @@
-"""What the tests of the page share: results made up of records of the suite's form, some with hostile names."""
+"""Fixtures of the tests of the page: results made up of records of the suite's form, some with hostile names."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_selective_checkpointing_hides_what_it_keeps_from_hooks_but_not_from_the
     )
     assert every == 2 * TENSOR, "the input of each group alone"
     assert saved(replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))) == 2 * TENSOR
-    # Of each block: qkv, attention's result, what comes after it, and the hidden layer before GELU.
+    # Kept tensors of each block: qkv, attention's result, what comes after it, and the hidden layer before GELU.
     assert every + 2 * 8 * TENSOR < selective < none
     # Half as wide elements take half of the bytes, but for statistics.
     assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(none / 2, rel=0.01)

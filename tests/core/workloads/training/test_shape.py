@@ -1,4 +1,4 @@
-"""What is known of a training case before it is tried: its FLOPs, its memory, its name, and that it cannot be."""
+"""Properties of a training case before it is tried: its FLOPs, its memory, its name, and that it cannot be."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_layer_needs_gradients_where_a_pass_makes_them_and_adamw_two_moments_a
     assert find_workload("optimizer_update").footprint_bytes(p) == 2 * 4 * 4 * 128
 
 
-# Of the models that the guides loaded: 512 positions and token types of BERT's are the difference.
+# Parameters of the models that the guides loaded: 512 positions and token types of BERT's are the difference.
 PARAMETERS = {"bert-base": 108.3e6, "bert-large": 335.1e6, "gpt2": 124.4e6}
 SMALL = TrainingStepParameters(hidden=32, heads=2, layers=4, seq=8, batch=2, vocab=40)
 
@@ -182,7 +182,7 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
     weight = dict(steps.model.named_parameters())[f"blocks.blocks.{layer}.mlp.up.weight"]
     weight.grad *= 2
     assert bool(steps.verify_last(0).wrong) is is_seen
-    # What goes wrong inside a layer that is left out reaches those before it.
+    # An error inside a layer that is left out reaches those before it.
     steps.model.blocks.blocks[2].mlp.up.weight.data.mul_(1.1)
     steps.poison()
     steps.launch(0)

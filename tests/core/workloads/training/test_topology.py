@@ -1,4 +1,4 @@
-"""What a machine tells of its parts becomes a record, with a GPU or without."""
+"""Records of a machine's parts, with a GPU or without."""
 
 from __future__ import annotations
 

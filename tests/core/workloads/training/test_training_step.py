@@ -182,7 +182,7 @@ def taken(precision):
 
 
 def verdict(steps, gradients, **spoilt):
-    """Of the same step with some gradients exchanged, by name."""
+    """Verdict on the same step with some gradients exchanged, by name."""
     for name, each in steps.model.named_parameters():
         each.grad = spoilt.get(name, gradients[name]).clone()
     return steps.verify_last(0)
