@@ -143,11 +143,11 @@ struct Consumer {
         if (lane == 0) ptx::mbarrier_arrive(barrier + 8);
     }
 
-    // Waits for the next stage of K. No total is below 0, which the compiler does not know: what is behind the wait, as
-    // that for the values, it cannot put before the weights, which are all to be computed by then.
+    // Waits for the next stage of K. No total is below 0, which the compiler does not know: so it computes all weights
+    // before this wait and what is behind it, the wait for the values, which else it puts before the first of them.
     __device__ __forceinline__ void await_keys() {
-        const bool never = __any_sync(~0u, total[0] + total[1] < 0);
-        ptx::mbarrier_try_wait_parity(shared + spec.k_barrier(k.stage), k.parity ^ never);
+        const bool is_negative = __any_sync(~0u, total[0] + total[1] < 0);
+        ptx::mbarrier_try_wait_parity(shared + spec.k_barrier(k.stage), k.parity ^ is_negative);
     }
 
     // Issues the wgmmas of Q·Kᵀ with the next stage of K.
