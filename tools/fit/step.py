@@ -262,8 +262,7 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
 
 
 EVERY_FRAMEWORK = "all"
-# Groups left out to judge a run, besides its model: constants that saw nothing of its source, engine, or GPUs'
-# generation.
+# Groups left out to judge a run besides its model: constants that saw nothing of its source, engine, or generation.
 LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
     "source": lambda run: run.source,
     "engine": lambda run: run.framework,

@@ -143,10 +143,10 @@ def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytes
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
-    found = findings(Machine())
+    report = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
     ratios = {}
-    for each in remarks(found, "slow", kernel="sdpa_default, float32"):
+    for each in remarks(report, "slow", kernel="sdpa_default, float32"):
         assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
         assert "with the same parameters" in each.template
         ratios[each.values["of_pass"]] = each.values["faster"]
@@ -155,7 +155,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert ratios["forward"].value == pytest.approx(expected)
     assert ratios["backward"].value == pytest.approx(expected)
     assert ratios["forward"].low == pytest.approx(expected)
-    assert remarks(found, "cause", kernel="sdpa_default, float32") == []
+    assert remarks(report, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_noise_is_not_turned_into_advice() -> None:
