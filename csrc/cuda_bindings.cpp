@@ -218,25 +218,31 @@ void bind_launch(py::module_& module) {
     // The same arguments for the check alone and for the encoding.
     using Pair = std::array<std::int64_t, 2>;
     module.def(
-        "check_tensor_map_2d",
+        "check_tensor_map",
         [](std::uint64_t address, const std::string& dtype, const Pair& shape, std::int64_t stride_bytes,
-           const Pair& box, int swizzle_bytes, int l2_promotion_bytes) {
-            check_tensor_map({address, dtype, shape, stride_bytes, box, swizzle_bytes, l2_promotion_bytes});
+           const Pair& box, int swizzle_bytes, int l2_promotion_bytes, std::int64_t matrices,
+           std::int64_t matrix_bytes) {
+            check_tensor_map({address, dtype, shape, stride_bytes, box, swizzle_bytes, l2_promotion_bytes, matrices,
+                              matrix_bytes});
         },
         py::arg("address"), py::arg("dtype"), py::arg("shape"), py::arg("stride_bytes"), py::arg("box"),
-        py::arg("swizzle_bytes") = 128, py::arg("l2_promotion_bytes") = 256,
+        py::arg("swizzle_bytes") = 128, py::arg("l2_promotion_bytes") = 256, py::arg("matrices") = 0,
+        py::arg("matrix_bytes") = 0,
         "Raises ValueError, naming the limit, unless TMA can take it; needs no GPU.");
     module.def(
-        "tensor_map_2d",
+        "tensor_map",
         [](const std::shared_ptr<Context>& context, std::uint64_t address, const std::string& dtype, const Pair& shape,
-           std::int64_t stride_bytes, const Pair& box, int swizzle_bytes, int l2_promotion_bytes) {
-            const CUtensorMap map = encode_tensor_map(
-                *context, {address, dtype, shape, stride_bytes, box, swizzle_bytes, l2_promotion_bytes});
+           std::int64_t stride_bytes, const Pair& box, int swizzle_bytes, int l2_promotion_bytes,
+           std::int64_t matrices, std::int64_t matrix_bytes) {
+            const CUtensorMap map = encode_tensor_map(*context, {address, dtype, shape, stride_bytes, box, swizzle_bytes,
+                                                                 l2_promotion_bytes, matrices, matrix_bytes});
             return py::bytes(reinterpret_cast<const char*>(&map), sizeof map);
         },
         py::arg("context"), py::arg("address"), py::arg("dtype"), py::arg("shape"), py::arg("stride_bytes"),
-        py::arg("box"), py::arg("swizzle_bytes") = 128, py::arg("l2_promotion_bytes") = 256,
-        "The 128 bytes of a kernel's tensor map parameter; shape and box with the contiguous dimension first. "
+        py::arg("box"), py::arg("swizzle_bytes") = 128, py::arg("l2_promotion_bytes") = 256, py::arg("matrices") = 0,
+        py::arg("matrix_bytes") = 0,
+        "The 128 bytes of a kernel's tensor map parameter; shape and box with the contiguous dimension first; of one matrix, "
+        "or of `matrices` behind each other. "
         "Raises ValueError, and NotAvailable before sm_90.");
 }
 

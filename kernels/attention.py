@@ -140,8 +140,8 @@ class Shape:
             raise ValueError(f"{self.kv_heads} heads of K and V were requested, but they do not divide {self.heads}.")
         if max(self.rows_q, self.rows_k) > LARGEST_ROWS:
             raise ValueError(
-                f"{max(self.rows_q, self.rows_k)} rows were requested in all, but Triton counts them in 32 bits: take "
-                f"at most {LARGEST_ROWS}."
+                f"{max(self.rows_q, self.rows_k)} rows were requested in all, but the kernels count them in 32 bits: "
+                f"take at most {LARGEST_ROWS}."
             )
 
     @property
@@ -186,7 +186,7 @@ class Attention:
         self.device = checked_device(configuration, shape, device)
         self.blocks = -(-shape.seq_q // configuration.block_m)
         stepped_bytes = 2 * shape.seq_k * configuration.head_dim * ELEMENT_BYTES[configuration.dtype]
-        self.together = together or heads_together(stepped_bytes, self.device) * shape.group
+        self.together = together or heads_together(stepped_bytes, l2_bytes_of(self.device)) * shape.group
 
     @property
     def programs(self) -> int:
@@ -242,32 +242,39 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
     )
 
 
-def checked_device(configuration: Configuration, shape: Shape, device: Any) -> Any:
-    """The device as torch names it. Raises ValueError for a configuration that it, or this shape, cannot have."""
-    import torch
-
-    if configuration.causal and shape.seq_q > shape.seq_k:
+def check_mask(shape: Shape, causal: bool) -> None:
+    """Raise ValueError for a shape that the mask leaves queries without a key."""
+    if causal and shape.seq_q > shape.seq_k:
         raise ValueError(
             f"{shape.seq_q} queries of {shape.seq_k} keys were requested, but causal leaves the first "
             f"{shape.seq_q - shape.seq_k} without a key: take at most as many queries as keys."
         )
+
+
+def checked_device(configuration: Configuration, shape: Shape, device: Any) -> Any:
+    """The device as torch names it. Raises ValueError for a configuration that it, or this shape, cannot have."""
+    import torch
+
+    check_mask(shape, configuration.causal)
     device = torch.device(device)
     if configuration.descriptors:
         check_tma(device)
     return device
 
 
-def heads_together(stepped_bytes: int, device: Any) -> int:
+def heads_together(stepped_bytes: int, l2_bytes: int) -> int:
     """How many heads' worth of what is stepped over half of the L2 holds, at least one.
 
-    The other half is for what is held and written. Where there is no device, nothing is cached: one.
+    The other half is for what is held and written.
     """
+    return max(l2_bytes // 2 // stepped_bytes, 1)
+
+
+def l2_bytes_of(device: Any) -> int:
+    """The size of a device's L2; 0 where there is no device, and nothing is cached."""
     import torch
 
-    if device.type != "cuda":
-        return 1
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    return int(max(l2_bytes // 2 // stepped_bytes, 1))
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
 
 
 def check_operand(

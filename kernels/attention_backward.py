@@ -14,6 +14,7 @@ from pyperf_suite.kernels.attention import (
     check_operand,
     checked_device,
     heads_together,
+    l2_bytes_of,
     operand,
     operand_types,
 )
@@ -41,8 +42,9 @@ class Gradients:
         self.shape = shape
         self.device = checked_device(configuration, shape, device)
         row_bytes = 2 * configuration.head_dim * ELEMENT_BYTES[configuration.dtype]
-        by_keys = together or heads_together(row_bytes * shape.seq_q * shape.group, self.device)
-        by_queries = together or heads_together(row_bytes * shape.seq_k, self.device)
+        l2_bytes = l2_bytes_of(self.device)
+        by_keys = together or heads_together(row_bytes * shape.seq_q * shape.group, l2_bytes)
+        by_queries = together or heads_together(row_bytes * shape.seq_k, l2_bytes)
         self.together = {"dk_dv": by_keys, "dq": by_queries * shape.group}
         held = configuration.block_m
         self.blocks = {"dk_dv": -(-shape.seq_k // held), "dq": -(-shape.seq_q // held)}

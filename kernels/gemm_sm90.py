@@ -164,8 +164,6 @@ class Specialisation:
 
     def options(self) -> list[str]:
         """The compiler's options that make this instance of the source."""
-        # wgmma.cuh lists the n / 2 registers of a wgmma in twenties and a rest of 4 to 20.
-        twenties = (self.n // 2 - 4) // 20
         macros = {
             "TILE_M": self.m,
             "TILE_N": self.n,
@@ -181,8 +179,7 @@ class Specialisation:
             "LAYOUT_B_TRANSPOSED": int(self.b_transposed),
             "SHARED_TILES": int(self.shared_tiles),
             "SHARED_BYTES": self.smem_bytes,
-            "REGISTER_TWENTIES": twenties,
-            "REGISTER_REST": self.n // 2 - 20 * twenties,
+            **register_lists("REGISTER", self.n),
         }
         return ["--std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
 
@@ -273,6 +270,12 @@ class Specialisation:
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]
+
+
+def register_lists(name: str, n: int) -> dict[str, int]:
+    """The macros by which wgmma.cuh lists the n / 2 registers of a wgmma: in twenties, and a rest of 4 to 20."""
+    twenties = (n // 2 - 4) // 20
+    return {f"{name}_TWENTIES": twenties, f"{name}_REST": n // 2 - 20 * twenties}
 
 
 def check_types(in_type: str, out_type: str, a_transposed: bool, b_transposed: bool) -> None:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from pyperf_suite.hardware.catalogue import architectures, capability
-from pyperf_suite.kernels import attention, attention_backward, attention_defaults, matmul, nvrtc
+from pyperf_suite.kernels import attention, attention_backward, attention_defaults, attention_sm90, matmul, nvrtc
 from pyperf_suite.kernels.disassembly import Disassembly, NoDisassembler, Unreadable, disassemble, release
 from pyperf_suite.kernels.occupancy import RESERVED_SHARED_BYTES, Occupancy, occupancy
 
@@ -55,7 +55,7 @@ BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
 
 @functools.cache
 def families() -> dict[str, ModuleType]:
-    """Our CUDA kernels by the family that the catalogue of GPUs names, the newest first: "sm90" is `gemm_sm90`."""
+    """Our CUDA products by the family that the catalogue of GPUs names, the newest first: "sm90" is `gemm_sm90`."""
     names = [each.cuda_kernels for each in reversed(architectures()) if each.cuda_kernels]
     found = [import_module(f"pyperf_suite.kernels.gemm_{name}") for name in dict.fromkeys(names)]
     return {module.FAMILY: module for module in sorted(found, key=lambda each: capability(each.ARCHITECTURE))[::-1]}
@@ -72,15 +72,8 @@ def triton_targets() -> tuple[str, ...]:
 
 @functools.cache
 def cuda_targets() -> dict[str, ModuleType]:
-    """Our CUDA kernels by the target that they are made for."""
+    """Our CUDA products by the target that they are made for."""
     return {family.ARCHITECTURE: family for family in families().values()}
-
-
-@functools.cache
-def cuda_kernels(target: str) -> dict[str, Any]:
-    """The default set of our CUDA kernels for a target, by name; none for a target they are not made for."""
-    module = cuda_targets().get(target)
-    return {kernel.name: kernel for kernel in module.default_set()} if module is not None else {}
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ def hinted_kernels(target: str) -> dict[str, TritonKernel]:
 
 
 class Specialised(Protocol):
-    """A CUDA kernel's specialisation as kernels/gemm_sm80.py and kernels/gemm_sm90.py describe it."""
+    """A CUDA kernel's specialisation as gemm_sm80.py, gemm_sm90.py and attention_sm90.py describe it."""
 
     @property
     def threads(self) -> int: ...
@@ -134,6 +127,25 @@ class Specialised(Protocol):
     def smem_bytes(self) -> int: ...
 
     def options(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One instance of a CUDA source, and the module of kernels/ that describes it."""
+
+    specialised: Specialised
+    module: ModuleType
+
+    def read(self, name: str, target: str) -> StaticMetrics:
+        """Compile it for a target and read it, with the errors of `of_cuda`."""
+        return of_cuda(name, self.specialised, self.module.sources(), target, self.module.ENTRY)
+
+
+@functools.cache
+def cuda_kernels(target: str) -> dict[str, CudaKernel]:
+    """The default sets of our CUDA kernels for a target, by name; none for a target they are not made for."""
+    modules = [module for module in (*families().values(), attention_sm90) if target == module.ARCHITECTURE]
+    return {one.name: CudaKernel(one, module) for module in modules for one in module.default_set()}
 
 
 @dataclass(frozen=True)

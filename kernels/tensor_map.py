@@ -11,7 +11,10 @@ WIDEST_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Arguments of `_native.cuda.tensor_map_2d` besides the context; shape and box begin with the inner dimension."""
+    """Arguments of `_native.cuda.tensor_map` besides the context; shape and box begin with the inner dimension.
+
+    A copy takes a box of one of `matrices` that follow each other; 0: a single matrix, addressed by two coordinates.
+    """
 
     address: int
     dtype: str
@@ -20,6 +23,8 @@ class TensorMap:
     box: tuple[int, int]
     swizzle_bytes: int
     l2_promotion_bytes: int = 256
+    matrices: int = 0
+    matrix_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def open_run(
             _follow(group)
             return None
         workers = (GroupWorkers(group, device, request.deadline_s),)
-    workers = workers or (WorkerPool(device, request.deadline_s),)
+    workers = workers or (WorkerPool(device, request.deadline_s, alternates=request.budget_s is not None),)
     if device.kind == "cpu" and len(workers) == 1:  # a process that has worked for a while has other memory
         workers = (*workers, WorkerPool(device, request.deadline_s))
     try:

@@ -33,7 +33,7 @@ int choice(int bytes, int smallest) {
 
 }  // namespace
 
-void check_tensor_map(const TensorMap2d& map) {
+void check_tensor_map(const TensorMap& map) {
     const ElementType& type = element_type(map.dtype);
     CHECK_INPUT(map.address % 16 == 0, "TMA cannot take the address ", map.address, ": it must be a multiple of 16 bytes.");
     for (const std::int64_t side : map.shape)
@@ -45,6 +45,12 @@ void check_tensor_map(const TensorMap2d& map) {
     CHECK_INPUT(map.stride_bytes >= map.shape[0] * type.bytes && map.stride_bytes < (std::int64_t{1} << 40),
                 "TMA cannot take rows ", map.stride_bytes, " bytes apart: it must be at least the ",
                 map.shape[0] * type.bytes, " bytes of a row and below 2^40.");
+    CHECK_INPUT(map.matrices >= 0 && map.matrices <= (std::int64_t{1} << 32), "TMA cannot take ", map.matrices,
+                " matrices: ask for 1 to 2^32, or for 0, which is one whose place has two coordinates.");
+    CHECK_INPUT(map.matrices == 0 || (map.matrix_bytes % 16 == 0 && map.matrix_bytes >= 0 &&
+                                      map.matrix_bytes < (std::int64_t{1} << 40)),
+                "TMA cannot take matrices ", map.matrix_bytes,
+                " bytes apart: the distance must be a multiple of 16 below 2^40.");
     for (const std::int64_t side : map.box)
         CHECK_INPUT(side >= 1 && side <= 256, "TMA cannot copy a box of ", map.box[1], "x", map.box[0],
                     ": each side must be between 1 and 256.");
@@ -59,19 +65,21 @@ void check_tensor_map(const TensorMap2d& map) {
                 " bytes was asked for: it can be 0, 64, 128 or 256.");
 }
 
-CUtensorMap encode_tensor_map(const Context& context, const TensorMap2d& map) {
+CUtensorMap encode_tensor_map(const Context& context, const TensorMap& map) {
     check_tensor_map(map);
     if (!context.properties().tensor_maps)
         throw NotAvailable(text(context.properties().name,
                                 " has no bulk tensor copy engine (TMA), which came with sm_90: take an sm_80 kernel."));
-    const std::uint64_t shape[] = {static_cast<std::uint64_t>(map.shape[0]), static_cast<std::uint64_t>(map.shape[1])};
-    const std::uint64_t strides_bytes[] = {static_cast<std::uint64_t>(map.stride_bytes)};  // the inner one is implied
-    const std::uint32_t box[] = {static_cast<std::uint32_t>(map.box[0]), static_cast<std::uint32_t>(map.box[1])};
-    const std::uint32_t element_strides[] = {1, 1};
+    const std::uint64_t shape[] = {static_cast<std::uint64_t>(map.shape[0]), static_cast<std::uint64_t>(map.shape[1]),
+                                   static_cast<std::uint64_t>(map.matrices)};
+    const std::uint64_t strides_bytes[] = {static_cast<std::uint64_t>(map.stride_bytes),  // the inner one is implied
+                                           static_cast<std::uint64_t>(map.matrix_bytes)};
+    const std::uint32_t box[] = {static_cast<std::uint32_t>(map.box[0]), static_cast<std::uint32_t>(map.box[1]), 1};
+    const std::uint32_t element_strides[] = {1, 1, 1};
     constexpr int no_interleave = 0, fill_with_zeros = 0;
     CUtensorMap encoded;
     const CurrentContext current(context);
-    PYPERF_CALL(context.driver(), cuTensorMapEncodeTiled, &encoded, element_type(map.dtype).code, 2,
+    PYPERF_CALL(context.driver(), cuTensorMapEncodeTiled, &encoded, element_type(map.dtype).code, map.matrices == 0 ? 2 : 3,
                 reinterpret_cast<void*>(map.address), shape, strides_bytes, box, element_strides, no_interleave,
                 choice(map.swizzle_bytes, 32), choice(map.l2_promotion_bytes, 64), fill_with_zeros);
     return encoded;

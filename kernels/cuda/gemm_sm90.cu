@@ -40,20 +40,6 @@ static_assert(spec.consumers == 1 || spec.consumers * spec.consumer_registers() 
 static_assert(CLUSTER_M == 1 || CLUSTER_N == 1, "a cluster is a row or a column of CTAs");
 static_assert(STAGES >= 2 && STORE_BUFFERS >= 1, "loading and multiplying overlap from two stages on");
 
-// A place in the ring of stages. The parity of a barrier's phase changes each time round, and the place is carried over
-// from tile to tile, so barriers are never initialised again.
-struct RingPlace {
-    int stage = 0;
-    int parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // This CTA's place in its cluster, of which one side has a single CTA.
 struct ClusterPlace {
     int rank;
@@ -94,7 +80,7 @@ __device__ __forceinline__ void produce(const ptx::TensorMap& map_a, const ptx::
     // A's sharers are the CTAs in the same row of the cluster, B's those in the same column.
     const unsigned short a_ctas = ((1u << CLUSTER_N) - 1) << place.m() * CLUSTER_N;
     const unsigned short b_ctas = (CLUSTER_M == 1 ? 1u : 1u | 1u << CLUSTER_N) << place.n();
-    RingPlace ring;
+    RingPlace<STAGES> ring;
     Cursor cursor = schedule.begin<SHARED_TILES>(unit);
     Segment segment;
     while (schedule.next<SHARED_TILES>(cursor, segment)) {
@@ -129,8 +115,8 @@ __device__ __forceinline__ void release(ptx::SharedAddress shared, int stage, in
 // One warpgroup: sums = the product of its rows over the k-tiles of the segment. One group of wgmmas is left in flight
 // while the next is issued, so a stage is released one k-tile late; the last group and its stage, which is returned,
 // are left to `finish`.
-__device__ __forceinline__ int multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
-                                        int consumer, int lane) {
+__device__ __forceinline__ int multiply(Sums& sums, const Segment& segment, RingPlace<STAGES>& ring,
+                                        ptx::SharedAddress shared, int consumer, int lane) {
     const unsigned window = shared & descriptor_window;
     // In units of 16 bytes, as descriptors count.
     const unsigned a = (window + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
@@ -259,7 +245,7 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
     // Uniform over the warp, and known to be: the shuffle is what tells the compiler.
     const int warp = __shfl_sync(~0u, threadIdx.x / warp_threads, 0), lane = threadIdx.x % warp_threads;
     const ptx::SharedAddress buffers = shared + spec.store_offset(0) + warp * STORE_BUFFERS * spec.store_bytes();
-    RingPlace ring;
+    RingPlace<STAGES> ring;
     Cursor cursor = schedule.begin<SHARED_TILES>(unit);
     Segment segment, following;
     Sums sums;

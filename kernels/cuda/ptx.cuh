@@ -65,6 +65,15 @@ __device__ __forceinline__ void mbarrier_try_wait_parity(SharedAddress barrier, 
     } while (!complete);
 }
 
+// Of one of the 16 barriers of a CTA, those who arrive go on, those who sync wait until all `threads` have come.
+__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void bar_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Clusters ----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int cluster_ctarank() {
@@ -103,6 +112,16 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
+// The same from one of several matrices that lie behind each other, none of whose neighbours a box reaches into.
+__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column,
+                                                          int row, int matrix, SharedAddress barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+            "r"(destination),
+        "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
+        : "memory");
+}
+
 // The same to each CTA of the cluster whose bit is set in `ctas`: to the same address there, reported to the barrier
 // at the same address there.
 __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(SharedAddress destination, const TensorMap& map,
@@ -120,6 +139,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map,
                                                            SharedAddress source) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
                  "r"(row), "r"(source)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, int matrix,
+                                                           SharedAddress source) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+                 "r"(column), "r"(row), "r"(matrix), "r"(source)
                  : "memory");
 }
 
@@ -146,6 +172,28 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 template <int registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Arithmetic --------------------------------------------------------------------------------------------------------
+
+// 2^x, or 1/x, within two units of the last place.
+__device__ __forceinline__ float ex2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+__device__ __forceinline__ float rcp(float x) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+    return reciprocal;
+}
+
+// The larger of two, and where either is not a number neither is the result.
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
 }
 
 // Two fp32 rounded to nearest even and packed, the first in the low half.

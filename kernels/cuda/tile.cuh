@@ -47,6 +47,21 @@ PYPERF_HOST_DEVICE constexpr int warp_row(int warp, int block, int blocks) {
     return (warp / warpgroup_warps * blocks + block) * wgmma_m + warp % warpgroup_warps * warp_m;
 }
 
+// A place in a ring of stages. The parity of a barrier's phase changes each time round, and the place is carried over
+// from tile to tile, so barriers are never initialised again.
+template <int stages>
+struct RingPlace {
+    int stage = 0;
+    int parity = 0;
+
+    PYPERF_HOST_DEVICE void advance() {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
 // One operand's part of a stage: `extent` rows of M or columns of N, `depth` elements of K.
 //   K-major (K contiguous in memory): one panel of `extent` rows, each `depth` elements long, which is the span.
 //   MN-major (M or N contiguous): panels side by side, each `depth` rows long and one span of M or N wide.

@@ -25,7 +25,8 @@
 
 #define PYPERF_OPERAND(i) ", %" #i
 #define PYPERF_REGISTER(i) , "+f"(d[i - 3])
-#define PYPERF_EACH(f) PYPERF_PASTE(PYPERF_FROM_, REGISTER_TWENTIES)(f, PYPERF_PASTE(PYPERF_, REGISTER_REST))
+#define PYPERF_EACH_OF(f, twenties, rest) PYPERF_PASTE(PYPERF_FROM_, twenties)(f, PYPERF_PASTE(PYPERF_, rest))
+#define PYPERF_EACH(f) PYPERF_EACH_OF(f, REGISTER_TWENTIES, REGISTER_REST)
 
 // The type's name in PTX, the K of one instruction, and the operands that say which of A and B are stored MN-major
 // (M or N contiguous): only the 16-bit types have those.
@@ -65,6 +66,27 @@ __device__ __forceinline__ void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned
         : "+l"(descriptor_a), "+l"(descriptor_b), "+r"(accumulate), "+f"(d[0]) PYPERF_EACH(PYPERF_REGISTER));
 }
 
+#ifdef HEAD_DIM
+// D[64, HEAD_DIM] += A[64, 16]·B[16, HEAD_DIM] with A from registers and B stored MN-major: a[2·i + h] holds, of row
+// t % 32 / 4 + 8·h of the warp's 16, columns 8·i + 2·(t % 4) and the next, which is how sums of D lie when packed in pairs.
+static_assert(20 * DIM_TWENTIES + DIM_REST == HEAD_DIM / 2, "the options list another number of registers");
+__device__ __forceinline__ void wgmma_mma_async(float (&d)[HEAD_DIM / 2], const unsigned* a,
+                                                unsigned long long descriptor_b) {
+    unsigned a0 = a[0], a1 = a[1];
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n" PYPERF_TEXT(HEAD_DIM) "k16.f32."
+        PYPERF_PASTE(PYPERF_TYPE_, IN_TYPE) "." PYPERF_PASTE(PYPERF_TYPE_, IN_TYPE)
+        " {%3" PYPERF_EACH_OF(PYPERF_OPERAND, DIM_TWENTIES, DIM_REST) "}, "
+        "{%0, %1, %" PYPERF_TEXT(DIM_NEXT) ", %" PYPERF_TEXT(DIM_LAST) "}, %2, accumulate, 1, 1, 1;\n"
+        "}"
+        : "+r"(a0), "+r"(a1), "+l"(descriptor_b), "+f"(d[0]) PYPERF_EACH_OF(PYPERF_REGISTER, DIM_TWENTIES, DIM_REST)
+        : "r"(a[2]), "r"(a[3]));
+}
+#endif
+
 // Before the first wgmma, and wherever registers of d were touched by other instructions since the last one.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -77,9 +99,10 @@ __device__ __forceinline__ void wgmma_wait_group() {
 }
 
 // After the wait, which names no registers: whatever reads d stays behind it. It makes no instruction.
-__device__ __forceinline__ void wgmma_hold(float (&d)[TILE_N / 2]) {
+template <int count>
+__device__ __forceinline__ void wgmma_hold(float (&d)[count]) {
 #pragma unroll
-    for (int i = 0; i < TILE_N / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 }  // namespace pyperf::ptx

@@ -20,21 +20,22 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div, nonnegative_fit, relative_error
 
-_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?")
+_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?(:p)?")
 
 
 @dataclass(frozen=True, order=True)
 class Blocks:
     """What one worker holds at a time: `m` queries, and `n` keys per step of its loop.
 
-    `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Written
-    `128x64:s3:w8`, parts at 1 left out.
+    `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Programs
+    that are `persistent` stay and take tile after tile. Written `128x64:s3:w8:p`, parts at 1 left out.
     """
 
     m: int
     n: int
     stages: int = 1
     warps: int = 1
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.stages, self.warps) < 1:
@@ -43,7 +44,7 @@ class Blocks:
     def __str__(self) -> str:
         pipeline = f":s{self.stages}" if self.stages != 1 else ""
         warps = f":w{self.warps}" if self.warps != 1 else ""
-        return f"{self.m}x{self.n}{pipeline}{warps}"
+        return f"{self.m}x{self.n}{pipeline}{warps}{':p' * self.persistent}"
 
     @classmethod
     def parse(cls, text: str) -> Blocks:
@@ -51,7 +52,8 @@ class Blocks:
         match = _BLOCKS.fullmatch(text.strip())
         if match is None:
             raise UserError(f"{text[:80]!r} are not blocks: write QUERIESxKEYS, as in 128x64 or 128x64:s3:w8.")
-        return cls(*(int(part) for part in match.groups(default="1")))
+        m, n, stages, warps, persistent = match.groups(default="1")
+        return cls(int(m), int(n), int(stages), int(warps), persistent == ":p")
 
 
 def visible_pairs(seq_q: ArrayLike, seq_k: ArrayLike, causal: bool) -> NDArray[np.int64]:
@@ -83,8 +85,8 @@ class TiledAttention:
 
     `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
     multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
-    the `heads_together` heads that are computed at a time (0: all of them). A block that hangs over an edge or over the
-    diagonal costs a whole one; one that no query sees is stepped over.
+    the `heads_together` heads that are computed at a time (0: all of them), or first queries first, head by head. A
+    block that hangs over an edge or over the diagonal costs a whole one; one that no query sees is stepped over.
     """
 
     batch: int
@@ -97,6 +99,7 @@ class TiledAttention:
     blocks: Blocks
     slots: int
     heads_together: int = 0
+    heaviest_first: bool = True
 
     @property
     def query_blocks(self) -> int:
@@ -148,10 +151,10 @@ class TiledAttention:
 
     def _handed_out(self) -> Iterator[int]:
         heads = self.batch * self.heads
-        together = min(self.heads_together or heads, heads)
-        heaviest_first = sorted(self.steps.tolist(), reverse=True)
+        together = min(self.heads_together or heads, heads) if self.heaviest_first else 1
+        in_order = sorted(self.steps.tolist(), reverse=self.heaviest_first)
         for first in range(0, heads, together):
-            for steps in heaviest_first:
+            for steps in in_order:
                 yield from (steps for _ in range(min(together, heads - first)))
 
 
@@ -219,10 +222,6 @@ class FittedLaw:
 # Head dimensions beyond which libraries take another kernel on a GPU (FlashAttention-3's tile_size.h).
 BUCKETS = (64, 96, 128, 192, 256)
 
-# Columns of head_dim that take the tensor cores of a Hopper multiprocessor as long as its exponentials take: a score
-# has one exponential, of 16 a cycle, and 4 FLOP a column, of 4,096 a cycle (NVIDIA H100 Tensor Core GPU Architecture).
-EXPONENTIAL_COLUMNS = 4096 // 4 // 16
-
 
 def bucket_of(head_dim: int) -> int:
     """Columns that a library computes for a head of `head_dim`; as it is beyond the largest bucket."""
@@ -245,9 +244,6 @@ class HeadSizeLaw:
     def columns(self) -> float:
         """Columns of head_dim that cost as much as what each head costs whatever its size: mostly the softmax."""
         return self.per_head_s / self.per_column_s
-
-    def seconds(self, heads: int, computed_columns: int) -> float:
-        return heads * (self.per_head_s + self.per_column_s * computed_columns)
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[int, int, float]]) -> HeadSizeLaw | None:

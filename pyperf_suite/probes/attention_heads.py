@@ -13,6 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -23,10 +24,10 @@ from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.kernels import attention_defaults
+from pyperf_suite.kernels import attention_defaults, attention_sm90
+from pyperf_suite.laws.attention_pipes import EXPONENTIAL_COLUMNS, bounding_unit
 from pyperf_suite.laws.tiled_attention import (
     BUCKETS,
-    EXPONENTIAL_COLUMNS,
     Blocks,
     FittedLaw,
     HeadSizeLaw,
@@ -55,15 +56,21 @@ CHOSEN, RIVALS = "chosen", "rivals"
 # What users run first; FlashAttention-3 only where it is installed.
 SDPA = ("sdpa_default", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 LIBRARIES = (*SDPA, *(("flash3",) if find_spec(FLASH3_PACKAGE) else ()))
+HOPPER = f"cuda_{attention_sm90.FAMILY}"
 EXTRA_IMPLEMENTATIONS = ("sdpa_math", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
 
-# Head dimensions that models have.
-HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)
+HEAD_DIMS = (64, 72, 80, 96, 112, 128, 160, 192, 256)  # that models have
 
 Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
+
+
+def gpu_implementations(device: Device, others: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The libraries, those of our kernels that a GPU can run, and others."""
+    family = architecture(gpus()[device.index].compute_capability).cuda_kernels
+    return (*LIBRARIES, *(name for name in (HOPPER,) if name == f"cuda_{family}"), "triton", *others)
 
 
 def tried_blocks(device: Device) -> tuple[str, ...]:
@@ -72,9 +79,10 @@ def tried_blocks(device: Device) -> tuple[str, ...]:
     return (CHOSEN, RIVALS) if generation in attention_defaults.RIVALS else (CHOSEN,)
 
 
-def rivals(head_dim: int) -> Iterator[Blocks]:
-    """Blocks that may be faster than the chosen ones at a head_dim (`kernels/attention_defaults.py`)."""
-    for by_head_dim in attention_defaults.RIVALS.values():
+def rivals(implementation: str, head_dim: int) -> Iterator[Blocks]:
+    """Blocks that may be faster than those that a kernel of ours chooses at a head_dim."""
+    own = {HOPPER: [attention_sm90.RIVALS], "triton": attention_defaults.RIVALS.values()}
+    for by_head_dim in own.get(implementation, ()):
         yield from (Blocks(*blocks) for blocks in by_head_dim.get(head_dim, ()))
 
 
@@ -85,7 +93,7 @@ class AttentionHeadsAxes(AxisTable):
     Each `heads` splits each `hidden`; each `head_dim` is measured with each number of `heads_of_head_dim`. Forward and
     backward passes of every implementation are crossed with all of these at the first kv_ratio, mask, seq and batch.
     The other values of those four, one at a time, decoding, and the implementations `extra` take the first
-    `varied_splits` splits only; the `blocks` "rivals" are Triton's, in forward passes at the first of the four.
+    `varied_splits` splits only; the `blocks` "rivals" are our kernels', in forward passes at the first of the four.
     `kv_ratio` is how many query heads share a key head, or "all".
     """
 
@@ -93,7 +101,7 @@ class AttentionHeadsAxes(AxisTable):
     implementation: tuple[str, ...] = by(
         ("native", SDPA[0]),
         full=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
-        cuda=by((*LIBRARIES, "triton"), full=(*LIBRARIES, "triton", *EXTRA_IMPLEMENTATIONS)),
+        cuda=by(gpu_implementations, full=partial(gpu_implementations, others=EXTRA_IMPLEMENTATIONS)),
     )
     extra: tuple[str, ...] = by((), EXTRA_IMPLEMENTATIONS[1:], full=(), cuda=by((), EXTRA_IMPLEMENTATIONS, full=()))
     hidden: Sizes = by((768,), cuda=(5120,))
@@ -140,15 +148,15 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
         everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
         for implementation, phase, dtype, workers, blocks, mode in everything:
             parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
-            # A library chooses its blocks itself; our kernel for CPUs computes no gradients.
+            # A library chooses its blocks itself; only Triton's of our kernels computes gradients.
             if blocks == RIVALS:
-                tried = [replace(parameters, blocks=each) for each in rivals(parameters.head_dim)]
-                tried = tried if implementation == "triton" and phase == "forward" and other is base else []
+                tried = [replace(parameters, blocks=each) for each in rivals(implementation, parameters.head_dim)]
+                tried = tried if phase == "forward" and other is base else []
             elif blocks != CHOSEN and implementation in OWN:
                 tried = [replace(parameters, blocks=Blocks.parse(blocks))]
             else:
                 tried = [parameters]
-            if not (implementation in NATIVE and phase == "backward"):
+            if not (implementation in FORWARD_ONLY and phase == "backward"):
                 yield from (Case("attention", each, implementation, mode=mode) for each in tried)
 
 
@@ -191,8 +199,8 @@ def group(case: Case) -> str:
 
 
 # Our own kernels, which take the requested blocks.
-NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
-OWN = (*NATIVE, "triton")
+FORWARD_ONLY = (HOPPER, *map(named_by_isa, ("", *INSTRUCTION_SETS)))
+OWN = (*FORWARD_ONLY, "triton")
 
 
 def kernel(row: Row[AttentionParameters]) -> str:
@@ -244,8 +252,7 @@ DEFAULT = "sdpa_default"
 # What a user can have instead of the default without a kernel of their own.
 CHOICES = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa_math", "flash3")
 
-# Two points are a table's row, not a picture.
-FEWEST_SIZES = 3
+FEWEST_SIZES = 3  # two points are a table's row, not a picture
 
 CAUSES = {
     "padding": "head_dim is padded to the next bucket",
@@ -320,8 +327,7 @@ IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", wh
 SPLIT = Column("heads x head_dim", split, priority=2)
 WHO = (IMPLEMENTATION, WHAT, SPLIT)
 
-Laws = Mapping[str, FittedLaw]
-"""By kernel."""
+Laws = Mapping[str, FittedLaw]  # by kernel
 
 
 def analyse(rows: Rows[AttentionParameters]) -> Findings:
@@ -365,7 +371,7 @@ def rank(row: Row[AttentionParameters]) -> int:
 
 def is_by_gpu(row: Row[AttentionParameters]) -> bool:
     """Tell if a GPU computed it."""
-    return row.implementation == "triton" or "launched" in row.reading.details
+    return row.implementation in (HOPPER, "triton") or "launched" in row.reading.details
 
 
 def columns_of(row: Row[AttentionParameters]) -> int:
@@ -393,13 +399,15 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
         "{kernel}, {what}: a head takes {head} + {column} a computed column of head_dim in {of_pass}; the first, "
         "mostly the softmax, costs as much as {columns} columns"
     )
-    template += " (the exponentials alone take a Hopper GPU {floor})" if is_by_gpu(row) else ""
+    hopper = " (the exponentials alone take a Hopper GPU {floor}; by its instructions a step is bound by the {units})"
+    template += hopper if is_by_gpu(row) else ""
     template += "; it misses held-out head dimensions by {miss} (median)" if law.held_out else ""
     found: dict[str, Any] = {
         "head": Quantity(law.per_head_s, "us"),
         "column": Quantity(law.per_column_s, "ns"),
         "columns": round(law.columns),
         "floor": EXPONENTIAL_COLUMNS,
+        "units": ", ".join(f"{bounding_unit(columns)} at {columns}" for columns in law.head_dims),
         "miss": Quantity(statistics.median(law.held_out), "%") if law.held_out else None,
     }
     return row.remark(template, kind="law", **found, **of(row))

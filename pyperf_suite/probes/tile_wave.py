@@ -115,9 +115,7 @@ class TileWaveAxes(ProductAxes):
     tile: tuple[Tile, ...] = by(
         CPU_TILES[1:2], CPU_TILES[:2], CPU_TILES, cuda=by(lambda gpu: gpu_tiles(gpu)[:1], full=gpu_tiles)
     )
-    schedule: tuple[str, ...] = by(
-        ("data_parallel", "split_k(2)", "stream_k"), SCHEDULES, cuda=by(("data_parallel", "stream_k"), SCHEDULES)
-    )
+    schedule: tuple[str, ...] = by(("data_parallel", "stream_k"), SCHEDULES)
     k: tuple[int, ...] = by((1024,), cuda=by((2048,), standard=(4096,)))
     layout: tuple[str, ...] = by(("NN",), cuda=("TN",))
     along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = by(("n",), ("n", "m"), cuda=by(("n",), full=("n", "m")))

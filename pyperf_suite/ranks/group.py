@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.process.system import sweep
 from pyperf_suite.ranks.launch import RankEnvironment, rank_environment
 from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog, stand_by
 
@@ -159,7 +160,9 @@ class Group:
         return RanksMissing(self.watchdog.who_is_missing(doing, 0.0, alone))
 
     def close(self) -> None:
+        """Leave the group, and remove what ranks of this machine left that were killed."""
         self.watchdog.stop()
+        sweep()
 
     def __enter__(self) -> Group:
         return self

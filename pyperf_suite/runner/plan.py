@@ -112,10 +112,13 @@ class Plan:
 
 
 def in_random_order(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCase, ...]:
-    """The cases shuffled by the seed, so that drift of the machine does not line up with any axis of a sweep."""
+    """Shuffle the cases by the seed, so that drift of the machine does not line up with any axis of a sweep.
+
+    Cases that several ranks compute come last: one process and a group need not live at the same time.
+    """
     shuffled = list(cases)
     random.Random(seed).shuffle(shuffled)
-    return tuple(shuffled)
+    return tuple(sorted(shuffled, key=lambda planned: ranks_of(planned) > 0))
 
 
 # Sizes this close are compared with each other, as the last of one wave and the first of the next are.

@@ -101,7 +101,7 @@ QUICK = Profile(
     "quick",
     processes=1,
     effort=Effort(
-        SteadyRule(min_time_s=0.02, time_cap_s=0.1),
+        SteadyRule(min_time_s=0.02, time_cap_s=0.04),
         _undisturbed(relative_half_width=0.08, time_cap_s=0.2),
     ),
     purpose="a first look",

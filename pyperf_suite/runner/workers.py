@@ -175,9 +175,11 @@ class WorkerPool(Workers):
     find what one of them computed.
     """
 
-    def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, device: Device, deadline_s: float = DEADLINE_S, alternates: bool = False) -> None:
+        """`alternates`: a group and a process that measures alone both stay, for a plan asks now one, now the other."""
         self._device = device
         self._deadline_s = deadline_s
+        self._alternates = alternates
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
         self._spared = SparedCases()
         self._checked: dict[str, Mapping[str, Any]] = {}
@@ -263,14 +265,17 @@ class WorkerPool(Workers):
         return key, self._workers[key]
 
     def _end_those_before(self, process: int, is_group: bool) -> None:
-        """End workers that a plan in its order asks no more, for they hold memory.
+        """End workers that a plan in its order asks no more, or not soon, for they hold memory.
 
-        These are other groups of ranks where a group begins, and those of earlier processes where one is the first of
-        its number.
+        A group of ranks ends those before it; a process that measures alone and is the first of its number ends those
+        with earlier numbers; and unless a plan alternates, each ends those of the other kind.
         """
         is_next, self._latest = process > self._latest, max(process, self._latest)
         for key, worker in list(self._workers.items()):
-            if (is_group and len(key) > OF_A_WORKER) or (is_next and key[0] != process):
+            is_like = (len(key) > OF_A_WORKER) == is_group
+            if is_like and not (is_group or (is_next and key[0] != process)):
+                continue
+            if is_like or not self._alternates:
                 worker.let_go()
                 self._workers.pop(key).close()
 
@@ -344,7 +349,7 @@ class EachDevice(Workers):
     """
 
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
-        self._pools = {str(device): WorkerPool(device, deadline_s) for device in devices}
+        self._pools = {str(device): WorkerPool(device, deadline_s, alternates=True) for device in devices}
 
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """The answers of that process on its device, which is in the record's state."""

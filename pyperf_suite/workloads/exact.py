@@ -76,9 +76,7 @@ def compiled(
 
 def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our CUDA sources through NVRTC."""
-    specialised = static.cuda_kernels(parameters.target)[parameters.kernel]
-    sources = static.cuda_targets()[parameters.target].sources()
-    return static.of_cuda(parameters.kernel, specialised, sources, parameters.target)
+    return static.cuda_kernels(parameters.target)[parameters.kernel].read(parameters.kernel, parameters.target)
 
 
 def read_triton(parameters: CompiledKernelParameters) -> static.StaticMetrics:

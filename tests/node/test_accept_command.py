@@ -26,7 +26,7 @@ class MadeUp(workers.Workers):
     slow = 1.0
     placed: ClassVar[list[str]] = []
 
-    def __init__(self, device: Device, deadline_s: float = 0.0) -> None:
+    def __init__(self, device: Device, deadline_s: float = 0.0, alternates: bool = False) -> None:
         self.device = str(device)
 
     def __enter__(self) -> "MadeUp":

@@ -1,10 +1,11 @@
-"""Attention as an operator, forward and backward: our own kernels, C++ on a CPU and Triton on a GPU, and two products.
+"""Attention as an operator, forward and backward: our own kernels, on a GPU in CUDA and Triton, and two products.
 
 A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +14,9 @@ from typing import Any
 
 import pyperf_suite as suite
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.kernels import attention_sm90
+from pyperf_suite.kernels.attention import ELEMENT_TYPES, Configuration, Shape, heads_together
 from pyperf_suite.kernels.attention import Attention as ForwardKernel
-from pyperf_suite.kernels.attention import Configuration, Shape
 from pyperf_suite.kernels.attention_backward import Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
@@ -36,6 +38,8 @@ from pyperf_suite.workloads.attention import (
 )
 from pyperf_suite.workloads.backends import (
     INSTRUCTION_SETS,
+    CudaDevice,
+    cuda_device,
     native_extension,
     require_installed,
 )
@@ -43,6 +47,7 @@ from pyperf_suite.workloads.kernel_names import REDUCTION, parse
 from pyperf_suite.workloads.operands import Operands, element_type
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
+    DeviceMemory,
     HostArrays,
     Launches,
     NativeKernels,
@@ -124,6 +129,8 @@ def configuration_of(parameters: AttentionParameters, target: str) -> Configurat
     default = default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)
     if requested is None:
         return default
+    if requested.persistent:
+        raise ValueError(f"Blocks {requested} are for workers that stay, which Triton's attention has none of.")
     sizes = {
         "block_m": requested.m,
         "block_n": requested.n,
@@ -168,6 +175,88 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
     }
 
 
+class HopperAttention(TimedImplementation[AttentionParameters]):
+    """`kernels/attention_sm90.py`: the copy engine feeds warpgroups that multiply with wgmma; forward only."""
+
+    name = f"cuda_{attention_sm90.FAMILY}"
+    device_kind = "cuda"
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        if parameters.backward:
+            raise UserError(
+                f"{self.name} computes the forward pass only, but the backward pass was requested of it: ask triton or "
+                "a library for that."
+            )
+        with refusing(UserError):
+            self.specialise(parameters)
+            shape_of(parameters)
+
+    def specialise(self, parameters: AttentionParameters) -> attention_sm90.Specialisation:
+        """The instance of the kernel for a case. Raises ValueError if there is none."""
+        p, blocks = parameters, parameters.blocks
+        dtype = ELEMENT_TYPES[p.dtype]
+        if blocks is None:
+            return attention_sm90.specialise(p.head_dim, dtype, seq_q=p.seq_q)
+        if blocks.warps not in (1, blocks.m // attention_sm90.WARP_ROWS):
+            raise ValueError(
+                f"Blocks {blocks} name {blocks.warps} warps, but each warp of {self.name} has "
+                f"{attention_sm90.WARP_ROWS} queries: leave the warps out."
+            )
+        stages = blocks.stages if blocks.stages > 1 else None  # as many as fit
+        return attention_sm90.specialise(p.head_dim, dtype, blocks.m, blocks.n, stages)
+
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
+        """Compile for the device, place the operand sets in its memory, encode every launch."""
+        gpu = cuda_device(place.device.index)
+        memory = DeviceMemory(operands, place, gpu)
+        with refusing(Unsupported):
+            return self._bound(parameters, gpu, memory)
+
+    def _bound(self, parameters: AttentionParameters, gpu: CudaDevice, memory: DeviceMemory) -> Launches:
+        p, instance, shape = parameters, self.specialise(parameters), shape_of(parameters)
+        properties = gpu.context.properties
+        target = ".".join(map(str, properties.compute_capability))
+        instance.check_device(target)
+        source, headers = attention_sm90.sources()
+        cubin = gpu.compile(attention_sm90.SOURCE, source, headers, instance.options())
+        loaded = gpu.kernel(cubin, attention_sm90.ENTRY)
+        resident = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+        slots = int(resident * properties.multiprocessors)
+        stepped_bytes = 2 * p.keys * p.head_dim * attention_sm90.ELEMENT_BYTES
+        together = heads_together(stepped_bytes, properties.l2_bytes) * shape.group
+        # Workers that stay load their next block while they store the last; of a causal mask's unequal blocks whoever
+        # is free takes the heaviest left.
+        persistent = not p.causal if p.blocks is None else p.blocks.persistent
+        schedule = instance.schedule(shape, together, slots if persistent else None)
+        lse = gpu.native.DeviceMemory(gpu.context, 4 * math.prod(shape.lse))
+        encode = partial(gpu.native.tensor_map, gpu.context)
+        bound = []
+        for each in memory.sets:
+            q, k, v, o = (each[name].address for name in "qkvo")
+            launch = gpu.native.Launch(
+                loaded,
+                (schedule.units, 1, 1),
+                (instance.threads, 1, 1),
+                instance.bind(encode, (q, k, v, o), lse.address, shape, p.head_dim, p.causal, schedule),
+                dynamic_shared_bytes=instance.smem_bytes,
+            )
+            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), o=each["o"]))
+        memory.extra = (lse,)
+        details = {
+            "blocks": str(Blocks(instance.queries, instance.keys, instance.stages, persistent=persistent)),
+            "padded_head_dim": instance.head_dim,
+            "padding_waste": 1 - p.head_dim / instance.head_dim,
+            "heads_together": together,
+            "target": f"sm_{target.replace('.', '')}",
+            "registers": loaded.registers,
+            "local_bytes": loaded.local_bytes,
+            "shared_bytes": instance.smem_bytes,
+            "resident": resident,
+            "slots": slots,
+        }
+        return Launches(memory, bound, Kernel(instance.name, "tma", details))
+
+
 class NativeCpuAttention(NativeKernels[AttentionParameters]):
     """The GEMM's packing and micro-kernels with the online softmax between them, forward only."""
 
@@ -180,9 +269,9 @@ class NativeCpuAttention(NativeKernels[AttentionParameters]):
         native = self.require_here(parameters.workers)
         blocks = parameters.blocks
         if blocks is not None:
-            if blocks.stages != 1 or blocks.warps != 1:
+            if blocks != Blocks(blocks.m, blocks.n):
                 raise UserError(
-                    f"Blocks {blocks} name stages or warps, which a CPU kernel does not have: "
+                    f"Blocks {blocks} name stages, warps or workers that stay, which a CPU kernel does not have: "
                     f"ask for {blocks.m}x{blocks.n}."
                 )
             with refusing(UserError):
@@ -324,6 +413,7 @@ class BatchedProducts:
 
 IMPLEMENTATIONS = by_name(
     *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
+    HopperAttention(),
     TritonAttention(),
     *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
     FlashAttention3(),

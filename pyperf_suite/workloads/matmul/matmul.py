@@ -190,7 +190,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         at_once = slots if requested.policy in ("data_parallel", "split_k") else workers
         group = visiting_group(parameters.m, parameters.n, tile, at_once, requested.splits)
         sizes = (parameters.m, parameters.n, parameters.k)
-        encode = partial(gpu.native.tensor_map_2d, gpu.context)
+        encode = partial(gpu.native.tensor_map, gpu.context)
         schedule = instance.schedule(*sizes, requested.policy, requested.splits, max(1, workers // tile.ctas), group)
         workspace, flags = (
             gpu.native.DeviceMemory(gpu.context, max(16, size))

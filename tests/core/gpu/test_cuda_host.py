@@ -162,7 +162,7 @@ def copied_box(device: CudaDevice, matrix: np.ndarray, x: int, y: int, swizzle_b
     """The 8 × 32 box at row y, column x of an fp32 matrix, as TMA lays it in shared memory."""
     rows, columns = 8, 32
     source, out = memory(device, matrix), memory(device, np.full(rows * columns, np.nan, np.float32))
-    tensor_map = device.native.tensor_map_2d(
+    tensor_map = device.native.tensor_map(
         device.context,
         source.address,
         "float32",

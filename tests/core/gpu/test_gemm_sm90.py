@@ -82,7 +82,7 @@ def ready(
     sizes_bytes = (tile.in_bytes, tile.in_bytes, tile.out_bytes)
     leading = tuple(each.shape[1] // size for each, size in zip(rows, sizes_bytes, strict=True))
     encoded = [
-        gpu.native.tensor_map_2d(
+        gpu.native.tensor_map(
             gpu.context,
             it.address,
             it.dtype,

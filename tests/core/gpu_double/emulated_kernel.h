@@ -45,4 +45,5 @@ typedef struct {
     long long columns, rows, stride_bytes;
     int box_columns, box_rows, swizzle_bytes;
     int magic;
+    long long matrices, matrix_bytes; /* of several behind each other, else 0 */
 } EmulatedTensorMap;

@@ -74,21 +74,7 @@ def test_pytest_measures_the_cases_of_a_probe(run, tmp_path):
     assert outcomes(records(tmp_path)) == {("cuda_sm90", "ok"): 4, ("cublas", "unsupported"): 4}
 
 
-KERNEL_FILE = '''
-import pyperf_suite as suite
-import {library}
-
-SOURCE = """extern "C" __global__ void add(float* out, const float* x, const float* y, int n) {{
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < n) out[at] = x[at] + y[at];
-}}"""
-add = suite.cuda(SOURCE, "add", grid=lambda out, x, y, n: -(-n // 256), block=256)
-
-
-@suite.kernel(n=1000)
-def sum_of_two(n):
-    return suite.launch(add, suite.empty(n), suite.randn(n), suite.randn(n), n, reference=lambda out, x, y, n: x + y)
-'''
+EXAMPLE = ROOT / "examples" / "your_kernel" / "bench_vector_add.py"
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
@@ -96,7 +82,7 @@ def test_a_users_cuda_kernel_without_torch_for_gpus_is_unsupported_in_one_senten
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this torch can use a GPU")
-    (tmp_path / "bench.py").write_text(KERNEL_FILE.format(library=library))
+    (tmp_path / "bench.py").write_text(EXAMPLE.read_text().replace("import torch", f"import {library}"))
     done = run(
         *("-m", "pyperf_suite", "run", "bench.py", "--device", "cuda:0", "--results", str(tmp_path)), folder=tmp_path
     )
@@ -184,7 +170,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 from dataclasses import replace
 name, tile, policy = "cuda_sm90", "64x64x64", "data_parallel@4"
 native = cuda_device(0).native
-launch, encode, one, other = native.Launch, native.tensor_map_2d, gemm_sm90.Specialisation, gemm_sm80.Specialisation
+launch, encode, one, other = native.Launch, native.tensor_map, gemm_sm90.Specialisation, gemm_sm80.Specialisation
 maps, packed, other_packed = one.tensor_maps, one.arguments, other.arguments
 def exchanged(values, first, second):
     values = list(values)

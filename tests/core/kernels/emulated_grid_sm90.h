@@ -1,4 +1,4 @@
-// A grid of gemm_sm90.cu, which stands before this, on the host: the threads of some clusters at a time as fibers, each
+// A grid of a Hopper kernel, which stands before this, on the host: the threads of some clusters at a time as fibers, each
 // until it waits for another or for the copy engine. Copies arrive in random order, stores late, and some blocks and warps
 // are slow.
 #pragma once
@@ -188,9 +188,10 @@ void wait_for_cluster() {
     while (current_cluster->phases < fiber.waits) yield();
 }
 void wait_for_warp(Meeting meeting, const std::function<void()>& act) {
-    constexpr double quarter_ns = 2.0 * 16 * TILE_N * depth / flop_per_ns;
-    if (meeting == Meeting::multiply) busy_ns[this_block().index % busy_ns.size()] += quarter_ns / 32;
     gather(current_cluster->warps[current / 32], 32, meeting, act);
+}
+void multiplied(int columns) {
+    busy_ns[this_block().index % busy_ns.size()] += 2.0 * 16 * columns * depth / flop_per_ns / 32;
 }
 void queue_load(std::function<void()> copy) { loads.push_back(std::move(copy)); }
 void queue_store(std::function<void()> copy) { stores.push_back(std::move(copy)); }

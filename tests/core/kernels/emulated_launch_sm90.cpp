@@ -19,7 +19,7 @@ int main(int, char** arguments) {
         const int box_columns = static_cast<int>(next()), box_rows = static_cast<int>(next());
         static_cast<EmulatedTensorMap&>(maps[i]) = {memory[i].data(), element_bytes, columns,  rows,
                                                    stride_bytes,     box_columns,   box_rows, static_cast<int>(next()),
-                                                   EMULATED_MAP};
+                                                   EMULATED_MAP,      0,             0};
     }
     pyperf::Schedule schedule;
     int numbers[sizeof schedule / sizeof(int)];

@@ -1,4 +1,4 @@
-// Stands in for kernels/cuda/ptx.cuh and wgmma.cuh when gemm_sm90.cu is compiled by the host's compiler and run without
+// Stands in for kernels/cuda/ptx.cuh and wgmma.cuh when a Hopper kernel is compiled by the host's compiler and run without
 // a GPU: emulated_grid_sm90.h runs its threads as fibers.
 //
 // Each instruction does what the PTX ISA says, written from its tables and not from the kernel. Beyond that it refuses
@@ -59,18 +59,25 @@ constexpr unsigned shared_capacity = 256 << 10;
 struct Index {
     int x;
 };
-enum class Meeting { none, syncwarp, shuffle, stmatrix, fence, multiply, commit, wait, setmaxnreg };
+enum class Meeting { none, syncwarp, shuffle, vote, stmatrix, fence, multiply, commit, wait, setmaxnreg };
 
 struct Barrier {
     int count = 0, pending = 0, phase = 0;
     long long bytes = 0;
 };
 
-// A warp's quarter of a wgmma: 16 rows.
+// One of a block's sixteen named barriers.
+struct NamedBarrier {
+    int threads = 0, arrived = 0, phases = 0;
+};
+
+// A warp's quarter of a wgmma: 16 rows. A is in registers where `words` are those of each lane.
 struct Quarter {
     unsigned long long a, b;
     bool accumulate;
+    int columns;
     float* sums[32];
+    const unsigned* words[32];
 };
 
 struct Warp {
@@ -82,6 +89,7 @@ struct Warp {
 struct Lane {
     unsigned words[8];           // what it brings to an instruction of its warp
     float* sums;
+    const unsigned* operand;
     unsigned long long a, b;
     std::vector<int> groups;     // stores not yet read, of each committed group
     int open_stores = 0;
@@ -92,6 +100,7 @@ struct Block {
     std::vector<unsigned char> memory;
     std::vector<char> unfenced;  // for each byte, whether the copy engine could miss it
     std::map<unsigned, Barrier> barriers;
+    std::map<int, NamedBarrier> named;
     std::vector<Warp> warps;
     bool initialised = false;  // its barriers are, for all the cluster to see
     int running = 0;
@@ -113,6 +122,7 @@ void arrive_at_cluster();
 void wait_for_cluster();
 // Returns when all lanes of the warp have come to it; the last of them acts.
 void wait_for_warp(Meeting meeting, const std::function<void()>& act = [] {});
+void multiplied(int columns);  // by a lane's part of a wgmma, which takes its time
 void queue_load(std::function<void()> copy);
 void queue_store(std::function<void()> copy);
 void require_global(const void* address, std::size_t bytes);
@@ -169,14 +179,19 @@ inline void write_shared(SharedAddress address, const void* value, unsigned byte
     }
 }
 
-inline void require_map(const TensorMap& map) {
+// Where the matrix of a place begins; a place of two coordinates is in the only one.
+constexpr int only = -1;
+inline char* matrix_of(const TensorMap& map, int matrix) {
     if (map.magic != EMULATED_MAP) fault("is given no tensor map where it copies by one");
+    if ((map.matrices == 0) != (matrix == only)) fault("copies by a tensor map of another number of dimensions");
+    if (matrix != only && matrix >= map.matrices) fault("copies a box of a matrix that is not there");
+    return map.base + std::max(matrix, 0) * map.matrix_bytes;
 }
 
-inline void load_box(const TensorMap& map, int column, int row, SharedAddress destination, SharedAddress barrier,
-                     const std::vector<Block*>& blocks) {
+inline void load_box(const TensorMap& map, int column, int row, int matrix, SharedAddress destination,
+                     SharedAddress barrier, const std::vector<Block*>& blocks) {
     const int row_bytes = map.box_columns * map.element_bytes, span = map.swizzle_bytes;
-    require_map(map);
+    const char* const base = matrix_of(map, matrix);
     if (destination % 128 != 0) fault("copies to an address that is not a multiple of 128");
     if (span && row_bytes != span) fault("copies rows that are not one swizzle span");
     queue_load([=] {
@@ -187,7 +202,7 @@ inline void load_box(const TensorMap& map, int column, int row, SharedAddress de
                     const long long from_column = column + static_cast<long long>(x / map.element_bytes);
                     const bool inside =
                         from_row >= 0 && from_row < map.rows && from_column >= 0 && from_column < map.columns;
-                    const char* from = map.base + from_row * map.stride_bytes + from_column * map.element_bytes +
+                    const char* from = base + from_row * map.stride_bytes + from_column * map.element_bytes +
                                        x % map.element_bytes;
                     const unsigned to = destination + y * row_bytes + x;
                     const SharedAddress there = mapped(span ? swizzle(to, span) : to, block->rank);
@@ -211,6 +226,7 @@ Type at(const unsigned char* from) {
 inline float widen_minifloat(unsigned bits, int exponent_bits, int fraction_bits, int bias) {
     const unsigned fraction = bits & ((1u << fraction_bits) - 1);
     const int exponent = bits >> fraction_bits & ((1u << exponent_bits) - 1);
+    if (exponent == 31) return fraction ? NAN : bits >> 15 ? -INFINITY : INFINITY;  // of fp16
     const float magnitude = exponent == 0
                                 ? std::ldexp(static_cast<float>(fraction), 1 - bias - fraction_bits)
                                 : std::ldexp(static_cast<float>(fraction + (1u << fraction_bits)),
@@ -222,7 +238,14 @@ enum class Kind { bf16, fp16, e4m3 };
 
 inline float widen(const unsigned char* from, Kind kind) {
     if (kind == Kind::e4m3) return widen_minifloat(*from, 4, 3, 7);
-    if (kind == Kind::fp16) return widen_minifloat(at<std::uint16_t>(from), 5, 10, 15);
+    if (kind == Kind::fp16) {
+        static const std::vector<float> values = [] {
+            std::vector<float> all(1 << 16);
+            for (unsigned bits = 0; bits < all.size(); ++bits) all[bits] = widen_minifloat(bits, 5, 10, 15);
+            return all;
+        }();
+        return values[at<std::uint16_t>(from)];
+    }
     const unsigned word = unsigned{at<std::uint16_t>(from)} << 16;
     return at<float>(reinterpret_cast<const unsigned char*>(&word));
 }
@@ -250,14 +273,26 @@ inline float element(unsigned long long descriptor, int mn, int k, bool mn_major
 constexpr Kind kind = Kind::IN_TYPE;
 constexpr int depth = kind == Kind::e4m3 ? 32 : 16;
 
+// Element (m, k) of a warp's A in registers, of 16 bits, by "Register fragments": words 0 and 2 are of the first 8 rows, 2
+// and 3 of the last 8 columns.
+inline float element(const unsigned* const (&words)[32], int m, int k) {
+    const unsigned word = words[m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2];
+    const std::uint16_t half = word >> 16 * (k % 2);
+    return widen(reinterpret_cast<const unsigned char*>(&half), kind);
+}
+
 inline void multiply(const Quarter& quarter, int warp) {
-    static float a[16][depth], b[TILE_N][depth];
+    static float a[16][depth], b[256][depth];
+    const bool from_registers = quarter.words[0] != nullptr;
     for (int k = 0; k < depth; ++k) {
-        for (int m = 0; m < 16; ++m) a[m][k] = element(quarter.a, warp % 4 * 16 + m, k, LAYOUT_A_TRANSPOSED, kind);
-        for (int n = 0; n < TILE_N; ++n) b[n][k] = element(quarter.b, n, k, !LAYOUT_B_TRANSPOSED, kind);
+        for (int m = 0; m < 16; ++m)
+            a[m][k] = from_registers ? element(quarter.words, m, k)
+                                     : element(quarter.a, warp % 4 * 16 + m, k, LAYOUT_A_TRANSPOSED, kind);
+        for (int n = 0; n < quarter.columns; ++n)
+            b[n][k] = element(quarter.b, n, k, from_registers || !LAYOUT_B_TRANSPOSED, kind);
     }
     for (int lane = 0; lane < 32; ++lane) {
-        for (int i = 0; i < TILE_N / 2; ++i) {
+        for (int i = 0; i < quarter.columns / 2; ++i) {
             const int row = lane / 4 + (i & 2 ? 8 : 0), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
             float sum = quarter.accumulate ? quarter.sums[lane][i] : 0.0f;
             for (int k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
@@ -276,14 +311,33 @@ inline void finish_groups(std::size_t pending) {
 
 }  // namespace emulation
 
-inline int __shfl_sync(unsigned, int value, int from) {
-    emulation::this_lane().words[0] = value;
-    emulation::wait_for_warp(emulation::Meeting::shuffle, [=] {
-        const unsigned sent = emulation::lane_of_warp(from).words[0];
-        for (int lane = 0; lane < 32; ++lane) emulation::lane_of_warp(lane).words[1] = sent;
+// What each lane of the warp gets of that which all of them bring.
+template <class Got>
+unsigned exchanged(emulation::Meeting meeting, unsigned brought, Got got) {
+    emulation::this_lane().words[0] = brought;
+    emulation::wait_for_warp(meeting, [=] {
+        for (int lane = 0; lane < 32; ++lane) emulation::lane_of_warp(lane).words[1] = got(lane);
     });
     return emulation::this_lane().words[1];
 }
+inline int __shfl_sync(unsigned, int value, int from) {
+    return exchanged(emulation::Meeting::shuffle, value, [=](int) { return emulation::lane_of_warp(from).words[0]; });
+}
+inline unsigned __float_as_uint(float value) { return emulation::at<unsigned>(reinterpret_cast<unsigned char*>(&value)); }
+inline float __uint_as_float(unsigned word) { return emulation::at<float>(reinterpret_cast<unsigned char*>(&word)); }
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+    return __uint_as_float(exchanged(emulation::Meeting::shuffle, __float_as_uint(value),
+                                     [=](int lane) { return emulation::lane_of_warp(lane ^ mask).words[0]; }));
+}
+inline bool __any_sync(unsigned, bool value) {
+    return exchanged(emulation::Meeting::vote, value, [](int) {
+        unsigned any = 0;
+        for (int lane = 0; lane < 32; ++lane) any |= emulation::lane_of_warp(lane).words[0];
+        return any;
+    });
+}
+inline float __log2f(float x) { return std::log2(x); }
+using std::min;
 inline float4 __ldcg(const float4* address) {
     emulation::require_global(address, sizeof *address);
     return *address;
@@ -321,6 +375,23 @@ inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
     while (emulation::barrier_at(emulation::this_block(), barrier).phase == parity) emulation::yield();
 }
 
+inline void arrive_at_named(int barrier, int threads, bool waits) {
+    emulation::NamedBarrier& at = emulation::this_block().named[barrier];
+    if (barrier < 0 || barrier > 15) emulation::fault("names a barrier that a block does not have");
+    if (at.arrived != 0 && at.threads != threads) emulation::fault("expects others at a barrier than those before it");
+    at.threads = threads;
+    const int phases = at.phases;
+    if (++at.arrived == threads) {
+        at.arrived = 0;
+        ++at.phases;
+        emulation::progress();
+    } else if (waits) {
+        while (at.phases == phases) emulation::yield();
+    }
+}
+inline void bar_arrive(int barrier, int threads) { arrive_at_named(barrier, threads, false); }
+inline void bar_sync(int barrier, int threads) { arrive_at_named(barrier, threads, true); }
+
 inline int cluster_ctarank() { return emulation::this_block().rank; }
 inline void barrier_cluster_arrive_relaxed() {
     if (!emulation::this_block().initialised && emulation::thread_index().x == 0)
@@ -331,19 +402,23 @@ inline void barrier_cluster_arrive() { emulation::arrive_at_cluster(); }
 inline void barrier_cluster_wait() { emulation::wait_for_cluster(); }
 inline void prefetch_tensormap(const TensorMap&) {}
 
+inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column, int row, int matrix,
+                                      SharedAddress barrier) {
+    emulation::load_box(map, column, row, matrix, destination, barrier, {&emulation::this_block()});
+}
 inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column, int row,
                                       SharedAddress barrier) {
-    emulation::load_box(map, column, row, destination, barrier, {&emulation::this_block()});
+    cp_async_bulk_tensor_load(destination, map, column, row, emulation::only, barrier);
 }
 inline void cp_async_bulk_tensor_load_multicast(SharedAddress destination, const TensorMap& map, int column, int row,
                                                 SharedAddress barrier, unsigned short ctas) {
     std::vector<emulation::Block*> blocks;
     for (int rank = 0; rank < 16; ++rank)
         if (ctas >> rank & 1) blocks.push_back(&emulation::block_of_cluster(rank));
-    emulation::load_box(map, column, row, destination, barrier, blocks);
+    emulation::load_box(map, column, row, emulation::only, destination, barrier, blocks);
 }
-inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, SharedAddress source) {
-    emulation::require_map(map);
+inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, int matrix, SharedAddress source) {
+    char* const base = emulation::matrix_of(map, matrix);
     emulation::Block& block = emulation::this_block();
     emulation::Lane& lane = emulation::this_lane();
     const int row_bytes = map.box_columns * map.element_bytes;
@@ -360,11 +435,14 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row
                 if (to_row >= map.rows || to_byte >= (map.columns * map.element_bytes + 15) / 16 * 16) continue;
                 const unsigned plain = source + y * row_bytes + x;
                 const unsigned from = map.swizzle_bytes ? emulation::swizzle(plain, map.swizzle_bytes) : plain;
-                map.base[to_row * map.stride_bytes + to_byte] = *emulation::shared(block, from, 1);
+                base[to_row * map.stride_bytes + to_byte] = *emulation::shared(block, from, 1);
             }
         }
         --lane.groups[group];
     });
+}
+inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, SharedAddress source) {
+    cp_async_bulk_tensor_store(map, column, row, emulation::only, source);
 }
 inline void cp_async_bulk_commit_group() {
     emulation::Lane& lane = emulation::this_lane();
@@ -391,13 +469,19 @@ void setmaxnreg_dec() {
     emulation::wait_for_warp(emulation::Meeting::setmaxnreg);
 }
 
-// To the nearest, ties to even; the operands of the tests stay within the range of fp16.
+inline float ex2(float x) { return std::exp2(x); }
+inline float rcp(float x) { return 1 / x; }
+inline float max_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); }
+
+// To the nearest, ties to even.
 inline unsigned narrow_bf16(float value) {
+    if (std::isnan(value)) return 0x7fff;
     const unsigned word = emulation::at<unsigned>(reinterpret_cast<const unsigned char*>(&value));
     return (word + 0x7fff + (word >> 16 & 1)) >> 16;
 }
 inline unsigned narrow_f16(float value) {
     const float magnitude = std::fabs(value);
+    if (!(magnitude < 65520)) return std::isnan(value) ? 0x7fff : std::signbit(value) ? 0xfc00 : 0x7c00;
     const int exponent = std::max(magnitude == 0 ? -14 : std::ilogb(magnitude), -14);
     const unsigned steps = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
     const unsigned bits = steps < 1024 ? steps : (static_cast<unsigned>(exponent + 14) << 10) + steps;
@@ -452,26 +536,42 @@ inline void st_release(int* address, int value) {
 inline void wgmma_fence() {
     emulation::wait_for_warp(emulation::Meeting::fence, [] { emulation::this_warp().fenced = true; });
 }
-inline void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned long long descriptor_a, unsigned long long descriptor_b,
-                            int accumulate) {
+inline void multiply_async(float* d, int columns, const unsigned* operand, unsigned long long descriptor_a,
+                           unsigned long long descriptor_b, int accumulate) {
     emulation::Lane& mine = emulation::this_lane();
     mine.sums = d;
+    mine.operand = operand;
     mine.a = descriptor_a;
     mine.b = descriptor_b;
+    emulation::multiplied(columns);
     emulation::wait_for_warp(emulation::Meeting::multiply, [=] {
         emulation::Warp& warp = emulation::this_warp();
         if (!warp.fenced) emulation::fault("multiplies into registers without a fence");
-        emulation::Quarter quarter{descriptor_a, descriptor_b, accumulate != 0, {}};
+        emulation::Quarter quarter{descriptor_a, descriptor_b, accumulate != 0, columns, {}, {}};
         for (int lane = 0; lane < 32; ++lane) {
             const emulation::Lane& other = emulation::lane_of_warp(lane);
             if (other.a != descriptor_a || other.b != descriptor_b) emulation::fault("has lanes that do not agree");
             quarter.sums[lane] = other.sums;
+            quarter.words[lane] = other.operand;
         }
         warp.open.push_back(quarter);
     });
 }
-inline void wgmma_hold(float (&)[TILE_N / 2]) {
-    if (!emulation::this_warp().groups.empty()) emulation::fault("reads sums that are still under way");
+inline void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned long long descriptor_a, unsigned long long descriptor_b,
+                            int accumulate) {
+    multiply_async(d, TILE_N, nullptr, descriptor_a, descriptor_b, accumulate);
+}
+#ifdef HEAD_DIM
+inline void wgmma_mma_async(float (&d)[HEAD_DIM / 2], const unsigned* a, unsigned long long descriptor_b) {
+    multiply_async(d, HEAD_DIM, a, 0, descriptor_b, 1);
+}
+#endif
+template <int count>
+void wgmma_hold(float (&d)[count]) {
+    for (const auto& group : emulation::this_warp().groups)
+        for (const emulation::Quarter& quarter : group)
+            if (quarter.sums[emulation::thread_index().x % 32] == d)
+                emulation::fault("reads sums that are still under way");
 }
 inline void wgmma_commit_group() {
     emulation::wait_for_warp(emulation::Meeting::commit, [] {

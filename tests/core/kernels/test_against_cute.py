@@ -409,7 +409,7 @@ def encoded() -> Iterator[Callable[[TensorMap], list[int]]]:
 
         def numbers_of(tensor_map: TensorMap) -> list[int]:
             fake.fake_forget_log()
-            native.cuda.tensor_map_2d(context, **vars(tensor_map))
+            native.cuda.tensor_map(context, **vars(tensor_map))
             return [int(number) for number in re.findall(r"\d+", fake.fake_log().decode())]
 
         yield numbers_of

@@ -463,17 +463,21 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, co
                            int interleave, int swizzle, int promotion, int fill) {
     PLANNED();
     static const int element_bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
-    if (type < 0 || type > 9 || rank != 2 || interleave != 0 || swizzle < 0 || swizzle > 3) return INVALID_VALUE;
+    if (type < 0 || type > 9 || (rank != 2 && rank != 3) || interleave != 0 || swizzle < 0 || swizzle > 3) return INVALID_VALUE;
     EmulatedTensorMap* encoded = memset(map, 0, 128);
     *encoded = (EmulatedTensorMap){.base = address, .element_bytes = element_bytes[type],
                                    .columns = (long long)shape[0], .rows = (long long)shape[1],
                                    .stride_bytes = (long long)strides[0], .box_columns = (int)box[0],
                                    .box_rows = (int)box[1], .swizzle_bytes = swizzle ? 16 << swizzle : 0,
-                                   .magic = EMULATED_MAP};
+                                   .magic = EMULATED_MAP, .matrices = rank == 3 ? (long long)shape[2] : 0,
+                                   .matrix_bytes = rank == 3 ? (long long)strides[1] : 0};
     if (swizzle && encoded->box_columns * encoded->element_bytes > encoded->swizzle_bytes) return INVALID_VALUE;
     note("map type %d rank %u address %llu shape %llux%llu stride %llu box %ux%u step %ux%u", type, rank,
          (unsigned long long)(uintptr_t)address, (unsigned long long)shape[0], (unsigned long long)shape[1],
          (unsigned long long)strides[0], box[0], box[1], element_strides[0], element_strides[1]);
+    if (rank == 3)
+        note("map matrices %llu apart %llu box %u step %u", (unsigned long long)shape[2],
+             (unsigned long long)strides[1], box[2], element_strides[2]);
     note("map interleave %d swizzle %d promotion %d fill %d", interleave, swizzle, promotion, fill);
     return (uintptr_t)map % 64 == 0 ? SUCCESS : INVALID_VALUE;
 }

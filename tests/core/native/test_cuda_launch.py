@@ -50,7 +50,7 @@ def test_a_cluster_beyond_the_portable_size_is_opted_in_to(cuda, fake, kernel):
 
 
 def test_a_tensor_map_reaches_the_kernel_aligned(cuda, context, fake, kernel):
-    tensor_map = cuda.tensor_map_2d(context, 1 << 20, "bfloat16", (4096, 8192), 8192, (64, 128))
+    tensor_map = cuda.tensor_map(context, 1 << 20, "bfloat16", (4096, 8192), 8192, (64, 128))
     assert len(tensor_map) == 128
     cuda.Launch(kernel("takes_map"), (1, 1, 1), (32, 1, 1), [tensor_map, np.uint32(7)]).run()
     assert fake.log() == [
@@ -120,7 +120,7 @@ def test_before_sm_90_clusters_and_tensor_maps_are_not_available(cuda, context, 
     with pytest.raises(cuda.NotAvailable, match="no thread block clusters"):
         kernel.max_active_clusters(128, 1)
     with pytest.raises(cuda.NotAvailable, match=r"no bulk tensor copy engine \(TMA\)"):
-        cuda.tensor_map_2d(ampere, 0, "float16", (64, 64), 128, (64, 64))
+        cuda.tensor_map(ampere, 0, "float16", (64, 64), 128, (64, 64))
     cuda.Launch(kernel, (2, 1, 1), (1, 1, 1), []).run()
 
 
@@ -179,7 +179,7 @@ MATRIX = {"address": 4096, "dtype": "bfloat16", "shape": (64, 32), "stride_bytes
 )
 def test_what_tma_cannot_take_is_refused_with_the_limit_and_without_a_gpu(cuda, change, words):
     with pytest.raises(ValueError, match=words):
-        cuda.check_tensor_map_2d(**(MATRIX | change))
+        cuda.check_tensor_map(**(MATRIX | change))
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_what_tma_cannot_take_is_refused_with_the_limit_and_without_a_gpu(cuda, 
     ],
 )
 def test_what_tma_can_take_is_not_refused(cuda, change):
-    cuda.check_tensor_map_2d(**(MATRIX | change))
+    cuda.check_tensor_map(**(MATRIX | change))

@@ -273,6 +273,7 @@ def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200(
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
+    assert {each.values["units"] for each in remarks(found, "columns")} == {"softmax at 64, tensor cores at 128"}
 
 
 def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:
@@ -281,7 +282,7 @@ def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() 
     ]
     law = HeadSizeLaw.fit(measured)
     assert law is not None
-    assert (law.columns, law.seconds(32, 256)) == pytest.approx((7e-6 / 60e-9, 32 * (7e-6 + 60e-9 * 256)))
+    assert (law.per_head_s, law.per_column_s, law.columns) == pytest.approx((7e-6, 60e-9, 7e-6 / 60e-9))
     assert law.held_out == pytest.approx((0, 0, 0), abs=1e-9)
     off = HeadSizeLaw.fit([*measured, (16, 192, 2 * 16 * (7e-6 + 60e-9 * 192))])
     assert off is not None

@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped or ended while they start: `python tests/core/ranks/drills.py 360 [SEED]`.
+"""Ranks that are killed, stopped or ended while they start: `python tests/core/ranks/drills.py 360 [SEED [AT_ONCE]]`.
 
 Each drill starts collectives by torchrun, hits one rank, and tells what is wrong with the end of that run.
 """
@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import psutil
@@ -105,10 +106,16 @@ def trouble(drill: Drill, folder: Path) -> str:
 
 
 def is_named(output: str, victim: int) -> bool:
-    """Tell if ranks name the victim; where none had begun, torchrun alone is left to do so."""
-    if re.search(r"\brank \d+: ", output):
-        return bool(re.search(rf"\brank \d+: Ranks? {victim} ", output))
-    return bool(re.search(rf"rank : {victim} \(", output))
+    """True if the ranks name the victim.
+
+    torchrun must name it as the first where others died with it, which it ends before Python has begun, or where no
+    rank had begun.
+    """
+    sentences = re.findall(r"\brank \d+: Ranks? (\d+(?:, \d+)*) ", output)
+    if any(sentence == str(victim) for sentence in sentences):
+        return True
+    is_among = not sentences or any(str(victim) in sentence.split(", ") for sentence in sentences)
+    return is_among and bool(re.search(rf"Root Cause .*?rank : {victim} \(", output))
 
 
 def end_session(leader: int) -> list[int]:
@@ -133,17 +140,22 @@ def _are_readable(results: Path) -> bool:
 
 
 def main() -> None:
-    """Make as many drills as asked, and end with 1 where one went wrong."""
-    number, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    """Make as many drills as asked, by default one at a time, and end with 1 where one went wrong."""
+    number, seed, at_once = (int(word) for word in [*sys.argv[1:], *("0", "1")[len(sys.argv) - 2 :]])
     wrong = 0
-    for count, drill in enumerate(drills(number, seed), 1):
-        began_s = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            said = trouble(drill, Path(folder))
-        wrong += bool(said)
-        print(f"{count} of {number}, {time.monotonic() - began_s:.0f} s: {said or f'{drill}: right'}", flush=True)
+    with ThreadPool(at_once) as pool:
+        for count, (drill, words, took_s) in enumerate(pool.imap_unordered(_timed, drills(number, seed)), 1):
+            wrong += bool(words)
+            print(f"{count} of {number}, {took_s:.0f} s: {words or f'{drill}: right'}", flush=True)
     print(f"{number - wrong} of {number} right", flush=True)
     raise SystemExit(bool(wrong))
+
+
+def _timed(drill: Drill) -> tuple[Drill, str, float]:
+    """Make the drill in a folder of its own; return it, its trouble and how many seconds it took."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        return drill, trouble(drill, Path(folder)), time.monotonic() - began_s
 
 
 if __name__ == "__main__":

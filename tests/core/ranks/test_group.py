@@ -31,21 +31,28 @@ def test_one_rank_alone_needs_no_network_and_agrees_with_itself():
         assert group.from_first("choose", 5, None) == 5
 
 
-def test_a_rank_that_dies_is_named_on_all_others(start_ranks):
+def test_a_rank_that_dies_is_named_on_all_others_which_remove_what_it_left(start_ranks, tmp_path):
     ranks = start_ranks(
-        """
+        f"""
+        import tempfile
+        from pyperf_suite.process.system import OwnedFolder
+
+        tempfile.tempdir = {str(tmp_path)!r}
         group.gather("begin", None, 20)
         if group.rank == 1:
+            folder = OwnedFolder("worker")
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             group.gather("exchange results", None, 2)
         except RanksMissing as missing:
             print(missing)
+        group.close()
         """,
         3,
     )
     first, dead, last = ranks.end()
     assert dead[0] == -signal.SIGKILL
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("pyperf_worker")]
     for _, said in (first, last):
         assert "Rank 1 stopped answering in 'begin'" in said
         assert "'exchange results'" in said

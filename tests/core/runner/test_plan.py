@@ -16,6 +16,7 @@ from pyperf_suite.runner.plan import (
     Plan,
     PlannedCase,
     ProgressLines,
+    in_random_order,
     in_words,
     most_informative_first,
     ranks_of,
@@ -155,6 +156,18 @@ def test_progress_is_told_every_ten_seconds_with_what_is_left():
     for now_s, done in ((109.9, 1), (110.0, 2), (119.9, 3), (120.0, 4)):  # noqa: B007 - read by the clock
         show(done, 4, "last", lambda: 130.0)
     assert lines == ["2 of 4 trials in 10 s, about 2 min left: last", "4 of 4 trials in 20 s, the last one: last"]
+
+
+def test_a_random_order_puts_cases_of_several_ranks_last_and_the_same_seed_draws_it_again():
+    together = [
+        PlannedCase("collectives", Case("collective", CollectiveParameters("all_reduce", 8 << n, 2), "gloo"))
+        for n in range(8)
+    ]
+    cases = [planned for pair in zip(together, map(product, range(1, 9)), strict=True) for planned in pair]
+    ordered = in_random_order(cases, 5)
+    assert [planned.probe == "collectives" for planned in ordered] == [False] * 8 + [True] * 8
+    assert [planned for planned in ordered if planned in together] != together
+    assert ordered == in_random_order(cases, 5) != in_random_order(cases, 6)
 
 
 def test_sizes_come_from_coarse_to_fine_and_those_within_two_percent_together():

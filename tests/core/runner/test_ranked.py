@@ -24,6 +24,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_ranked
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.session import SENTINELS
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.workload import (
@@ -80,6 +81,19 @@ def test_cases_take_turns_on_ranks_that_live_on(pool):
     ranks = [each.pid for each in ranks_of(os.getpid())]
     assert pool.measure(0, all_reduce(8), EFFORT)["outcome"] == "ok"
     assert [each.pid for each in ranks_of(os.getpid())] == ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alternates", [False, True])
+def test_a_group_and_a_process_that_measures_alone_live_together_only_where_a_plan_alternates(alternates):
+    before = set(psutil.Process().children())
+    with WorkerPool(resolve("cpu"), DEADLINE_S, alternates) as pool:
+        living = []
+        for case in (SENTINELS["cpu"], all_reduce(8), SENTINELS["cpu"]):
+            assert pool.measure(0, case, None)["outcome"] == "ok"
+            living.append(set(psutil.Process().children()) - before)
+    assert [len(each) for each in living] == ([1, 2, 2] if alternates else [1, 1, 1])
+    assert living[0] <= living[2] if alternates else not living[0] & living[2]
 
 
 class SometimesWrong(Transfers):

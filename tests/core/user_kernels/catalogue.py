@@ -293,17 +293,17 @@ def label(entry: Entry, values: Values) -> str:
 
 
 def caught() -> str:
-    """The table of docs/measured_code.md: a row for each family of cheats."""
+    """The table of docs/measured_code.md: a row for each family of cheats, with their number."""
     lines = ["| cheats | where they were seen | what catches them | reason |", "| --- | --- | --- | --- |"]
     for family in families("cheats.md"):
-        names = "; ".join(each.name for each in family.entries)
         links = dict.fromkeys(link for each in family.entries for link in each.links)
         ends = dict.fromkeys(end for each in family.entries for end in each.ends)
         reasons = [f"`{end}`" for end in ends if not end.startswith((NO_FASTER, "errors < 1 in"))]
         reasons += ["its bound in the table"] if any(end.startswith("errors < 1 in") for end in ends) else []
         reasons += ["no gain"] if NO_FASTER in ends else []
         about = family.about.replace("|", "\\|")
-        lines.append(f"| **{family.title}**: {names} | {', '.join(links)} | {about} | {', '.join(reasons)} |")
+        row = family.title, len(family.entries), ", ".join(links), about, ", ".join(reasons)
+        lines.append("| {} ({}) | {} | {} | {} |".format(*row))
     return "\n".join(lines)
 
 

@@ -1,0 +1,152 @@
+import re
+import struct
+import subprocess
+import tempfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.kernels import attention_sm90, nvrtc
+from pyperf_suite.kernels.attention import Shape
+from pyperf_suite.kernels.attention_sm90 import HEAD_DIMS, KEYS, Specialisation, default_set, specialise
+from pyperf_suite.kernels.disassembly import disassembler
+from pyperf_suite.kernels.static import of_cuda
+from tests.core.kernels.test_gemm_sm90 import INSTRUCTION
+
+SHAPE = Shape(2, 8, 2, 1000, 1003)
+# The widest that each number of consumers may have at each head_dim, and another type.
+WIDEST = {(64, 64): 224, (64, 256): 96, (128, 64): 224, (128, 96): 192, (128, 128): 176, (192, 96): 112, (192, 128): 80}
+COMPILED = [
+    *default_set(),
+    *(specialise(dim, "fp16", queries, keys, 2) for (queries, dim), keys in WIDEST.items()),
+    specialise(128, "fp16", polynomial=2),
+]
+CONSUMER_REGISTERS = {1: 255, 2: 240, 3: 160}
+
+
+def machine_code(one: Specialisation) -> tuple[str, list[str]]:
+    """What the compiler says of an instance, and its instructions with their operands."""
+    compiled = nvrtc.compile_cubin(
+        attention_sm90.SOURCE, *attention_sm90.sources(), attention_sm90.ARCHITECTURE, one.options()
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        command = [disassembler(), "--dump-sass", file.name]
+        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return compiled.log, [f"{name} {operands}" for _, _, name, operands in INSTRUCTION.findall(sass)]
+
+
+def count(instructions: list[str], beginning: str) -> int:
+    return sum(each.startswith(beginning) for each in instructions)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize(
+    "one",
+    [COMPILED[0], *(pytest.param(one, marks=pytest.mark.slow) for one in COMPILED[1:])],
+    ids=lambda one: one.name,
+)
+def test_weights_are_computed_while_the_values_of_the_step_before_are_multiplied(one):
+    log, instructions = machine_code(one)
+    assert "spill" in log  # the compiler does report
+    assert not re.search(r"Potential Performance Loss|C75\d\d", log), log  # none is serialised, none injected
+    metrics = of_cuda(one.name, one, attention_sm90.sources(), attention_sm90.ARCHITECTURE, attention_sm90.ENTRY)
+    assert (metrics.local_memory_instructions, metrics.stack_bytes) == (0, 0)
+    assert metrics.registers <= one.register_bound
+    assert (
+        max(int(number) for each in instructions for number in re.findall(r"\bR(\d+)\b", each))
+        < (CONSUMER_REGISTERS[one.consumers])
+    )
+    assert metrics.occupancy.blocks == 1 or one.consumers == 1
+    assert metrics.instructions["UTMALDG"] == 3 * one.head_dim * 2 // one.span_bytes
+    # With a mask and without: scores of the first step, of others the values of the step before; the last values.
+    scores, values = one.head_dim // 16, one.keys // 16
+    assert metrics.instructions["HGMMA"] == 2 * scores + 2 * (scores + values) + values
+    waits = [at for at, each in enumerate(instructions) if each.startswith("WARPGROUP.DEPBAR.LE")]
+    depths = [int(instructions[at].split("0x")[1]) for at in waits]
+    assert sorted(depths) == [0, 0, 0, 0, 0, 1, 1]
+    for at, following, depth in zip(waits, waits[1:], depths, strict=False):
+        if depth == 1:
+            assert count(instructions[at - 4 : at], "HGMMA") == 1, "the wait comes as soon as both products are issued"
+            between, behind = instructions[at:following], instructions[following : following + one.keys]
+            powers = one.keys // 2 * (8 - one.polynomial) // 8
+            assert count(between, "MUFU.EX2") >= powers
+            # What remains is packed, and scaled where a maximum rose.
+            assert count(behind[: behind.index(next(each for each in behind if each.startswith("BRA")))], "MUFU") == 0
+            assert count(between, "HGMMA") == 0
+
+
+@given(st.sampled_from([64, 128, 192]), st.sampled_from(KEYS), st.integers(1, 260), st.sampled_from(["bf16", "fp16"]))
+def test_a_block_is_either_within_the_limits_or_refused_with_what_can_be(queries, keys, head_dim, dtype):
+    try:
+        one = specialise(head_dim, dtype, queries, keys)
+    except ValueError as refusal:
+        words = str(refusal)
+        assert re.search(r"take triton|at most 256|nearest that can|take 64 or 128|keys a step", words)
+        if nearest := re.search(r"nearest that can is (\d+)x(\d+)", words):
+            attention_sm90.check_block(*map(int, nearest.groups()), attention_sm90.padded_head_dim(head_dim), dtype)
+        if fitting := re.search(r"take (\d+) keys a step", words):
+            assert specialise(head_dim, dtype, queries, int(fitting[1]))
+        return
+    assert 2 <= one.stages <= attention_sm90.MOST_STAGES
+    assert one.smem_bytes <= attention_sm90.SHARED_BYTES
+    assert one.threads * one.register_bound <= 65536
+    assert one.head_dim == min(each for each in HEAD_DIMS if each >= head_dim)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: specialise(100), "pad head_dim to 104, or take triton"),
+        (lambda: specialise(264), "at most 256"),
+        (lambda: specialise(128, "fp32"), "multiplies it in bf16 or fp16"),
+        (lambda: specialise(128, "bf16", 96, 100), "nearest that can is 64x96"),
+        (lambda: specialise(64, "bf16", 192, 256), "nearest that can is 192x128"),
+        (lambda: specialise(256, "bf16", 192, 16), "take 64 or 128 queries"),
+        (lambda: specialise(192, "bf16", 128, 128), "take 112 keys a step"),
+        (lambda: specialise(128, "bf16", 128, 128, 4), "3 stages do"),
+        (lambda: specialise(128, stages=1), "at least 2"),
+        (lambda: specialise(128, polynomial=9), "for 0 to 8"),
+        (lambda: specialise(128).check_device("10.0"), "take triton"),
+        (lambda: specialise(128).tensor_maps((0, 8, 0, 0), SHAPE, 128), "K begins at address 0x8"),
+        (lambda: specialise(128).tensor_maps((0, 0, 0, 0), SHAPE, 136), "computes with 128"),
+        (lambda: bound(Shape(1, 1, 1, 9, 8), causal=True), "without a key"),
+        (lambda: Shape(1, 3, 2, 1, 1), "do not divide 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_limit_and_what_can(ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask()
+
+
+def bound(shape: Shape, causal: bool) -> list[bytes]:
+    one = specialise(104)
+    return one.bind(lambda **_: b"m" * 128, (0, 0, 0, 0), 4096, shape, 104, causal, one.schedule(shape))
+
+
+def test_maps_are_of_one_head_after_the_other_and_their_boxes_what_the_kernel_copies():
+    q, k, v, o = specialise(104, keys=96).tensor_maps((0, 16, 32, 48), SHAPE, 104)
+    assert (q.shape, q.box, q.matrices, q.matrix_bytes) == ((104, 1000), (64, 128), 16, 208_000)
+    assert (k.shape, k.box, k.matrices, k.matrix_bytes) == ((104, 1003), (64, 96), 4, 208_624)
+    assert vars(v) == vars(k) | {"address": 32}
+    assert vars(o) == vars(q) | {"address": 48, "box": (64, 16)}
+    narrow, *_ = specialise(72).tensor_maps((0, 0, 0, 0), SHAPE, 72)
+    assert (narrow.box, narrow.swizzle_bytes) == ((32, 128), 64)  # 192 bytes a row are three spans of 64
+
+
+def test_arguments_are_four_maps_the_schedule_the_sizes_and_where_lse_goes():
+    *maps, schedule, sizes, lse = bound(SHAPE, causal=True)
+    assert maps == [b"m" * 128] * 4
+    assert struct.unpack("<7i", schedule[:28]) == (0, 16, 8, 1, 1, 1, 1)
+    assert struct.unpack("<iiiIiif", sizes)[:3] == (1000, 1003, 4)
+    assert struct.unpack("<iiiIiif", sizes)[5:] == (1, pytest.approx(1.44269504 / 104**0.5))
+    assert lse == struct.pack("<Q", 4096)
+    one = specialise(128)
+    assert one.schedule(SHAPE, 5, 132).packed()[:28] == struct.pack("<7i", 1, 16, 8, 1, 1, 128, 5)
+
+
+def test_few_queries_take_a_block_that_is_no_taller():
+    assert [specialise(64, seq_q=queries).queries for queries in (1, 65, 4096)] == [64, 128, 192]
+    assert specialise(128, keys=176).stages == 2  # as many as fit

@@ -1,0 +1,220 @@
+"""attention_sm90.cu's own text, run on the host against an emulation of its PTX, compared with attention in float64.
+
+A case is drawn by its number: instance, heads, lengths, mask, schedule and what the inputs are like.
+"""
+
+import functools
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyperf_suite.kernels import attention_sm90
+from pyperf_suite.kernels.attention import Shape
+from pyperf_suite.kernels.attention_sm90 import HEAD_DIMS, Specialisation
+from pyperf_suite.kernels.tensor_map import TensorMap
+from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.workloads.operands import element_type, round_to, widen
+
+HERE = Path(__file__).parent
+Instances = Callable[[Specialisation], Path]
+# All that a specialisation varies in, in blocks that are small enough to emulate.
+INSTANCES = (
+    Specialisation(64, 16, 64, 2),
+    Specialisation(64, 48, 64, 3, "fp16", 1),
+    Specialisation(128, 64, 64, 2, "bf16", 8),
+    Specialisation(192, 128, 64, 2, "bf16", 1),
+    Specialisation(192, 32, 64, 4, "fp16"),
+    Specialisation(64, 80, 96, 3, "fp16"),
+    Specialisation(128, 32, 96, 2),
+    Specialisation(192, 112, 96, 2),
+    Specialisation(64, 128, 128, 2, "fp16", 3),
+    Specialisation(128, 48, 128, 2),
+    Specialisation(192, 16, 128, 3, "fp16"),
+    Specialisation(64, 112, 192, 2, "fp16"),
+    Specialisation(128, 32, 192, 2),
+    Specialisation(128, 16, 256, 2, "fp16"),
+    Specialisation(64, 80, 256, 2),
+)
+CASES_OF_EACH = 137
+SENTINELS = 64  # elements before and behind each result that nobody may write
+LONG = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One launch: what it computes, on what, and how its units are handed out."""
+
+    one: Specialisation
+    shape: Shape
+    head_dim: int
+    causal: bool
+    workers: int | None
+    together: int
+    seed: int
+    spread: float = 1.0  # of the scores
+    spoiled: str = ""  # which operand holds a NaN, or that keys are hidden by infinities
+
+    @functools.cached_property
+    def operands(self) -> tuple[NDArray[np.float32], ...]:
+        """Q, K and V, exact in the kernel's type."""
+        generator = np.random.default_rng(self.seed)
+        shapes = (self.shape.q(self.head_dim), *2 * (self.shape.k(self.head_dim),))
+        found = [generator.standard_normal(shape, np.float32) for shape in shapes]
+        found[0] *= self.spread
+        found = [widen(round_to(each, LONG[self.one.dtype]), LONG[self.one.dtype]) for each in found]
+        q, k, v = found
+        if self.spoiled == "infinite":
+            q[..., 0] = 1
+            k[:, :, self.hidden, 0] = -np.inf
+        elif self.spoiled:
+            spoiled = {"q": q, "k": k, "v": v}[self.spoiled]
+            spoiled[-1, -1, spoiled.shape[2] // 2, 3] = np.nan
+        return q, k, v
+
+    @property
+    def hidden(self) -> NDArray[np.bool_]:
+        """Keys whose scores are minus infinity."""
+        return np.arange(self.shape.seq_k) % 3 == 0
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """How many keys each query sees."""
+        rest = self.shape.seq_k - self.shape.seq_q
+        return np.arange(1, self.shape.seq_q + 1) + rest if self.causal else np.full(self.shape.seq_q, self.shape.seq_k)
+
+
+def problem(one: Specialisation, seed: int) -> Problem:
+    """The problem of a number: one to a few blocks, odd lengths among them, one input in four out of the ordinary."""
+    generator = np.random.default_rng([seed, one.queries, one.keys, one.head_dim])
+    causal = bool(generator.integers(2))
+    seq_q = int(generator.choice([1, 7, one.queries - 1, one.queries, one.queries + 9, 2 * one.queries + 1]))
+    seq_k = int(generator.choice([1, one.keys - 3, one.keys, one.keys + 1, 2 * one.keys, 3 * one.keys + 5]))
+    seq_k = max(seq_k, seq_q) if causal else seq_k
+    kv_heads = int(generator.integers(1, 3))
+    shape = Shape(int(generator.integers(1, 3)), kv_heads * int(generator.integers(1, 3)), kv_heads, seq_q, seq_k)
+    narrowest = max([dim for dim in HEAD_DIMS if dim < one.head_dim], default=0) + 8
+    head_dim = one.head_dim if generator.integers(2) else int(generator.integers(narrowest, one.head_dim + 1)) // 8 * 8
+    workers = int(generator.integers(1, 4)) if generator.integers(2) else None
+    spoiled = str(generator.choice(["", "", "", "q", "k", "v", "infinite"]))
+    if spoiled == "infinite" and (causal or seq_k < 2):
+        spoiled = ""
+    spread = float(generator.choice([1, 1, 8]))
+    return Problem(one, shape, head_dim, causal, workers, int(generator.integers(1, 5)), seed, spread, spoiled)
+
+
+@pytest.fixture(scope="module")
+def program(emulation: Callable[..., Path]) -> Instances:
+    """The program that runs an instance."""
+    source, headers = attention_sm90.sources()
+    texts = {attention_sm90.SOURCE: source, **headers, "wgmma.cuh": "#pragma once\n"}
+    texts["ptx.cuh"] = (HERE / "emulated_ptx_sm90.cuh").read_text()
+    texts["emulated_kernel.h"] = (HERE.parent / "gpu_double" / "emulated_kernel.h").read_text()
+    texts["emulated_grid_sm90.h"] = (HERE / "emulated_grid_sm90.h").read_text()
+    texts["launch.cpp"] = (HERE / "emulated_launch_attention.cpp").read_text()
+    return functools.cache(lambda one: emulation("launch.cpp", texts, *(o for o in one.options() if o[:2] == "-D")))
+
+
+def framed(elements: int, dtype: type) -> NDArray[np.generic]:
+    """A buffer of ones, not a number in any type, with room for sentinels on both sides."""
+    return np.full((elements + 2 * SENTINELS) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)
+
+
+def asked(one: Problem) -> tuple[bytes, NDArray[np.generic], NDArray[np.generic]]:
+    """What the program is told of a problem, and O and lse as it finds them."""
+    words = [round_to(each, LONG[one.one.dtype]) for each in one.operands]
+    o, lse = framed(words[0].size, np.uint16), framed(words[0].size // one.head_dim, np.float32)
+    maps = list[TensorMap]()
+
+    def encode(**fields: int) -> bytes:
+        maps.append(TensorMap(**fields))
+        return b""
+
+    schedule = one.one.schedule(one.shape, one.together, one.workers)
+    addresses = (0, 0, 0, 2 * SENTINELS)
+    packed = one.one.bind(encode, addresses, 0, one.shape, one.head_dim, one.causal, schedule)
+    numbers = [each.nbytes for each in (*words, o, lse)]
+    for each in maps:
+        numbers += [each.address, *each.shape, each.stride_bytes, *each.box]
+        numbers += [each.swizzle_bytes, each.matrices, each.matrix_bytes]
+    numbers += [4 * SENTINELS]
+    for parameter in packed[4:6]:
+        numbers += np.frombuffer(parameter, np.int32).tolist()
+    numbers += [one.one.smem_bytes, 1 + one.seed % 3, one.seed]
+    head = struct.pack(f"<{len(numbers)}q", *numbers)
+    return head + b"".join(each.tobytes() for each in (*words, o, lse)), o, lse
+
+
+def check_all(launch: Path, problems: Sequence[Problem]) -> None:
+    """Run problems in one process and check what each leaves."""
+    told = [asked(each) for each in problems]
+    done = subprocess.run([launch], input=b"".join(each for each, *_ in told), capture_output=True, timeout=1200)
+    left = done.stdout
+    for each, (_, o, lse) in zip(problems, told, strict=True):
+        end = o.nbytes + lse.nbytes
+        assert len(left) >= end, f"{each}: {done.stderr.decode()}"
+        check(each, np.frombuffer(left[: o.nbytes], o.dtype), np.frombuffer(left[o.nbytes : end], lse.dtype))
+        left = left[end:]
+    assert done.returncode == 0
+    assert not left
+
+
+def check(one: Problem, o: NDArray[np.generic], lse: NDArray[np.generic]) -> None:
+    """O and lse must be those of float64 within rounding, not a number where an input that is seen is none."""
+    for buffer in (o, lse):
+        for frame in (buffer[:SENTINELS], buffer[-SENTINELS:]):
+            assert set(frame.view(np.uint8)) == {0xFF}, f"{one} writes outside of its results"
+    q, k, v = one.operands
+    stored = o[SENTINELS:-SENTINELS].view(element_type(LONG[one.one.dtype]).storage)
+    found = widen(stored, LONG[one.one.dtype]).reshape(q.shape)
+    sums = lse[SENTINELS:-SENTINELS].reshape(one.shape.lse)
+    if one.spoiled in ("q", "k", "v"):
+        rows = spoiled_rows(one)
+        columns = np.arange(one.head_dim) == 3 if one.spoiled == "v" else np.ones(one.head_dim, bool)
+        assert np.isnan(found[rows][..., columns]).all(), f"{one} loses a NaN"
+        # A weight of 0 times a NaN is one: rows that step over a value without seeing it may have it too.
+        if one.spoiled != "v":
+            assert not np.isnan(found[~rows]).any(), f"{one} spreads a NaN"
+            assert (np.isnan(sums) == rows).all(), f"{one} has a wrong NaN in lse"
+        return
+    if one.spoiled == "infinite":
+        k, v = k[:, :, ~one.hidden], v[:, :, ~one.hidden]
+    verification = verify_attention({"o": found}, q, k, v, None, one.causal, LONG[one.one.dtype])
+    assert verification.passed, f"{one}: {verification.message}"
+    np.testing.assert_allclose(sums, log_sums(one, q, k), rtol=1e-4, atol=1e-4, err_msg=str(one))
+
+
+def spoiled_rows(one: Problem) -> NDArray[np.bool_]:
+    """The queries [batch, heads, seq_q] that see the NaN."""
+    rows = np.zeros(one.shape.lse, bool)
+    if one.spoiled == "q":
+        rows[-1, -1, one.shape.seq_q // 2] = True
+    else:
+        rows[-1, -one.shape.group :] = one.ends > one.shape.seq_k // 2
+    return rows
+
+
+def log_sums(one: Problem, q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return ln Σ exp of each query's scaled scores."""
+    keys = np.repeat(k.astype(np.float64), one.shape.group, axis=1)
+    scores = q.astype(np.float64) @ keys.swapaxes(2, 3) / np.sqrt(one.head_dim)
+    if one.causal:
+        scores = np.where(np.arange(one.shape.seq_k) < one.ends[:, None], scores, -np.inf)
+    highest = scores.max(-1, keepdims=True)
+    return (np.log(np.exp(scores - highest).sum(-1, keepdims=True)) + highest)[..., 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", INSTANCES, ids=lambda one: one.name)
+def test_attention_of_any_problem_is_that_of_float64(program, one):
+    check_all(program(one), [problem(one, seed) for seed in range(CASES_OF_EACH)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_of_the_problems_are_right(program, seed):
+    check_all(program(INSTANCES[1]), [problem(INSTANCES[1], CASES_OF_EACH + seed)])
