@@ -49,7 +49,7 @@ def command(made_up, monkeypatch):
 
 
 @pytest.fixture
-def found(made_up):
+def sized_model(made_up):
     return sizing(H200, Setting(GPT, 2048), Bounds(memory_bytes=1e9), made_up)
 
 
@@ -131,17 +131,19 @@ def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
     assert (wide.rule, wide.kept) == ("vocab divisible by 512", False)
 
 
-def test_the_answer_names_the_error_and_the_gain(found):
-    findings = findings_of_sizing(found)
+def test_the_answer_names_the_error_and_the_gain(sized_model):
+    findings = findings_of_sizing(sized_model)
     values = [each.values for each in findings.remarks]
     assert {"law": "products", "error": Quantity(0.01, "%")} in values
     proposals = [each for each in values if "change" in each]
-    first = max((each for each in found.search.alone.values() if each.is_faster), key=lambda each: each.speed)
+    first = max((each for each in sized_model.search.alone.values() if each.is_faster), key=lambda each: each.speed)
     assert proposals[0]["faster"].high >= first.low
-    assert proposals[-1]["change"] == change_of(max(found.search.pareto, key=lambda candidate: candidate.speed))
+    assert proposals[-1]["change"] == change_of(max(sized_model.search.pareto, key=lambda candidate: candidate.speed))
     assert len(findings.tables) == 4
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
-    beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / sum(part.seconds for part in found.spent)
+    beyond = 1 - sum(part.causes.get("ideal", 0) for part in sized_model.spent) / sum(
+        part.seconds for part in sized_model.spent
+    )
     assert next(each["share"] for each in values if set(each) == {"share"}).value == pytest.approx(beyond)
 
 

@@ -266,14 +266,14 @@ def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
 
 
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:
-    found = PROBE.findings(read_journal(H200_HEADS))
+    report = PROBE.findings(read_journal(H200_HEADS))
     columns = {
         each.values["kernel"].partition(",")[0]: each.values["columns"]
-        for each in remarks(found, "columns")
+        for each in remarks(report, "columns")
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
-    assert {each.values["units"] for each in remarks(found, "columns")} == {"softmax at 64, tensor cores at 128"}
+    assert {each.values["units"] for each in remarks(report, "columns")} == {"softmax at 64, tensor cores at 128"}
 
 
 def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:
