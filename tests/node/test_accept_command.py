@@ -56,7 +56,7 @@ class MadeUp(workers.Workers):
 def made_up_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WorkerPool", MadeUp)
     monkeypatch.setattr(run, "WorkerPool", MadeUp)
-    monkeypatch.setattr(MadeUp, "made", [])
+    monkeypatch.setattr(MadeUp, "placed", [])
 
 
 def accept(results: Path, *words: str) -> Result:

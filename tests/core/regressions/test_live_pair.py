@@ -163,7 +163,7 @@ class Double:
 
 @pytest.fixture
 def doubled(monkeypatch):
-    monkeypatch.setattr(Double, "made", [])
+    monkeypatch.setattr(Double, "started", [])
     monkeypatch.setattr(live_pair, "WorkerProcess", Double)
     monkeypatch.setattr(live_pair, "_libraries", {})
     monkeypatch.setattr(live_pair, "time", SimpleNamespace(monotonic=lambda: Double.now_s))

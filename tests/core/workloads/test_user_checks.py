@@ -17,7 +17,7 @@ class Sets:
 
     def __init__(self, remembers: bool = False) -> None:
         self._remembers = remembers
-        self._launched: set[tuple[int, int]] = set()
+        self._known_inputs: set[tuple[int, int]] = set()
         self._holds = dict.fromkeys(range(self.sets), 0)
         self._inputs_made = 0
         self._last_used = dict.fromkeys(range(self.sets), 0)
@@ -37,8 +37,8 @@ class Sets:
         self._launched += 1
         is_cached = self._launched - self._last_used[index] <= self.sets // 2
         self._last_used[index] = self._launched
-        known = self._remembers and (index, self._holds[index]) in self._launched
-        self._launched.add((index, self._holds[index]))
+        known = self._remembers and (index, self._holds[index]) in self._known_inputs
+        self._known_inputs.add((index, self._holds[index]))
         return (1e-5 if known else 2e-5) * (1 if is_cached else 1.5)
 
 
