@@ -124,7 +124,7 @@ class RateComparison:
     hardly goes. `sure` are those whose best round is low as well.
     """
 
-    rate_name: str
+    what: str
     share: Mapping[RateKey, float]
     deviation: Mapping[RateKey, float]
     cutoff: float
@@ -219,7 +219,7 @@ def _slow(comparison: RateComparison, who: RateKey) -> Check:
     far, cutoff = -comparison.deviation[who], -comparison.cutoff
     why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
     found = Quantity(comparison.share[who], "+%")
-    return Check(" ".join(who), comparison.rate_name, found, verdict=CAUTION, why=why, source="the other nodes")
+    return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")
 
 
 # Fleets drawn to learn how far chance takes the lowest of `count`, and values drawn at most.

@@ -288,7 +288,7 @@ def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
 
 
 def _mean(
-    what: str,
+    rate_name: str,
     base: Callable[[Row[MatmulParameters]], Row[MatmulParameters] | None],
     rows: Sequence[Row[MatmulParameters]],
     effect: str,
@@ -304,7 +304,7 @@ def _mean(
         "mean of {products} products, each between {least:x} and {most:x})",
         effect=effect,
         mean=mean,
-        what=what,
+        what=rate_name,
         products=len(pairs),
         least=min(ratios),
         most=max(ratios),

@@ -51,8 +51,7 @@ CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50
 # Nine of ten measurements lie in a law's interval, of a healthy part next to all in one so much wider (logarithms),
 # and none closer than by that factor: two healthy parts differ, and so do two runs.
 WIDER, CLOSEST = 1.5, 1.1
-# Least rates of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in
-# its boost.
+# Least rates of a CPU's products: after two seconds of work over a burst, and a core's part of all over one in boost.
 LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
 # The power cap takes some of the clock, and a law knows it; this much is not the cap's.
 LEAST_CLOCK = 0.6

@@ -285,13 +285,13 @@ def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> N
     calm = slices_of([1.0] * 7)
     drifting = replace(calm, quality={**calm.quality, "disturbances": {"drift": 0.1}})
     elsewhere = replace(drifting, sampling={**drifting.sampling, "group": "another"})
-    [one], [same], [other] = readings([drifting]), readings([drifting]), readings([elsewhere])
-    assert speedup(one, same).high == pytest.approx(1.0)
+    [case], [same], [later] = readings([drifting]), readings([drifting]), readings([elsewhere])
+    assert speedup(case, same).high == pytest.approx(1.0)
     [few] = readings([replace(slices_of([1.0] * 5), quality=drifting.quality)])
     assert speedup(few, few).high == pytest.approx(1 + 0.2 * 1.96 / 1.645 * np.sqrt(2)), "without the drift they share"
     # Half the interval of either side's own slices in 1.96 standard errors, and as many of the drift.
     half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
-    assert speedup(one, other).high == pytest.approx(1 + half)
+    assert speedup(case, later).high == pytest.approx(1 + half)
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,17 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [each for each in map(json.loads, journal.read_text().splitlines()) if each["kind"] == "timing"]
 
 
-def outcomes(found: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+def outcomes(records: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
     """Count outcomes by implementation. An ok case is verified, an unsupported one has one sentence."""
-    for each in found:
-        if each["outcome"] == "ok":
-            assert each["verification"]["passed"], each
+    for record in records:
+        if record["outcome"] == "ok":
+            assert record["verification"]["passed"], record
         else:
-            assert each["outcome"] == "unsupported", each["reason"]
-            assert "\n" not in each["reason"]
+            assert record["outcome"] == "unsupported", record["reason"]
+            assert "\n" not in record["reason"]
             allowed = (NO_TORCH[1], "or take an sm_80 kernel.", "or take triton.")
-            assert each["reason"].endswith(allowed), each["reason"]
-    return Counter((each["case"]["implementation"], each["outcome"]) for each in found)
+            assert record["reason"].endswith(allowed), record["reason"]
+    return Counter((each["case"]["implementation"], each["outcome"]) for each in records)
 
 
 def measured(run, folder: Path, *arguments: str) -> Counter[tuple[str, str]]:

@@ -113,13 +113,13 @@ def test_libraries_that_hand_out_heads_in_order_finish_later_than_the_heaviest_f
 
 def measured_cycles() -> dict[tuple[str, int, bool], tuple[float, float, Any]]:
     """Cycles, clock and the kernel's details of an H200's forward passes, by implementation, head_dim and mask."""
-    found = {}
+    cycles_of = {}
     for record in read_journal(H200_HEADS):
         if record.case["operator"] == "attention":
             case, clock_hz = record.parsed_case(), record.metrics["sm_clock"].value
             key = (case.implementation, case.parameters.head_dim, case.parameters.causal)
-            found[key] = (record.metrics["time"].value * clock_hz, clock_hz, record.kernel["details"])
-    return found
+            cycles_of[key] = (record.metrics["time"].value * clock_hz, clock_hz, record.kernel["details"])
+    return cycles_of
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -184,7 +184,7 @@ def test_instructions_a_score_are_those_of_our_triton_kernels_machine_code() -> 
     configuration = attention_defaults.default_configuration("sm_90", 64, "bfloat16")
     binary = attention.compile_for("sm_90", configuration)
     instructions = disassemble(binary.cubin, binary.name).instructions
-    # Of whole blocks of keys and of masked ones there is a loop each; a thread has half a score a key.
+    # Whole blocks of keys and masked ones have a loop each; a thread has half a score a key.
     scores = 2 * configuration.block_n / 2
     per_score = {name: instructions[name] / scores for name in ("MUFU", "FMNMX", "FFMA", "FADD", "F2FP")}
     assert per_score == pytest.approx({"MUFU": 1, "FMNMX": 1, "FFMA": 1, "FADD": 1, "F2FP": 0.5}, rel=0.27)

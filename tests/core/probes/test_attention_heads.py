@@ -143,10 +143,10 @@ def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytes
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
-    found = findings(Machine())
+    report = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
     ratios = {}
-    for each in remarks(found, "slow", kernel="sdpa_default, float32"):
+    for each in remarks(report, "slow", kernel="sdpa_default, float32"):
         assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
         assert "with the same parameters" in each.template
         ratios[each.values["of_pass"]] = each.values["faster"]
@@ -155,7 +155,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert ratios["forward"].value == pytest.approx(expected)
     assert ratios["backward"].value == pytest.approx(expected)
     assert ratios["forward"].low == pytest.approx(expected)
-    assert remarks(found, "cause", kernel="sdpa_default, float32") == []
+    assert remarks(report, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_noise_is_not_turned_into_advice() -> None:
@@ -266,14 +266,14 @@ def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
 
 
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:
-    found = PROBE.findings(read_journal(H200_HEADS))
+    report = PROBE.findings(read_journal(H200_HEADS))
     columns = {
         each.values["kernel"].partition(",")[0]: each.values["columns"]
-        for each in remarks(found, "columns")
+        for each in remarks(report, "columns")
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
-    assert {each.values["units"] for each in remarks(found, "columns")} == {"softmax at 64, tensor cores at 128"}
+    assert {each.values["units"] for each in remarks(report, "columns")} == {"softmax at 64, tensor cores at 128"}
 
 
 def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:

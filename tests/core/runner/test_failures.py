@@ -24,7 +24,7 @@ def failed(reason: str, witnesses: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_same"),
+    ("first", "second", "is_same"),
     [
         ("bench.py:7: f took 1.5 GB", "bench.py:7: f took 22 GB", True),
         ("bench.py:7: f raised E", "bench.py:8: f raised E", False),
@@ -34,8 +34,8 @@ def failed(reason: str, witnesses: int) -> dict[str, object]:
         ("f raised A", "f raised A [not run: the same was found in f[n=1]]", True),
     ],
 )
-def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(one, other, is_same):
-    causes = [cause_of(one, {"dtype": "float32"}), cause_of(other, {"dtype": "bfloat16", "n": 4})]
+def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(first, second, is_same):
+    causes = [cause_of(first, {"dtype": "float32"}), cause_of(second, {"dtype": "bfloat16", "n": 4})]
     assert (causes[0] == causes[1]) is is_same
 
 
