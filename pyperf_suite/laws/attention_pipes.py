@@ -65,7 +65,7 @@ def round_cycles(parts: int, tensor: float, softmax: float, waits: float = 0.0) 
 
 
 @dataclass(frozen=True)
-class HopperAttention:
+class HopperForward:
     """A forward pass on `multiprocessors` of a Hopper GPU, of whose work in each `parts` compute in turns.
 
     `barriers` are those of a step at which all warps of a program wait, `fetches_late` says that its keys are waited
@@ -80,13 +80,13 @@ class HopperAttention:
     polynomial: float = 0.0
 
     @classmethod
-    def in_turns(cls, tiled: TiledAttention, multiprocessors: int, polynomial: float = 0.0) -> HopperAttention:
+    def in_turns(cls, tiled: TiledAttention, multiprocessors: int, polynomial: float = 0.0) -> HopperForward:
         """A kernel whose warpgroups of 64 queries compute in turns, as those of FlashAttention-3 do."""
         parts = max(1, tiled.blocks.m * tiled.slots // multiprocessors // WARPGROUP_ROWS)
         return cls(tiled, multiprocessors, parts, polynomial=polynomial)
 
     @classmethod
-    def by_triton(cls, tiled: TiledAttention, multiprocessors: int) -> HopperAttention:
+    def by_triton(cls, tiled: TiledAttention, multiprocessors: int) -> HopperForward:
         """Our Triton kernel, of which all warps move together: what computes in turns are resident programs."""
         late = tiled.blocks.stages < HIDING_STAGES
         return cls(tiled, multiprocessors, tiled.slots // multiprocessors, TRITON_BARRIERS, late)

@@ -178,12 +178,8 @@ def objects(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: dict[str, Any]) -> None:
-    documented: dict[str, list[str]] = {}
-    for line in (REPOSITORY / "docs/findings.md").read_text().splitlines():
-        if line.startswith("## "):
-            documented[line[3:]] = []
-        elif found := re.match(r"\| `(\w+)` \|", line):
-            documented[list(documented)[-1]].append(found[1])
+    rows = re.findall(r"^\| ([a-z ]+) \| (`.*?`) \|", (REPOSITORY / "docs/findings.md").read_text(), re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows}
     made_up = json.loads(as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {}))))
     seen: dict[str, list[str]] = {}
     for kind, held in (*objects(committed), *objects(made_up)):
