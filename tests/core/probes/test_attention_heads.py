@@ -134,11 +134,21 @@ def test_rival_blocks_are_tried_in_forward_passes_of_the_head_dims_that_have_som
     assert len({case for case in swept if not case.parameters.blocks}) == len(swept) - len(tried)
 
 
+def test_the_hopper_kernel_has_rivals_of_its_own_and_no_backward_pass() -> None:
+    fields = {"implementation": ("cuda_sm90",), "hidden": (4096,), "heads": (32,), "seq": (4096,)}
+    tried = [case.parameters for case in cases(blocks=("chosen", "rivals"), **fields)]
+    assert not any(p.backward for p in tried)
+    assert [str(p.blocks) for p in tried if p.blocks] == ["128x176", "128x160", "128x96", "192x64"]
+
+
 def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, blocks in (((8, 0), ("chosen",)), ((9, 0), ("chosen", "rivals")), ((10, 0), ("chosen",))):
         gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
         monkeypatch.setattr(attention_heads, "gpus", lambda gpu=gpu: [gpu])
         assert PROBE.axes("standard", Device("cuda")).blocks == blocks
+        implementations = PROBE.axes("quick", Device("cuda")).implementation
+        assert ("cuda_sm90" in implementations) is (capability == (9, 0))
+        assert "triton" in implementations
     assert PROBE.axes("quick", Device("cuda")).blocks == ("chosen",)
 
 
