@@ -13,7 +13,7 @@ import json
 import lzma
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,22 +157,29 @@ Answers = Callable[[str], NDArray[np.int64]]
 @pytest.fixture(scope="module")
 def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
     """CuTe's answers: cute("maps") and so on; other cases than its file has are asked anew, and written."""
-    texts = {"against_cute.cpp": (HERE / "against_cute.cpp").read_text(), "cases.h": cases_h, **SHIMS}
+    return answers(request, "against_cute.cpp", cases_h, ANSWERS, ASKED)
+
+
+def answers(request: pytest.FixtureRequest, source: str, cases_h: str, path: Path, asked: Sequence[str]) -> Answers:
+    """Answers of a program of CuTe to these cases, stored by the text of the program."""
+    texts = {source: (HERE / source).read_text(), "cases.h": cases_h, **SHIMS}
     pins = (request.config.rootpath / "constraints.txt").read_text()
     [pin] = re.findall(r"^nvidia-cutlass==.*$", pins, re.MULTILINE)
-    asked = hashlib.sha256(json.dumps([pin, ADDRESS, texts]).encode()).hexdigest()
-    with lzma.open(ANSWERS) as file:
-        answers = dict(np.load(io.BytesIO(file.read())))
-    if str(answers["asked"]) != asked:
-        program = program_of_cute(request, texts)
-        answers = {"asked": np.array(asked)} | {what: numbers(program, what) for what in ASKED}
+    question = hashlib.sha256(json.dumps([pin, ADDRESS, texts]).encode()).hexdigest()
+    stored: dict[str, NDArray[np.generic]] = {}
+    if path.exists():
+        with lzma.open(path) as file:
+            stored = dict(np.load(io.BytesIO(file.read())))
+    if str(stored.get("asked", "")) != question:
+        program = program_of_cute(request, source, texts)
+        stored = {"asked": np.array(question)} | {name: numbers(program, name) for name in asked}
         plain = io.BytesIO()
-        np.savez(plain, **answers)
-        ANSWERS.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
-    return answers.__getitem__
+        np.savez(plain, **stored)
+        path.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    return stored.__getitem__
 
 
-def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) -> Path:
+def program_of_cute(request: pytest.FixtureRequest, source: str, texts: Mapping[str, str]) -> Path:
     """The program that asks CuTe: minutes to compile."""
     compiled, cutlass, cuda_headers = map(request.getfixturevalue, ("compiled", "cutlass", "cuda_headers"))
     folders = ("-I", ".", "-isystem", str(cutlass), "-isystem", str(cuda_headers))
@@ -181,7 +188,7 @@ def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) ->
         compiled("cute.o", {"cute.cpp": "#include <cute/tensor.hpp>\n", **SHIMS}, (*options, "-c", "cute.cpp"))
     except subprocess.CalledProcessError:
         pytest.skip("needs a C++ compiler that takes CuTe, and this one does not: g++ 12 does, CXX names another")
-    return compiled("against_cute", texts, (*options, "against_cute.cpp"))
+    return compiled("against_cute", texts, (*options, source))
 
 
 def numbers(program: Path, *arguments: str, stdin: bytes = b"") -> NDArray[np.int64]:

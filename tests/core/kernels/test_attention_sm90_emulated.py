@@ -22,7 +22,7 @@ from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 HERE = Path(__file__).parent
-Instances = Callable[[Specialisation], Path]
+Instances = Callable[..., Path]
 # All that a specialisation varies in, in blocks that are small enough to emulate.
 INSTANCES = (
     Specialisation(64, 16, 64, 2),
@@ -110,14 +110,21 @@ def problem(one: Specialisation, seed: int) -> Problem:
 
 @pytest.fixture(scope="module")
 def program(emulation: Callable[..., Path]) -> Instances:
-    """The program that runs an instance."""
+    """The program that runs an instance, of a source with a mistake where one is given: program(one, right, wrong)."""
     source, headers = attention_sm90.sources()
-    texts = {attention_sm90.SOURCE: source, **headers, "wgmma.cuh": "#pragma once\n"}
+    texts = {**headers, "wgmma.cuh": "#pragma once\n"}
     texts["ptx.cuh"] = (HERE / "emulated_ptx_sm90.cuh").read_text()
     texts["emulated_kernel.h"] = (HERE.parent / "gpu_double" / "emulated_kernel.h").read_text()
     texts["emulated_grid_sm90.h"] = (HERE / "emulated_grid_sm90.h").read_text()
     texts["launch.cpp"] = (HERE / "emulated_launch_attention.cpp").read_text()
-    return functools.cache(lambda one: emulation("launch.cpp", texts, *(o for o in one.options() if o[:2] == "-D")))
+
+    @functools.cache
+    def build(one: Specialisation, right: str = "", wrong: str = "") -> Path:
+        assert not right or source.count(right) == 1
+        mistaken = {attention_sm90.SOURCE: source.replace(right, wrong) if right else source}
+        return emulation("launch.cpp", texts | mistaken, *(option for option in one.options() if option[:2] == "-D"))
+
+    return build
 
 
 def framed(elements: int, dtype: type) -> NDArray[np.generic]:
@@ -213,6 +220,22 @@ def log_sums(one: Problem, q: NDArray[np.float32], k: NDArray[np.float32]) -> ND
 @pytest.mark.parametrize("one", INSTANCES, ids=lambda one: one.name)
 def test_attention_of_any_problem_is_that_of_float64(program, one):
     check_all(program(one), [problem(one, seed) for seed in range(CASES_OF_EACH)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("fragment_column(0, i) >= seen", "fragment_column(0, i) > seen"),
+        ("results[i] *= shrink[i / 2 % 2]", "results[i] *= shrink[i % 2]"),
+        ("(step - 1) * TILE_N, key_head", "step * TILE_N, key_head"),
+        ("ptx::wgmma_wait_group<1>();", "ptx::wgmma_wait_group<2>();"),
+        ("quotient(block.head, attention.group, attention.by_group)", "0"),
+    ],
+)
+def test_a_mistake_is_seen(program, right, wrong):
+    with pytest.raises(AssertionError):
+        check_all(program(INSTANCES[0], right, wrong), [problem(INSTANCES[0], seed) for seed in range(30)])
 
 
 @pytest.mark.parametrize("seed", range(20))
