@@ -620,13 +620,13 @@ def planned_sources() -> list[tuple[str, str, dict[str, str], str, list[str]]]:
             for case in find_probe(name).cases("quick", devices.Device("cuda", 0), own):
                 implementation = find_workload(case.operator).implementation(case.implementation)
                 if isinstance(implementation, CudaMatmul):
-                    kernel, one = implementation.kernel, implementation.specialise(case.parameters, (0, 0, 0))
+                    kernel, instance = implementation.kernel, implementation.specialise(case.parameters, (0, 0, 0))
                 elif isinstance(implementation, HopperAttention):
-                    kernel, one = attention_sm90, implementation.specialise(case.parameters)
+                    kernel, instance = attention_sm90, implementation.specialise(case.parameters)
                 else:
                     continue
                 text, headers = kernel.sources()
-                source = kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(one.options())
+                source = kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(instance.options())
                 sources += [] if source in sources else [source]
     return sources
 

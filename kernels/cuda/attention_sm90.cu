@@ -17,7 +17,7 @@
 
 namespace pyperf {
 
-// What is not known when this is compiled.
+// Arguments that are not known when this is compiled.
 struct Attention {
     int seq_q;
     int seq_k;
@@ -292,7 +292,7 @@ struct Consumer {
     }
 
     // Divides by the totals, and writes 16 rows: results by way of where the warp's rows of Q were, which all of the
-    // warpgroup have read. What is beyond the last query or column is clipped by the copy engine.
+    // warpgroup have read. The copy engine clips rows and columns beyond the last.
     __device__ __forceinline__ void store(const ptx::TensorMap& map_o, float* lse, int query, int head) {
         float inverse[2];
 #pragma unroll

@@ -236,8 +236,8 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         lse = gpu.native.DeviceMemory(gpu.context, 4 * math.prod(shape.lse))
         encode = partial(gpu.native.tensor_map, gpu.context)
         bound = []
-        for each in memory.sets:
-            q, k, v, o = (each[name].address for name in "qkvo")
+        for arrays in memory.sets:
+            q, k, v, o = (arrays[name].address for name in "qkvo")
             launch = gpu.native.Launch(
                 loaded,
                 (schedule.units, 1, 1),
@@ -245,7 +245,7 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
                 instance.bind(encode, (q, k, v, o), lse.address, shape, p.head_dim, p.causal, schedule),
                 dynamic_shared_bytes=instance.smem_bytes,
             )
-            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), o=each["o"]))
+            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), o=arrays["o"]))
         memory.extra = (lse,)
         details = {
             "blocks": str(Blocks(instance.queries, instance.keys, instance.stages, persistent=persistent)),

@@ -131,7 +131,7 @@ def test_what_the_kernel_does_not_have_is_unsupported_in_one_sentence(is_double,
 
 def test_a_head_is_the_same_next_to_one_that_is_not_a_number():
     parameters = replace(BASE, batch=1, heads=2, kv_heads=2, seq_q=130, seq_k=131, head_dim=64)
-    found = []
+    results = []
     for spoiled in (False, True):
         operands = ATTENTION.operands(parameters, seed=1)
         launches = HopperAttention().prepare(parameters, operands, ExecutionContext(Device("cuda"), sets=1))
@@ -141,5 +141,5 @@ def test_a_head_is_the_same_next_to_one_that_is_not_a_number():
                 held.write(np.full(held.bytes // 4, 0x7FC0, np.uint16))
         launches.poison()
         launches.launch(0)
-        found.append(launches.outputs(0)["o"][0, 1])
-    np.testing.assert_array_equal(*found)
+        results.append(launches.outputs(0)["o"][0, 1])
+    np.testing.assert_array_equal(*results)

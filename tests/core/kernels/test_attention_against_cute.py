@@ -63,7 +63,7 @@ def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def ours(compiled: Callable[..., Path], cases_h: str) -> Callable[..., Answers]:
-    """What our headers say, with a mistake in attention_tile.cuh where one is given: ours("right", "wrong")."""
+    """Our headers' answers, with a mistake in attention_tile.cuh where one is given: ours("right", "wrong")."""
     _, headers = attention_sm90.sources()
 
     def with_mistake(right: str = "", wrong: str = "") -> Answers:
@@ -76,31 +76,31 @@ def ours(compiled: Callable[..., Path], cases_h: str) -> Callable[..., Answers]:
     return with_mistake
 
 
-@pytest.mark.parametrize("what", ["maps", "descriptors", "weights"])
-def test_operands_lie_where_cute_has_them(cute, ours, what):
-    own, theirs = ours()(what), cute(what)
-    if what == "descriptors":
+@pytest.mark.parametrize("table", ["maps", "descriptors", "weights"])
+def test_operands_lie_where_cute_has_them(cute, ours, table):
+    mine, theirs = ours()(table), cute(table)
+    if table == "descriptors":
         # From panel to panel: where a wgmma reads a single one of V, CuTe leaves it zero, and ours has it all the same.
         single = np.concatenate([np.full(keys // 16, dim == 64) for dim, keys in VALUES])
-        unused = LEADING_OFFSET * np.concatenate([np.zeros(own.size - single.size, np.int64), single])
+        unused = LEADING_OFFSET * np.concatenate([np.zeros(mine.size - single.size, np.int64), single])
         assert not np.any(theirs & unused)
-        own = own & ~unused
-    np.testing.assert_array_equal(own, theirs)
-    print(f"{theirs.size} {what} agree")
+        mine = mine & ~unused
+    np.testing.assert_array_equal(mine, theirs)
+    print(f"{theirs.size} {table} agree")
 
 
 @pytest.mark.parametrize(
-    ("what", "right", "wrong"),
+    ("table", "right", "wrong"),
     [
         ("maps", "widest_span(head_dim * 2)", "32"),
         ("descriptors", "step / steps * panel.bytes()", "step / steps * panel.span()"),
         ("descriptors", "{head_dim, keys, 2, true, 1}", "{head_dim, keys, 2, false, 1}"),
     ],
 )
-def test_a_mistake_in_the_tiles_arithmetic_is_seen(cute, ours, what, right, wrong):
-    own, theirs = ours(right, wrong)(what), cute(what)
-    unused = LEADING_OFFSET if what == "descriptors" else 0
-    assert own.size != theirs.size or np.any((own ^ theirs) & ~unused)
+def test_a_mistake_in_the_tiles_arithmetic_is_seen(cute, ours, table, right, wrong):
+    mine, theirs = ours(right, wrong)(table), cute(table)
+    unused = LEADING_OFFSET if table == "descriptors" else 0
+    assert mine.size != theirs.size or np.any((mine ^ theirs) & ~unused)
 
 
 def test_every_map_of_heads_is_encoded_as_cute_encodes_it(cute, encoded):
@@ -121,17 +121,17 @@ def test_the_wgmma_with_weights_in_registers_is_the_instruction_that_cute_issues
     files = [cutlass / "cute" / "arch" / name for name in ("mma_sm90_gmma.hpp", "mma_sm90_gmma_ext.hpp")]
     structures = dict(re.findall(r"struct (MMA_\w+)\s*\{(.*?)#else", "".join(map(Path.read_text, files)), re.DOTALL))
     differ = []
-    for one in (
+    for kernel in (
         attention_sm90.specialise(dim, dtype) for dim in attention_sm90.HEAD_DIMS for dtype in ("bf16", "fp16")
     ):
-        macros = [option[2:].split("=") for option in one.options() if option.startswith("-D")]
+        macros = [option[2:].split("=") for option in kernel.options() if option.startswith("-D")]
         text = "".join(f"#define {name} {value}\n" for name, value in macros) + header
         made = compiled("wgmma.ii", {"wgmma.cpp": text}, ("-E", "-P", "wgmma.cpp")).read_text()
-        own = statement(made[made.index("const unsigned* a") :], own_name).replace(
+        mine = statement(made[made.index("const unsigned* a") :], own_name).replace(
             "setp.eq.b32p,0,0", "setp.ne.b32p,scale_D,0"
         )
-        kind = {"bf16": "BF16", "fp16": "F16"}[one.dtype]
-        transposed = gemm_sm90.specialise(64, one.head_dim, stages=2, in_type=one.dtype, b_transposed=False)
-        theirs = structures[f"MMA_64x{one.head_dim}x16_F32{kind}{kind}_RS"]
-        differ += [one.name] * (own != statement(theirs, lambda operand, like=transposed: cute_name(operand, like)))
+        kind = {"bf16": "BF16", "fp16": "F16"}[kernel.dtype]
+        transposed = gemm_sm90.specialise(64, kernel.head_dim, stages=2, in_type=kernel.dtype, b_transposed=False)
+        theirs = structures[f"MMA_64x{kernel.head_dim}x16_F32{kind}{kind}_RS"]
+        differ += [kernel.name] * (mine != statement(theirs, lambda operand, like=transposed: cute_name(operand, like)))
     assert bool(differ) is bool(right), differ
