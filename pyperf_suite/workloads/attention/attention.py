@@ -188,18 +188,7 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
                 "a library for that."
             )
         with refusing(UserError):
-            if parameters.blocks is not None:
-                self.check_blocks(parameters.blocks)
             shape_of(parameters)
-
-    def check_blocks(self, blocks: Blocks) -> None:
-        """Raise ValueError for blocks that the kernel has at no head_dim."""
-        attention_sm90.check_block(blocks.m, blocks.n, attention_sm90.HEAD_DIMS[0], next(iter(attention_sm90.TYPES)))
-        if blocks.warps not in (1, blocks.m // attention_sm90.WARP_ROWS):
-            raise ValueError(
-                f"Blocks {blocks} name {blocks.warps} warps, but each warp of {self.name} has "
-                f"{attention_sm90.WARP_ROWS} queries: leave the warps out."
-            )
 
     def specialise(self, parameters: AttentionParameters) -> attention_sm90.Specialisation:
         """The instance of the kernel for a case. Raises ValueError if there is none."""
@@ -207,6 +196,11 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         dtype = ELEMENT_TYPES[p.dtype]
         if blocks is None:
             return attention_sm90.specialise(p.head_dim, dtype, seq_q=p.seq_q)
+        if blocks.warps not in (1, blocks.m // attention_sm90.WARP_ROWS):
+            raise ValueError(
+                f"Blocks {blocks} name {blocks.warps} warps, but each warp of {self.name} has "
+                f"{attention_sm90.WARP_ROWS} queries: leave the warps out, or take triton."
+            )
         stages = blocks.stages if blocks.stages > 1 else None  # as many as fit
         return attention_sm90.specialise(p.head_dim, dtype, blocks.m, blocks.n, stages)
 

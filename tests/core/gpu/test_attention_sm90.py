@@ -119,6 +119,7 @@ def test_workers_that_stay_and_blocks_that_are_handed_out_are_right(case, is_dou
     [
         ({"head_dim": 256, "blocks": Blocks(128, 80, 3)}, "2 stages do"),
         ({"head_dim": 128, "blocks": Blocks(192, 128)}, "nearest that can is 192x80"),
+        ({"blocks": Blocks(128, 64, warps=4)}, "each warp of cuda_sm90 has 16 queries"),
         ({"head_dim": 100}, "pad head_dim to 104, or take triton"),
         ({"head_dim": 264}, "at most 256 fit registers"),
         ({"dtype": "float32"}, "multiplies it in bf16 or fp16"),

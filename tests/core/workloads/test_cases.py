@@ -184,8 +184,6 @@ REFUSED = [
     ("attention", "triton", {"blocks": Blocks(128, 64, warps=3)}, "power of two"),
     ("attention", "triton", {"blocks": Blocks(128, 64, persistent=True)}, "128x64:p are for workers that stay"),
     ("attention", "cuda_sm90", {"backward": True}, "computes the forward pass only.*ask triton"),
-    ("attention", "cuda_sm90", {"blocks": Blocks(100, 64)}, "the nearest that can is 128x64"),
-    ("attention", "cuda_sm90", {"blocks": Blocks(128, 64, warps=4)}, "each warp of cuda_sm90 has 16 queries"),
     ("attention", "triton", {"dtype": "int8"}, "choose from float32, float16, bfloat16"),
     ("attention", "triton", {"batch": 1 << 15, "seq_q": 1 << 15}, "rows were requested in all"),
     ("matmul", "torch", {"dtype": "int32"}, "operands of integers are int8"),
