@@ -230,9 +230,8 @@ def tiled(row: Row[AttentionParameters]) -> TiledAttention | None:
     else:
         return None
     slots, together = details.get("slots") or 1, details.get("heads_together", 0)
-    return TiledAttention(
-        p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded_head_dim, p.causal, blocks, slots, together
-    )
+    sizes = p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded_head_dim
+    return TiledAttention(*sizes, p.causal, blocks, slots, together)
 
 
 def law_key(row: Row[AttentionParameters]) -> str:
@@ -251,7 +250,6 @@ DEFAULT = "sdpa_default"
 
 # Backends that a user can have instead of the default without a kernel of their own.
 CHOICES = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa_math", "flash3")
-
 FEWEST_SIZES = 3  # two points are a table's row, not a picture
 
 CAUSES = {

@@ -37,7 +37,7 @@ _HEADROOM, _MARGIN = 1.06, 0.04
 WIDE = 30
 # An interval that reaches further beyond all values than this share of their height is not drawn; the axis then ends
 # at the other share, and a chart of which more than half are like this is not fit for use.
-_WHISKER_SHARE, _CUT_SHARE = 0.6, 0.25
+_WHISKER_SHARE, _ENDS_AT = 0.6, 0.25
 # Panels of so few places need not begin at 0 if values differ by less than this share.
 _MAX_PLACES, _LOW_SHARE = 6, 0.5
 # A map in which nothing differs must not be painted in full colour.
@@ -224,12 +224,11 @@ def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
     low, high = min([0.0, *values]), max([0.0, *values])
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
-    top = top * _HEADROOM if top - high <= _WHISKER_SHARE * height else high + _CUT_SHARE * height
+    top = top * _HEADROOM if top - high <= _WHISKER_SHARE * height else high + _ENDS_AT * height
     if values and len({x for trace in traces for x in trace.x}) <= _MAX_PLACES and bottom > _LOW_SHARE * high > 0:
         return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
     bottom = min(0.0, bottom)
-    bottom = bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _CUT_SHARE * height
-    return bottom, top or 1.0
+    return bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _ENDS_AT * height, top or 1.0
 
 
 def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
