@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME
+from pyperf_suite.probes.backward import PROBE, READS_MORE, TWICE_THE_TIME
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
 from tests.records import lines, records, verdicts
@@ -79,17 +79,6 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
     unsure = remarks(slower(1.1, phase="backward"), noise=0.2)
     (counted,) = (each for each in unsure if "longer" in each.values)
     assert counted.values["longer"] == 0
-
-
-def test_an_activation_is_bound_by_bandwidth_where_it_runs_at_the_rate_of_a_copy() -> None:
-    forward, backward = judged("relu", BANDWIDTH_BOUND)
-    # Three tensors take half as long again as two: the rate is the same.
-    assert [each.message.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
-    assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
-    assert {forward.outcome, backward.outcome} == {"holds"}
-    forward, backward = judged("gelu", BANDWIDTH_BOUND, slower(4, layer="gelu", phase="forward"))
-    assert forward.measured.value == pytest.approx(0.25)
-    assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")
 
 
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])

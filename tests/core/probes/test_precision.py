@@ -11,8 +11,6 @@ import pytest
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.precision import (
-    CACHE_IS_FASTER,
-    CACHE_LASTS,
     GROWS,
     MULTIPLES_OF_8,
     NOT_HALF,
@@ -121,17 +119,3 @@ def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> Non
     steps = cells(findings(odd_is_slow).tables[0])
     faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
     assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))
-
-
-def test_casts_are_counted_in_each_form_of_the_cache() -> None:
-    lasts = judged(CACHE_LASTS)
-    assert (lasts.measured.value, lasts.outcome) == (1.0, "holds")
-    counted = cells(findings().tables[1])
-    assert [(row["casts kept for"], row["casts"].value) for row in counted] == [
-        ("iteration", 4),
-        ("nested", 1),
-        ("off", 4),
-    ]
-    # 4 x 3 ms and one cast, or four.
-    faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
-    assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]
