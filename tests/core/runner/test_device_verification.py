@@ -158,16 +158,3 @@ def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch):
     monkeypatch.setattr(matmul, "verify_product", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
-
-
-def test_bits_are_compared_where_they_lie():
-    launches = OnDevice(PRODUCT, 2, nothing)
-    launches.launch(0)
-    launches.launch(1)
-    kept = launches.snapshot(0)
-    assert launches.matches(1, kept)
-    first_output(launches._outputs[1])[95, 79] *= -1
-    assert not launches.matches(1, kept)
-    launches.poison(0)
-    assert launches.matches(0, launches.snapshot(0))  # NaN is NaN
-    assert launches.downloads == 0
