@@ -1,4 +1,4 @@
-// What the bindings of the CPU's operators read alike from Python.
+// Arguments that the bindings of the CPU's operators read alike from Python.
 #pragma once
 
 #include "check.h"

@@ -6,7 +6,7 @@
 
 namespace pyperf {
 
-// Where a library is looked for, in this order.
+// Places where a library is looked for, in this order.
 struct LibrarySearch {
     const char* override_variable;        // an environment variable holding an absolute path; set, it must open
     const char* stem;                     // "libcuda": a copy that is already in the process, whatever its version

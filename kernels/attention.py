@@ -36,12 +36,12 @@ LARGEST_ROWS = 1 << 30  # counted in 32 bits, with room for a block that hangs o
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a kernel is specialised by. Raises ValueError in one sentence for what cannot be.
+    """Specialisation of a kernel. Raises ValueError in one sentence for an impossible one.
 
     A program holds `block_m` rows and steps over the other side by `block_n`: forward and for dQ it holds queries and
-    steps over keys, for dK and dV it holds keys and steps over queries. `stages` is the depth of the pipeline of what
-    is stepped over, `warps` those of one program. `operands` "addresses" takes any head_dim, "descriptors" goes
-    through TMA, for which a row is a multiple of 16 bytes.
+    steps over keys, for dK and dV it holds keys and steps over queries. `stages` is the depth of the pipeline of the
+    stepped side, `warps` those of one program. `operands` "addresses" takes any head_dim, "descriptors" goes through
+    TMA, for which a row is a multiple of 16 bytes.
     """
 
     block_m: int
@@ -75,19 +75,19 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Return what a person reads: `triton_attention_bf16_d64_causal_128x64_s3_w4_descriptors`."""
+        """Return the kernel's name: `triton_attention_bf16_d64_causal_128x64_s3_w4_descriptors`."""
         parts = ["triton_attention", ELEMENT_TYPES[self.dtype], f"d{self.head_dim}"]
         parts += ["causal"] * self.causal + ["backward"] * self.backward
         return "_".join([*parts, f"{self.block_m}x{self.block_n}", f"s{self.stages}", f"w{self.warps}", self.operands])
 
     @property
     def requested(self) -> str:
-        """Return what begins a sentence about this configuration."""
+        """Return the begin of a sentence about this configuration."""
         return f"Blocks {self.block_m}x{self.block_n} of head_dim {self.head_dim}"
 
     @property
     def padded_head_dim(self) -> int:
-        """What the products compute with: the next power of two, and at least what a tensor core takes at once."""
+        """Return the head_dim of the products: the next power of two, and at least a tensor core's."""
         return padded(self.head_dim)
 
     @property
@@ -97,7 +97,7 @@ class Configuration:
 
     @property
     def descriptors(self) -> bool:
-        """Tell whether operands go through tensor descriptors."""
+        """True if operands go through tensor descriptors."""
         return self.operands == "descriptors"
 
     @property
@@ -295,7 +295,7 @@ def check_operand(
 
 
 def operand(configuration: Configuration, tensor: Any, rows: int) -> Any:
-    """Return what a kernel takes for a tensor [batch, heads, seq, head_dim] whose blocks have so many rows."""
+    """Return a kernel's operand for a tensor [batch, heads, seq, head_dim] whose blocks have `rows` rows."""
     if not configuration.descriptors:
         return tensor
     from triton.tools.tensor_descriptor import TensorDescriptor

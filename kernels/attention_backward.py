@@ -21,7 +21,7 @@ from pyperf_suite.kernels.attention import (
 from pyperf_suite.kernels.triton_host import Binary, Launch, compile_kernel, interprets
 
 KERNELS = ("dk_dv", "dq")
-# Of the kernel that only reads O and dO: enough to keep the memory busy, few enough for the registers of 4 warps.
+# Elements a program of the kernel that reads O and dO: enough to keep memory busy, few enough for 4 warps' registers.
 PRODUCT_ELEMENTS = 8192
 
 

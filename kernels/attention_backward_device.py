@@ -96,13 +96,13 @@ def dk_dv(
 
 @triton.jit
 def attended(
-    key_sums, value_sums, keys, values, q, do, lse, products, head, first, begin, whole, end, seq_q, seq_k,
+    key_sums, value_sums, keys, values, q, do, lse, products, head, first, begin, unmasked, end, seq_q, seq_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The sums of dK (of scaled scores) and dV over query steps [begin, end), scores transposed: [keys, queries].
 
-    One loop that masks the steps before `whole`: a loop of their own would spill what the two sums leave of registers.
+    One loop that masks the steps before `unmasked`: a loop of their own would spill registers beside the two sums.
     """
     for step in range(begin, end):
         first_query = step * BLOCK_N
@@ -112,7 +112,7 @@ def attended(
         weights = tl.exp2(scores * SCALE - logarithms[None, :])
         if CAUSAL:  # noqa: SIM102 (decided when this is compiled, the next when it runs)
             # All steps of the widest rows are masked: with a branch what a step holds spills.
-            if PADDED > 128 or step < whole:
+            if PADDED > 128 or step < unmasked:
                 rows = first + tl.arange(0, BLOCK_M)
                 latest = first_query + tl.arange(0, BLOCK_N) + (seq_k - seq_q)
                 weights = tl.where(rows[:, None] <= latest[None, :], weights, 0.0)
@@ -158,13 +158,13 @@ def dq(
     logarithms = load_of_rows(lse, head, first, seq_q, BLOCK_M) * LOG2_E
     lost = load_of_rows(products, head, first, seq_q, BLOCK_M)
     sums = tl.zeros((BLOCK_M, PADDED), tl.float32)
-    whole, end = key_steps(first, BLOCK_M, BLOCK_N, seq_q, seq_k, CAUSAL)
+    unmasked, end = key_steps(first, BLOCK_M, BLOCK_N, seq_q, seq_k, CAUSAL)
     sums = attending(
-        sums, queries, gradients, logarithms, lost, k, v, head // group, first, 0, whole, seq_q, seq_k,
+        sums, queries, gradients, logarithms, lost, k, v, head // group, first, 0, unmasked, seq_q, seq_k,
         BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, CAUSAL, DESCRIPTORS, False, PRECISION, WIDEN,
     )  # fmt: skip
     sums = attending(
-        sums, queries, gradients, logarithms, lost, k, v, head // group, first, whole, end, seq_q, seq_k,
+        sums, queries, gradients, logarithms, lost, k, v, head // group, first, unmasked, end, seq_q, seq_k,
         BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, CAUSAL, DESCRIPTORS, True, PRECISION, WIDEN,
     )  # fmt: skip
     store_rows(dq, sums * (SCALE / LOG2_E), head, first, seq_q, BLOCK_M, HEAD_DIM, PADDED, DESCRIPTORS)

@@ -30,10 +30,10 @@ BACKWARD: dict[str, Rows] = {
     "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 2, 8), 256: (64, 16, 2, 8), 512: (16, 16, 1, 8)},
     "Blackwell": {64: (64, 64, 2, 8), 128: (64, 32, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
 }
-# What else is worth measuring of the causal or full forward pass, by head_dim: as near to the first choice by what is
-# published, then those of which two programs or more fit a multiprocessor, where one multiplies during the softmax of
-# another. By machine code none spills; times are not measured. In 128x128:s2:w4, whose threads hold 192 sums, each
-# wgmma waits for the one before.
+# Other candidates of the causal or full forward pass, by head_dim: as near to the first choice by what is published,
+# then those of which two programs or more fit a multiprocessor, where one multiplies during the softmax of another. By
+# machine code none spills; times are not measured. In 128x128:s2:w4, whose threads hold 192 sums, each wgmma waits for
+# the one before.
 RIVALS: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
     "Hopper": {
         64: ((128, 64, 3, 4), (128, 64, 3, 8), (128, 128, 2, 4), (64, 128, 2, 4)),
@@ -50,7 +50,7 @@ FLOAT32: dict[bool, Rows] = {
 def default_configuration(
     target: str, head_dim: int, dtype: str, causal: bool = False, backward: bool = False, seq_q: int | None = None
 ) -> Configuration:
-    """Return what to begin with on a target such as "sm_90": through TMA where it and the rows allow.
+    """Return the first configuration to try on a target such as "sm_90": through TMA where it and the rows allow.
 
     A block of the forward pass is no taller than `seq_q` queries need. Raises ValueError for what is not a target, a
     dtype or a head_dim.
@@ -58,16 +58,16 @@ def default_configuration(
     check_known("attention", "dtype", dtype, ELEMENT_BYTES)
     generation = generation_of(target)
     rows = FLOAT32[backward] if dtype == "float32" else (BACKWARD if backward else FORWARD)[generation]
-    held, stepped, stages, warps = rows[min((most for most in rows if most >= padded(head_dim)), default=max(rows))]
+    block, stepped, stages, warps = rows[min((most for most in rows if most >= padded(head_dim)), default=max(rows))]
     if seq_q is not None and not backward:
-        held = min(held, padded(seq_q))
-        # So few rows leave most of more warps without any.
-        warps = warps if held > SMALLEST_BLOCK else min(warps, 4)
+        block = min(block, padded(seq_q))
+        # With few rows most of more warps have none.
+        warps = warps if block > SMALLEST_BLOCK else min(warps, 4)
     row_bytes = head_dim * ELEMENT_BYTES[dtype]
     tma = generation != "Ampere" and not row_bytes % TMA_ALIGNMENT_BYTES
     tma &= padded(head_dim) <= LARGEST_DESCRIPTOR_BLOCK
     operands = "descriptors" if tma else "addresses"
-    return Configuration(held, stepped, head_dim, dtype, causal, backward, stages, warps, operands)
+    return Configuration(block, stepped, head_dim, dtype, causal, backward, stages, warps, operands)
 
 
 def default_set(target: str) -> tuple[Configuration, ...]:

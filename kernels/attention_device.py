@@ -19,7 +19,7 @@ key_steps = shared_with_host(attention_schedule.key_steps)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-# What a sweep varies most must not make Triton compile anew for values that divide by 16 or are 1.
+# The values that a sweep varies most must not make Triton compile anew when they divide by 16 or are 1.
 @triton.jit(do_not_specialize=["heads", "group", "seq_q", "seq_k", "blocks", "together"])
 def forward(
     q,  # the addresses, or descriptors, of Q and O [heads, seq_q, HEAD_DIM], K and V [heads / group, seq_k, HEAD_DIM]
@@ -50,13 +50,13 @@ def forward(
     sums = tl.zeros((BLOCK_M, PADDED), tl.float32)
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    whole, end = key_steps(first, BLOCK_M, BLOCK_N, seq_q, seq_k, CAUSAL)
+    unmasked, end = key_steps(first, BLOCK_M, BLOCK_N, seq_q, seq_k, CAUSAL)
     sums, maximum, total = attend(
-        sums, maximum, total, queries, k, v, head // group, first, 0, whole, seq_q, seq_k,
+        sums, maximum, total, queries, k, v, head // group, first, 0, unmasked, seq_q, seq_k,
         BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, CAUSAL, DESCRIPTORS, False, PRECISION, WIDEN,
     )  # fmt: skip
     sums, maximum, total = attend(
-        sums, maximum, total, queries, k, v, head // group, first, whole, end, seq_q, seq_k,
+        sums, maximum, total, queries, k, v, head // group, first, unmasked, end, seq_q, seq_k,
         BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, CAUSAL, DESCRIPTORS, True, PRECISION, WIDEN,
     )  # fmt: skip
     store_rows(o, sums / total[:, None], head, first, seq_q, BLOCK_M, HEAD_DIM, PADDED, DESCRIPTORS)
@@ -93,7 +93,7 @@ def attend(
 
 @triton.jit
 def visible(first, first_key, seq_q, seq_k, QUERIES: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr):
-    """Tell which keys of a block [QUERIES, KEYS] are there and, where causal, not after their query."""
+    """Return the mask of keys of a block [QUERIES, KEYS] that exist and, where causal, are not after their query."""
     keys = first_key + tl.arange(0, KEYS)
     seen = (keys < seq_k)[None, :]
     if CAUSAL:

@@ -1,4 +1,4 @@
-"""Which block of an attention a program computes, and which blocks of the other side it steps over and masks.
+"""Map programs to blocks of an attention, and to the blocks of the other side that they step over and mask.
 
 The functions are plain integer arithmetic: Triton compiles this very text for the device, and the tests run it as
 Python against the mask itself. Causal is bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q.

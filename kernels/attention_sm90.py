@@ -1,4 +1,4 @@
-"""What a specialisation of `kernels/cuda/attention_sm90.cu` needs: options, shared memory, tensor maps, arguments.
+"""Specialise `kernels/cuda/attention_sm90.cu`: options, shared memory, tensor maps, arguments.
 
 The arithmetic is that of `kernels/cuda/attention_tile.cuh`; the tests compare the two. Forward only; layouts are those
 of `kernels/attention.py`.
@@ -37,10 +37,10 @@ MOST_REGISTERS = {1: 200, 2: 200, 3: 132}
 # Queries and keys of a block by head_dim. Three consumers share the registers where results are narrow; else two, with
 # as many keys as scores, weights and results leave room for, if a sequence divides into them without much waste.
 BLOCKS = {64: (192, 128), 96: (128, 128), 128: (128, 128), 192: (128, 112), 256: (128, 80)}
-# What else is worth measuring, by what FlashAttention-3 was published with and what may be as near.
+# Other candidates to measure, by FlashAttention-3's published ones and others as near.
 RIVALS = {64: ((128, 128), (128, 192), (192, 96)), 128: ((128, 176), (128, 160), (128, 96), (192, 64))}
-# Of eight powers so many are computed by a polynomial: at head_dim 64 the unit of exponentials is busy for as many
-# cycles as the tensor cores, so that an eighth of its work moves to the multiply-adds, which have room for that.
+# Exponentials of eight that a polynomial computes: at head_dim 64 the unit of exponentials is busy for as many cycles
+# as the tensor cores, so that an eighth of its work moves to the multiply-adds, which have room for that.
 POLYNOMIAL = {64: 1}
 
 
@@ -79,7 +79,7 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        """What a person reads: `sm90_attention_bf16_d64_192x128_s4_p1`, without `_p0`."""
+        """Return the kernel's name: `sm90_attention_bf16_d64_192x128_s4_p1`, without `_p0`."""
         polynomial = f"_p{self.polynomial}" if self.polynomial else ""
         return f"sm90_attention_{self.dtype}_d{self.head_dim}_{self.queries}x{self.keys}_s{self.stages}{polynomial}"
 
@@ -206,16 +206,16 @@ def check_block(queries: int, keys: int, head_dim: int, dtype: str) -> None:
         raise ValueError(f"head_dim = {head_dim} was requested to be computed with: choose from {HEAD_DIMS}.")
     consumers = min(MOST_REGISTERS, key=lambda number: abs(number * QUERIES - queries))
     # A thread holds, of each key, half a score of 32 bits and half a weight of 16, and half of each result.
-    most = (MOST_REGISTERS[consumers] - head_dim // 2) * 4 // 3 // 16 * 16
+    limit = (MOST_REGISTERS[consumers] - head_dim // 2) * 4 // 3 // 16 * 16
     near = min(KEYS, key=lambda number: abs(number - keys))
-    nearest = (consumers * QUERIES, min(near, most))
-    if (queries, keys) != nearest and most >= KEYS[0]:
+    nearest = (consumers * QUERIES, min(near, limit))
+    if (queries, keys) != nearest and limit >= KEYS[0]:
         raise ValueError(
             f"Blocks {queries}x{keys} cannot be computed at head_dim {head_dim}: queries are 64, 128 or 192, keys a "
-            f"multiple of 16 up to 256, and a thread has registers for {most} keys; the nearest that can is "
+            f"multiple of 16 up to 256, and a thread has registers for {limit} keys; the nearest that can is "
             f"{nearest[0]}x{nearest[1]}."
         )
-    if most < KEYS[0]:
+    if limit < KEYS[0]:
         raise ValueError(
             f"Blocks of {queries} queries leave a thread no registers at head_dim {head_dim}: take 64 or 128 queries."
         )
@@ -234,7 +234,7 @@ def check_rows(head_dim: int, padded: int) -> None:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """What the products compute with. Raises ValueError for a head_dim that the kernel does not take."""
+    """Return the head_dim of the products. Raises ValueError for a head_dim that the kernel does not take."""
     check_rows(head_dim, head_dim)
     fitting = [each for each in HEAD_DIMS if each >= head_dim]
     if not fitting:
@@ -242,14 +242,14 @@ def padded_head_dim(head_dim: int) -> int:
     return fitting[0]
 
 
-def most_stages(one: Specialisation) -> int:
+def most_stages(kernel: Specialisation) -> int:
     """As many stages as shared memory has room for besides Q."""
-    return (SHARED_BYTES - one.q_bytes) // one.stage_bytes
+    return (SHARED_BYTES - kernel.q_bytes) // kernel.stage_bytes
 
 
-def most_keys(one: Specialisation) -> int:
+def most_keys(kernel: Specialisation) -> int:
     """As many keys as shared memory has room for in two stages besides Q."""
-    return (SHARED_BYTES - one.q_bytes - 64) // (4 * one.head_dim * ELEMENT_BYTES) // 16 * 16
+    return (SHARED_BYTES - kernel.q_bytes - 64) // (4 * kernel.head_dim * ELEMENT_BYTES) // 16 * 16
 
 
 def specialise(

@@ -96,16 +96,16 @@ def drawn(
     items: list[pytest.Item], config: pytest.Config, group_of: Callable[[str], tuple[str, int]]
 ) -> list[pytest.Item]:
     """Draw as many items of each group as go with it: the same for a seed, whatever else is collected."""
-    groups, most = defaultdict(list), {}
+    groups, numbers = defaultdict(list), {}
     for item in items:
         name, number = group_of(item.nodeid)
-        most[name] = number
+        numbers[name] = number
         groups[name].append(item)
     seed = config.option.draw_seed
     return [
         item
         for name, group in groups.items()
-        for item in random.Random(f"{seed} {name}").sample(group, min(most[name], len(group)))
+        for item in random.Random(f"{seed} {name}").sample(group, min(numbers[name], len(group)))
     ]
 
 
@@ -154,17 +154,17 @@ def wheel(pytestconfig: pytest.Config) -> Callable[[str, str], Path]:
         with kept.with_name(f"{pin}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not kept.exists():
-                with tempfile.TemporaryDirectory(dir=kept.parent) as made:
+                with tempfile.TemporaryDirectory(dir=kept.parent) as folder_made:
                     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"]
                     patience = ["--quiet", "--retries", "1", "--timeout", "15"]
-                    one = ["--no-deps", "--only-binary=:all:", "--dest", made, pin]
+                    one = ["--no-deps", "--only-binary=:all:", "--dest", folder_made, pin]
                     if subprocess.run([*pip, *patience, *one], capture_output=True).returncode:
                         pytest.skip(f"needs {pin}, which pip cannot fetch: name a folder that has it in PIP_FIND_LINKS")
-                    [archive] = Path(made).glob("*.whl")
+                    [archive] = Path(folder_made).glob("*.whl")
                     with zipfile.ZipFile(archive) as files:
                         names = [name for name in files.namelist() if name.startswith(f"{folder}/")]
-                        files.extractall(Path(made) / "files", names)
-                    (Path(made) / "files").rename(kept)
+                        files.extractall(Path(folder_made) / "files", names)
+                    (Path(folder_made) / "files").rename(kept)
         return kept / folder
 
     return folder_of

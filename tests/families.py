@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALL = 1_000
+EVERY_SET = 1_000
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ FAMILIES = (
     Family("emulated Hopper product", 1, ("core/kernels/test_gemm_sm90_emulated.py",)),
     Family("emulated Ampere product", 1, ("core/kernels/test_gemm_sm80_emulated.py",)),
     Family("emulated instruction sets", 1, ("core/native/test_emulated_isa.py", "core/native/test_arm.py")),
-    Family("CuTe's answers", ALL, ("core/kernels/test_against_cute.py",)),
+    Family("CuTe's answers", EVERY_SET, ("core/kernels/test_against_cute.py",)),
     Family("double of the driver", 8, ("core/native/test_cuda_", "core/gpu_double/")),
     Family("double of NCCL", 4, ("core/native/test_nccl_", "core/native/test_collective_over_nccl.py")),
     Family("watched jobs", 3, ("node/watch/",)),

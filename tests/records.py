@@ -125,7 +125,7 @@ def records(
     Process p takes (1 + wobble·p) times as long, and each time has log-normal noise of that size, the same in each
     test. A field given as a function is called with the case: `details=lambda case: {"slots": 2}`.
     """
-    random, made = np.random.default_rng(0), []
+    random, made_records = np.random.default_rng(0), []
     cases = list(cases)
     for process in range(processes) if isinstance(processes, int) else processes:
         for case in cases:
@@ -133,8 +133,8 @@ def records(
             if value is not None:
                 value *= (1 + wobble * process) * float(np.exp(noise * random.standard_normal()))
             own = {name: field(case) if callable(field) else field for name, field in fields.items()}
-            made.append(a_record(case, value, **{"process": process, "position": len(made)} | own))
-    return made
+            made_records.append(a_record(case, value, **{"process": process, "position": len(made_records)} | own))
+    return made_records
 
 
 def cells(table: Table) -> list[dict[str, Any]]:

@@ -58,15 +58,15 @@ def test_a_method_that_hides_a_tensors_own_is_named():
     assert in_a_process(f"{program}print(guards.replaced())") == "['torch.Tensor.softmax']"
 
 
-@pytest.mark.parametrize(("one", "other"), [(2, 3), (4, 4), (5, 3)])
-def test_the_chance_of_so_many_inversions_is_the_share_of_orders_that_have_them(one, other):
+@pytest.mark.parametrize(("count", "other_count"), [(2, 3), (4, 4), (5, 3)])
+def test_the_chance_of_so_many_inversions_is_the_share_of_orders_that_have_them(count, other_count):
     found = []
-    for places in itertools.combinations(range(one + other), one):
-        others = set(range(one + other)) - set(places)
+    for places in itertools.combinations(range(count + other_count), count):
+        others = set(range(count + other_count)) - set(places)
         found.append(sum(b > a for a in places for b in others))
-    for inversions in range(one * other + 1):
+    for inversions in range(count * other_count + 1):
         share = sum(each <= inversions for each in found) / len(found)
-        assert _chance_of(inversions, one, other) == pytest.approx(share)
+        assert _chance_of(inversions, count, other_count) == pytest.approx(share)
 
 
 def test_a_kernel_that_is_faster_on_what_it_has_seen_is_known_from_one_that_is_not():

@@ -104,7 +104,7 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("name", "changed", "message"),
     [
         ("alignment", {"base": "fprop:1x2"}, "not a shape"),
         ("alignment", {"base": "64x64x64"}, "PART:MxNxK"),
@@ -135,8 +135,8 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
         ("transfer", {"way": "torch", "workers": "1"}, "transfer has no case with way=torch"),
     ],
 )
-def test_values_that_cannot_be_together_are_refused_with_what_can(name, changed, said, machine):
-    with pytest.raises(UserError, match=said):
+def test_values_that_cannot_be_together_are_refused_with_what_can(name, changed, message, machine):
+    with pytest.raises(UserError, match=message):
         find_probe(name).cases("quick" if name == "transfer" else "standard", machine("cpu"), changed)
 
 
@@ -178,27 +178,27 @@ def observed(case: Case, seconds: float) -> dict[str, Any]:
 
 def run_of(probe: Probe, cases: list[Case], outcome: str = "ok") -> list[Record]:
     """Records of three processes; times differ by case and a little by process."""
-    made = []
+    records = []
     for process in range(PROCESSES):
         for case in cases:
             seconds = 1e-3 * (1 + int(case.case_id[:4], 16) / 2**16) * (1 + 1e-3 * process)
             seen = observed(case, seconds)
             time = None if seen.get("kind") == "static" else seconds
             how = {"outcome": outcome, "probe": probe.name, "process": process, "profile": "full"}
-            made.append(a_record(case, time, **how, **seen))
-    return made
+            records.append(a_record(case, time, **how, **seen))
+    return records
 
 
 def reported(probe: Probe, records: list[Record]) -> Findings:
     """The findings, after every form of report was made of them."""
-    found = probe.findings(records)
+    findings = probe.findings(records)
     printed = io.StringIO()
-    print_findings(Console(file=printed, width=100), {probe.name: found}, records)
-    assert text.markdown_page("a run", {probe.name: found}, records, [], {probe.name: "a command"}, [])
-    assert text.as_text(text.findings_as_data(found))
-    for figure in found.figures:
+    print_findings(Console(file=printed, width=100), {probe.name: findings}, records)
+    assert text.markdown_page("a run", {probe.name: findings}, records, [], {probe.name: "a command"}, [])
+    assert text.as_text(text.findings_as_data(findings))
+    for figure in findings.figures:
         assert page_figure(figure)
-    return found
+    return findings
 
 
 @pytest.mark.parametrize("name", TIMED)

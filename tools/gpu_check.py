@@ -76,7 +76,10 @@ def probe(name: str, seconds: float, *arguments: str, needs: str = "") -> Step:
     return Step(name, seconds, (*SUITE, *arguments, "--device", "cuda:0", "--results", "{runs}"), needs=needs)
 
 
-KERNEL_TESTS = ("test_gemm_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py", "test_triton_attention.py")
+KERNEL_TESTS = (
+    *("test_gemm_sm90.py", "test_attention_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py"),
+    "test_triton_attention.py",
+)
 
 
 def sanitized(tool: str, seconds: float, files: Sequence[str] = KERNEL_TESTS) -> Step:
@@ -188,19 +191,18 @@ PARTS: dict[str, tuple[Step, ...]] = {
             "sustained", 50, "run", "baseline",
             *axes("mode=sustained", "shape=8192x8192x8192", "implementation=cuda_sm90", "tile=128x256x64:c2"),
         ),
+        of_tests("attention on Hopper", 24, "tests/core/gpu/test_attention_sm90.py", processes=SHARED),
         *(
             probe(
-                f"attention blocks at head_dim {4096 // heads}", seconds, "run", "attention_heads",
+                f"attention blocks at head_dim {4096 // heads}", 28, "run", "attention_heads", "--budget", "26",
                 *axes(
-                    "implementation=triton,sdpa_cudnn", "hidden=4096", f"heads={heads}", "phase=forward", "mask=full",
-                    "varied_splits=0", f"head_dim={4096 // heads}", f"heads_of_head_dim={heads}", f"blocks={blocks}",
+                    "implementation=cuda_sm90,sdpa_cudnn,triton,sdpa_flash,sdpa_default", "hidden=4096",
+                    f"heads={heads}", "phase=forward", "mask=full,causal", "varied_splits=1",
+                    f"head_dim={4096 // heads}", f"heads_of_head_dim={heads}", "blocks=chosen,rivals",
                 ),
                 needs="Triton's driver",
             )
-            for heads, seconds, blocks in (
-                (64, 40, "128x128:s2:w8,128x64:s3:w8,128x128:s2:w4,64x128:s2:w4,64x64:s3:w4"),
-                (32, 35, "128x64:s3:w8,128x128:s2:w8,64x64:s2:w4,128x32:s3:w4"),
-            )
+            for heads in (64, 32)
         ),
         probe(
             "alignment of other types", 70, "run", "alignment", "--budget", "60",
@@ -324,7 +326,7 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
     for (operator, implementation, problem, _), times in samples.items():
         whose = (operator, implementation, problem)
         best[whose] = min(best.get(whose, math.inf), statistics.median(times))
-    ratios = _ratios(best, "matmul", "cuda_sm90", "cublas")
+    tile = _ratios(best, "matmul", "cuda_sm90", "cublas")
     triton = _ratios(best, "matmul", "triton", "cublas")
     flash = _ratios(best, "attention", "triton", "sdpa_flash")
     square = [
@@ -333,9 +335,7 @@ def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
         if (operator, name) == ("matmul", "cuda_sm90") and problem[:3] == (8192, 8192, 8192)
     ]
     return [
-        Figure(
-            f"our fastest tile / cuBLAS, geometric mean over {len(ratios)} of 8 shapes", _mean(ratios.values()), 0.95
-        ),
+        Figure(f"our fastest tile / cuBLAS, geometric mean over {len(tile)} of 8 shapes", _mean(tile.values()), 0.95),
         Figure("our fastest tile at 8192 x 8192 x 8192", max(square, default=None), 760, "TFLOP/s"),
         Figure(f"Triton / cuBLAS, geometric mean over {len(triton)} of 8 shapes", _mean(triton.values()), 0.85),
         *(
@@ -565,12 +565,12 @@ def own_kernels() -> Path:
 
 
 def prepare(folder: Path) -> int:
-    """Compile all that the GPU tests launch of our GEMM kernels, on all cores, for a Hopper.
+    """Compile all that the GPU tests launch of our CUDA kernels, on all cores, for a Hopper.
 
     A kernel's key has NVRTC's version, not the machine. Triton's cache cannot be carried so: its key has a hash of
     Triton's own libraries, which differ between its versions and between versions of Python.
     """
-    from pyperf_suite.kernels import gemm_sm80, gemm_sm90, nvrtc
+    from pyperf_suite.kernels import attention_sm90, gemm_sm80, gemm_sm90, nvrtc
 
     began = time.monotonic()
     kernels = Path(gemm_sm90.__file__).parent / "cuda"
@@ -581,9 +581,11 @@ def prepare(folder: Path) -> int:
     ]
     fill = {"fill.cuh": (kernels / "fill.cuh").read_text("utf-8")}
     sources.append(("fill.cu", (kernels / "fill.cu").read_text("utf-8"), fill, gemm_sm90.ARCHITECTURE, plain))
-    for kernel, tested in ((gemm_sm90, "test_gemm_sm90"), (gemm_sm80, "test_gemm_sm80")):
+    for kernel in (gemm_sm90, attention_sm90, gemm_sm80):
         text, headers = kernel.sources()
-        launched = _loaded(ROOT / "tests" / "core" / "gpu" / f"{tested}.py").instances()
+        launched = _loaded(
+            ROOT / "tests" / "core" / "gpu" / f"test_{kernel.__name__.rpartition('.')[2]}.py"
+        ).instances()
         every = sorted({tuple(one.options()) for one in launched})
         sources += [(kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(one)) for one in every]
     sources += [source for source in planned_sources() if source not in sources]
@@ -601,9 +603,10 @@ def prepare(folder: Path) -> int:
 def planned_sources() -> list[tuple[str, str, dict[str, str], str, list[str]]]:
     """Name, source, headers, architecture and options of our CUDA kernels that the short calls run on an H200."""
     from pyperf_suite.hardware import devices
-    from pyperf_suite.kernels import gemm_sm90
+    from pyperf_suite.kernels import attention_sm90, gemm_sm90
     from pyperf_suite.probes import find_probe
     from pyperf_suite.workloads import find_workload
+    from pyperf_suite.workloads.attention.attention import HopperAttention
     from pyperf_suite.workloads.matmul.matmul import CudaMatmul
 
     h200 = devices.Gpu(0, "NVIDIA H200", "GPU-0", (9, 0), 132, 141 * 2**30)
@@ -617,10 +620,14 @@ def planned_sources() -> list[tuple[str, str, dict[str, str], str, list[str]]]:
             for case in find_probe(name).cases("quick", devices.Device("cuda", 0), own):
                 implementation = find_workload(case.operator).implementation(case.implementation)
                 if isinstance(implementation, CudaMatmul):
-                    text, headers = implementation.kernel.sources()
-                    options = list(implementation.specialise(case.parameters, (0, 0, 0)).options())
-                    source = implementation.kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, options
-                    sources += [] if source in sources else [source]
+                    kernel, instance = implementation.kernel, implementation.specialise(case.parameters, (0, 0, 0))
+                elif isinstance(implementation, HopperAttention):
+                    kernel, instance = attention_sm90, implementation.specialise(case.parameters)
+                else:
+                    continue
+                text, headers = kernel.sources()
+                source = kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(instance.options())
+                sources += [] if source in sources else [source]
     return sources
 
 

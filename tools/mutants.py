@@ -113,11 +113,8 @@ def run(arguments: Sequence[str], limit_s: float, hook: Path | None = None) -> t
 def main(source: Path, tests: tuple[str, ...], max_mutants: int, seed: int, together: bool) -> None:
     """Print which mutants of SOURCE are killed by TESTS: without them, by those that mirror the module."""
     os.chdir(ROOT)
-    module, all_mutants = (
-        ".".join(source.with_suffix("").parts).removesuffix(".__init__"),
-        list(mutants(source.read_text())),
-    )
-    drawn = sorted(random.Random(seed).sample(all_mutants, min(max_mutants, len(all_mutants))))
+    module, changed = ".".join(source.with_suffix("").parts).removesuffix(".__init__"), [*mutants(source.read_text())]
+    drawn = sorted(random.Random(seed).sample(changed, min(max_mutants, len(changed))))
     arguments = [*(tests or mirrored_tests(source, module)), "-m", "not slow and not gpu"]
     for name in ("hypothesis", "numpy", "pytest", "scipy.stats"):  # once, before the process forks for each mutant
         importlib.import_module(name)
@@ -126,7 +123,7 @@ def main(source: Path, tests: tuple[str, ...], max_mutants: int, seed: int, toge
     if not passed:
         raise click.ClickException(f"the tests fail without a mutant:\n{text}")
     usual_s, names = time.monotonic() - begin, re.findall(r"^PASSED (.+)", text, re.MULTILINE)
-    print(f"{source}: {len(drawn)} of {len(all_mutants)} mutants, seed {seed}, {len(names)} tests in {usual_s:.0f} s")
+    print(f"{source}: {len(drawn)} of {len(changed)} mutants, seed {seed}, {len(names)} tests in {usual_s:.0f} s")
     killers, killed = defaultdict(list), 0
     with tempfile.TemporaryDirectory() as folder:
         mutant, hook = Path(folder) / "mutant.py", Path(folder) / "sitecustomize.py"

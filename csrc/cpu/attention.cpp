@@ -164,7 +164,8 @@ void Attention::score(const char* q_panel, int rows, const Scratch& scratch) con
 }
 
 void Attention::mask(float* scores, int rows, std::int64_t first_visible) const {
-    // What hangs over the end of the keys is nobody's; rows that hang over the end of the queries see what they like.
+    // Columns that hang over the end of the keys are nobody's; rows that hang over the end of the queries see what they
+    // like.
     const std::int64_t n = options_.blocks.n;
     const int step = options_.causal ? 1 : 0;
     if (first_visible >= n) return;

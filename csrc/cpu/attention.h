@@ -20,7 +20,7 @@
 
 namespace pyperf::cpu {
 
-// What a worker holds at a time: m queries, and n keys per step of its loop.
+// Blocks that a worker holds at a time: m queries, and n keys per step of its loop.
 struct AttentionBlocks {
     int m;
     int n;

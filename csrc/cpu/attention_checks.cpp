@@ -1,4 +1,4 @@
-// What may be asked of attention; every refusal is one sentence with the limit and what can be had instead.
+// Limits of attention; every refusal is one sentence with the limit and what can be had instead.
 #include "check.h"
 #include "cpu/attention.h"
 #include "cpu/pool.h"

@@ -6,7 +6,7 @@ typedef std::int32_t LanesOfInt __attribute__((vector_size(LANES * 4)));
 
 inline Vec broadcast(float value) { return Vec{} + value; }
 
-// Where an operand is a NaN the second one is taken, so that a NaN among the scores comes out of exp2 as a NaN.
+// The second operand is taken where one is a NaN, so that a NaN among the scores comes out of exp2 as a NaN.
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 // 2^x for x ≤ 0, exactly 0 below −126.5: no weight is ever subnormal. 2^x = 2^whole · 2^rest, |rest| ≤ ½, the latter by

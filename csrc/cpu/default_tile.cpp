@@ -10,7 +10,7 @@
 namespace pyperf::cpu {
 namespace {
 
-// What packing an element costs, in multiply-adds that a core could have done meanwhile: rows of A are copied, B is
+// Cost of packing an element, in multiply-adds that a core could have done meanwhile: rows of A are copied, B is
 // read against its grain or transposed. Measured in cache on AVX-512 and AVX2: 4 to 6 and 8 to 12. From memory they
 // come nearer to each other: of 2048 x 1024 x 4096, two workers compute tiles of 1024² 2 % faster than 2048 x 512.
 constexpr double pack_a_cost = 6, pack_b_cost = 8;

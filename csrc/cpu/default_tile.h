@@ -6,7 +6,7 @@
 
 namespace pyperf::cpu {
 
-// Of a core's second cache, 512 KiB to 2 MiB whatever the machine reports.
+// Bytes of a core's second cache, 512 KiB to 2 MiB whatever the machine reports.
 std::int64_t l2_bytes();
 
 // Throws InputError on a dimension or a worker count below 1.

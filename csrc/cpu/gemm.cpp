@@ -17,7 +17,7 @@ constexpr std::size_t line_bytes = 64;  // scratch areas start on cache lines, s
 constexpr int max_micro_tile = 1024;
 constexpr std::int64_t max_address = std::numeric_limits<std::int64_t>::max() / 8;
 
-// Row panels of A are packed a block at a time, and multiplied by so many panels of B as stay in L2 beside the block. A
+// Row panels of A are packed a block at a time, and multiplied by as many panels of B as stay in L2 beside the block. A
 // single panel of A lost 2 to 8 %, since packing and multiplying then alternate in steps too short for the hardware to
 // read ahead.
 std::int64_t a_block_size() { return l2_bytes() / 4; }
@@ -129,7 +129,7 @@ void Gemm::compute(const Segment& segment, const Scratch& scratch) {
     const bool whole = segment.k_begin == 0 && segment.owner;
     const long long slot = segment.tile - (schedule_.tiles() - schedule_.shared_tiles());
 
-    // Where the tile's sum grows: in C itself, or, where C cannot hold it, in memory of its own.
+    // Memory of the tile's sum: in C itself, or, where C cannot hold it, in memory of its own.
     float* sum = scratch.sums;
     std::int64_t ld = tile.n;
     if (in_place) {

@@ -1,4 +1,4 @@
-// What may be asked of the GEMM; every refusal is one sentence with the limit and what can be had instead.
+// Limits of the GEMM; every refusal is one sentence with the limit and what can be had instead.
 #include "cpu/gemm.h"
 
 #include "check.h"

@@ -1,4 +1,4 @@
-// What an instruction set contributes to the GEMM and to attention: packing, register micro-kernels, a tile's finish.
+// Parts of an instruction set for the GEMM and for attention: packing, register micro-kernels, a tile's finish.
 #pragma once
 
 #include <cstdint>
@@ -72,13 +72,13 @@ struct ProductKernels {
                 std::int64_t columns);
     // Rows of fp32 as an A panel; null where rows that lie `score_stride` apart are one as they are.
     void (*pack_scores)(const float* scores, int rows, int columns, void* a_panel);
-    // The micro-kernel's multiplications alone, so many rounds of them on registers that are filled from `values`, of
+    // The micro-kernel's multiplications alone, `rounds` rounds of them on registers that are filled from `values`, of
     // `spin_values` floats, and written back: what no product can exceed (peak.h).
     void (*spin)(std::int64_t rounds, float* values);
     double multiply_adds;  // of a round
 };
 
-// What attention needs beside the products: a narrower panel of fp32, so that head_dim is padded to one vector only, and
+// Parts of attention beside the products: a narrower panel of fp32, so that head_dim is padded to one vector only, and
 // the softmax.
 struct AttentionKernels {
     int lanes;         // of a vector

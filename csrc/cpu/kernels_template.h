@@ -9,7 +9,7 @@ constexpr int NR = LANES * VECTORS;
 constexpr int A_WIDTH = (MR + LANES - 1) / LANES * LANES;
 // 40 cache lines: the rows of an A panel then fall evenly on the sets of an L1 cache, whatever the depth in use.
 constexpr int A_STRIDE = 640;
-// Of a tile, in words of 32 bits.
+// Largest depth of a tile, in words of 32 bits.
 constexpr int MAX_DEPTH = 512;
 static_assert(A_STRIDE >= MAX_DEPTH + LANES, "a row of an A panel must hold the deepest tile and a vector more");
 

@@ -1,4 +1,4 @@
-// What the processor has and the operating system lets a program use, of what the kernels know.
+// Features for the kernels that the processor has and the operating system lets a program use.
 #pragma once
 
 namespace pyperf::cpu {

@@ -24,7 +24,7 @@ struct CUuuid {
     unsigned char bytes[16];
 };
 
-// What TMA reads instead of pointer, shape and strides; opaque, and aligned as the instruction wants it.
+// Descriptor that TMA reads instead of pointer, shape and strides; opaque, and aligned as the instruction wants it.
 struct alignas(128) CUtensorMap {
     std::uint64_t opaque[16];
 };

@@ -27,7 +27,7 @@ class Buffer {
     void fill(unsigned char value);
     // Fills `bytes` from `offset` on with `period`, which repeats; neither needs the host's memory for more than one.
     void repeat(const void* period, std::int64_t period_bytes, std::int64_t bytes, std::int64_t offset);
-    // Which of `count` elements from byte `offset` on lie outside bounds that repeat.
+    // Counts and locates elements, of `count` from byte `offset` on, outside bounds that repeat.
     Outside outside(std::int64_t count, std::int64_t offset, const Bounds& bounds) const;
 
   private:

@@ -242,7 +242,7 @@ void Collective::queue(const Deadline& deadline) {
     PYPERF_NCCL(ncclGroupEnd, deadline);
 }
 
-// What is made of sends and receives, in one group: each may wait for its partner's.
+// Operations made of sends and receives, in one group: each may wait for its partner's.
 void Collective::queue_parts(const Deadline& deadline) {
     const int rank = communicator_->rank();
     const int ranks = communicator_->ranks();

@@ -33,8 +33,8 @@ class Collective {
     void run(double deadline_s);
 
     // Runs it once unless it has run, which sets up connections, then times it that often. With `synchronise_each` the
-    // host waits for each, else it runs ahead by up to 64. With `graph_calls` above 0 one capture of so many calls is
-    // replayed, and an iteration is a replay. The deadline is for all of it.
+    // host waits for each, else it runs ahead by up to 64. With `graph_calls` above 0 one capture of that number of
+    // calls is replayed, and an iteration is a replay. The deadline is for all of it.
     Timing time(std::int64_t iterations, double deadline_s, bool synchronise_each, int graph_calls);
 
   private:

@@ -38,7 +38,7 @@ bool abort_within_grace(const std::shared_ptr<const Library>& library, const std
     return progress->wake.wait_for(locked, abort_grace, [&] { return progress->done; });
 }
 
-// What was queued ends by itself once its communicator is aborted.
+// Queued operations end by themselves once its communicator is aborted.
 bool idle_within_grace(Device& device, Stream stream) {
     const Clock::time_point end = Clock::now() + abort_grace;
     try {

@@ -46,7 +46,7 @@ class Communicator {
     // Makes what this communicator waits for, now or next, end with Aborted and that reason. From any thread.
     void request_abort(const std::string& reason);
 
-    // What the library says went wrong in the background; nothing where nothing did. It aborts nothing.
+    // Error in the background by the library; nothing where nothing did. It aborts nothing.
     std::optional<std::string> async_error() const;
 
     int rank() const { return rank_; }
@@ -90,7 +90,7 @@ class Communicator {
     void deregister(void* registration) noexcept;
 
   private:
-    // What split made.
+    // Wraps the communicator that split made.
     Communicator(const Communicator& parent, ncclComm_t handle);
 
     // Throws if the wait is to end; called at each of its turns.

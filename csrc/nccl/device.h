@@ -1,5 +1,5 @@
-// What collectives need of a device, and no more: a GPU's by the CUDA driver or the host's own, so that a double of
-// libnccl drives the same loops where there is no GPU.
+// Interface that collectives need of a device, and no more: a GPU's by the CUDA driver or the host's own, so that a
+// double of libnccl drives the same loops where there is no GPU.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ using Stream = void*;
 using Event = void*;
 using Graph = void*;
 
-// What each element must lie between, as unsigned integers of its bits, in the host's memory; both repeat.
+// Bounds of each element, as unsigned integers of its bits, in the host's memory; both repeat.
 struct Bounds {
     const void* low;
     const void* high;
@@ -44,9 +44,9 @@ class Device {
     virtual Outside outside(Address data, std::int64_t count, const Bounds& bounds) = 0;
 
     virtual Stream create_stream() = 0;
-    // Of a stream with nothing left to do.
+    // Destroys a stream with nothing left to do.
     virtual void destroy_stream(Stream stream) noexcept = 0;
-    // Whether all that was queued is done. Throws what went wrong on the device.
+    // True if all that was queued is done. Throws the device's error.
     virtual bool idle(Stream stream) = 0;
 
     virtual Event create_event() = 0;
@@ -55,7 +55,7 @@ class Device {
     virtual bool reached(Event event) = 0;
     virtual double seconds_between(Event begin, Event end) = 0;
 
-    // What is queued on a stream from begin_capture to end_capture is kept instead of run; launch queues it again.
+    // Operations queued on a stream from begin_capture to end_capture are kept instead of run; launch queues it again.
     virtual void begin_capture(Stream stream) = 0;
     virtual Graph end_capture(Stream stream) = 0;
     // Leaves a stream whose capture has failed as it was before; never throws.

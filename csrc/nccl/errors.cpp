@@ -36,7 +36,7 @@ const Advice& advice_on(int code) {
     return none;
 }
 
-// What the library says ends lines and sentences as it likes; it is to be part of one sentence.
+// The library's words end lines and sentences as they like; they are to be part of one sentence.
 std::string phrase(const char* words) {
     std::string out = words ? words : "";
     for (char& letter : out)

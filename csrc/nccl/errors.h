@@ -1,4 +1,4 @@
-// What can go wrong between ranks, sorted by what the caller must do about it.
+// Errors between ranks, sorted by what the caller must do about it.
 //
 // Bad arguments are InputError and what this machine lacks is NotAvailable (check.h); the bindings make a Python
 // exception of each class here.

@@ -26,7 +26,7 @@ class Library {
     int version() const { return version_; }  // 22809 is 2.28.9
     std::string version_text() const;
     const std::string& path() const { return library_.path(); }
-    // Whether each symbol that came after 2.14 is there.
+    // True for each symbol that came after 2.14 and is there.
     std::map<std::string, bool> optional_symbols() const;
     ncclUniqueId unique_id() const;
     // The configuration of a communicator with these settings, one that does not block unless asked for. Throws

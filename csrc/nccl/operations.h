@@ -1,4 +1,4 @@
-// What a collective does, on what, and the bytes it needs: the table of operations, types and reductions.
+// Collectives, their types, and the bytes they need: the table of operations, types and reductions.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct CollectiveOptions {
     std::vector<Pair> pattern;
 };
 
-// What this rank needs of each buffer, in bytes; 0 where it needs none.
+// Bytes that this rank needs of each buffer; 0 where it needs none.
 struct Needs {
     std::int64_t send;
     std::int64_t receive;
@@ -63,7 +63,7 @@ int reduction_number(const std::string& name);
 // Throws InputError where the options cannot be for that many ranks: counts, root, pattern, in place, reduction.
 void check_options(const CollectiveOptions& options, int ranks);
 
-// Of checked options. In place, the larger of the two is the one buffer's.
+// Needs of checked options. In place, the larger of the two is the one buffer's.
 Needs needs_of(const CollectiveOptions& options, int rank, int ranks);
 
 // The bytes of a factor in that type, rounded to the nearest. Throws InputError where the type cannot hold it, and for

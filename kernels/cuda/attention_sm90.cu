@@ -17,7 +17,7 @@
 
 namespace pyperf {
 
-// What is not known when this is compiled.
+// Arguments that are not known when this is compiled.
 struct Attention {
     int seq_q;
     int seq_k;
@@ -43,8 +43,6 @@ static_assert(POLYNOMIAL >= 0 && POLYNOMIAL <= 8, "of eight powers so many are c
 constexpr float RISE = 8;
 constexpr float LN_2 = 0.693147181f;
 
-using Ring = RingPlace<STAGES>;
-
 // A block of queries of one head, and the steps of keys that any of them sees.
 struct Block {
     int head;
@@ -60,7 +58,7 @@ struct Block {
     }
 };
 
-// Loads all panels of `rows` rows of one head and reports them to `full`.
+// Loads all panels of the rows of a head from `row` and reports them to `full`.
 __device__ __forceinline__ void load(const ptx::TensorMap& map, ptx::SharedAddress destination, ptx::SharedAddress full,
                                      const Operand& panel, int row, int head) {
     ptx::mbarrier_arrive_expect_tx(full, spec.panels() * panel.bytes());
@@ -79,7 +77,7 @@ __device__ __forceinline__ ptx::SharedAddress free_stage(ptx::SharedAddress barr
 __device__ __forceinline__ void produce(const ptx::TensorMap& map_q, const ptx::TensorMap& map_k,
                                         const ptx::TensorMap& map_v, const Schedule& schedule,
                                         const Attention& attention, ptx::SharedAddress shared) {
-    Ring k, v;
+    RingPlace<STAGES> k, v;
     int q_parity = 0;
     Cursor cursor = schedule.begin<false>(blockIdx.x);
     Segment segment;
@@ -123,12 +121,13 @@ struct Consumer {
     const ptx::SharedAddress shared;
     const int warp;  // of all consumers'
     const int lane;
-    Ring k, v;
+    RingPlace<STAGES> k, v;
     float scores[TILE_N / 2];
     unsigned weights[TILE_N / 4];  // of the step before, in pairs
     float results[HEAD_DIM / 2];
-    float reference[2];  // of each row, in powers of 2
+    float reference[2];       // of each row, in powers of 2
     float total[2] = {0, 0};  // of this lane's columns
+    float shrink[2];          // by what sums are to be multiplied where a reference rose
 
     // The warp is uniform over its lanes, and known to be: the shuffle is what tells the compiler.
     __device__ __forceinline__ Consumer(const Attention& attention, ptx::SharedAddress shared)
@@ -139,22 +138,23 @@ struct Consumer {
 
     __device__ __forceinline__ int consumer() const { return warp / warpgroup_warps; }
 
+    // In units of 16 bytes, as descriptors count.
+    __device__ __forceinline__ unsigned units(int offset) const { return ((shared & descriptor_window) + offset) / 16; }
+
     __device__ __forceinline__ void release(ptx::SharedAddress barrier) {
         if (lane == 0) ptx::mbarrier_arrive(barrier + 8);
     }
 
-    // Waits for the next stage of K. No total is below 0, which the compiler does not know: what is behind the wait, as
-    // that for the values, it cannot put before the weights, which are all to be computed by then.
+    // Waits for the next stage of K. No total is below 0, which the compiler does not know: so it computes all weights
+    // before this wait and what is behind it, the wait for the values, which else it puts before the first of them.
     __device__ __forceinline__ void await_keys() {
-        const bool never = __any_sync(~0u, total[0] + total[1] < 0);
-        ptx::mbarrier_try_wait_parity(shared + spec.k_barrier(k.stage), k.parity ^ never);
+        const bool is_negative = __any_sync(~0u, total[0] + total[1] < 0);
+        ptx::mbarrier_try_wait_parity(shared + spec.k_barrier(k.stage), k.parity ^ is_negative);
     }
 
     // Issues the wgmmas of Q·Kᵀ with the next stage of K.
     __device__ __forceinline__ void multiply_keys() {
-        const unsigned window = shared & descriptor_window;
-        const unsigned q = (window + consumer() * spec.q().offset(wgmma_m, 0)) / 16;
-        const unsigned keys = (window + spec.k_offset(0)) / 16 + k.stage * (spec.stage_bytes() / 16);
+        const unsigned q = units(consumer() * spec.q().offset(wgmma_m, 0)), keys = units(spec.k_offset(k.stage));
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < HEAD_DIM / wgmma_k; ++step)
@@ -166,8 +166,7 @@ struct Consumer {
     // Issues the wgmmas of the weights times the next stage of V.
     __device__ __forceinline__ void multiply_values() {
         ptx::mbarrier_try_wait_parity(shared + spec.v_barrier(v.stage), v.parity);
-        const unsigned window = shared & descriptor_window;
-        const unsigned values = (window + spec.v_offset(0)) / 16 + v.stage * (spec.stage_bytes() / 16);
+        const unsigned values = units(spec.v_offset(v.stage));
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < TILE_N / wgmma_k; ++step)
@@ -192,10 +191,9 @@ struct Consumer {
             if (fragment_column(0, i) >= seen[i / 2 % 2]) scores[i] = hidden;
     }
 
-    // Makes weights of the scores, unpacked. Tells, where it is not the first step, by how much the sums are to be scaled,
-    // and whether any row's are: the same for all lanes.
+    // Makes weights of the scores, unpacked, and tells whether the reference of any of the warp's rows rose.
     template <bool is_first, bool is_masked>
-    __device__ __forceinline__ bool weigh(float (&shrink)[2]) {
+    __device__ __forceinline__ bool weigh() {
         // Two chains a row, which the units take turns at.
         float highest[4] = {scores[0], scores[1], scores[2], scores[3]};
 #pragma unroll
@@ -232,8 +230,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ unsigned packed(float low, float high) const {
-        if constexpr (Type::IN_TYPE == Type::bf16) return ptx::cvt_bf16x2(low, high);
-        else return ptx::cvt_f16x2(low, high);
+        return Type::IN_TYPE == Type::bf16 ? ptx::cvt_bf16x2(low, high) : ptx::cvt_f16x2(low, high);
     }
 
     __device__ __forceinline__ void pack_weights() {
@@ -244,7 +241,6 @@ struct Consumer {
     // The first step, whose scores have nothing to hide behind.
     template <bool is_masked>
     __device__ __forceinline__ void begin(int query) {
-        float shrink[2];
         await_keys();
         multiply_keys();
         ptx::wgmma_wait_group<0>();
@@ -252,7 +248,7 @@ struct Consumer {
         release(shared + spec.k_barrier(k.stage));
         k.advance();
         if constexpr (is_masked) mask(query, 0);
-        weigh<true, is_masked>(shrink);
+        weigh<true, is_masked>();
         pack_weights();
 #pragma unroll
         for (float& result : results) result = 0;
@@ -261,7 +257,6 @@ struct Consumer {
     // Another step: its scores, behind them the results of the step before, and weights while those are computed.
     template <bool is_masked>
     __device__ __forceinline__ void go_on(int query, int first_key, bool is_last) {
-        float shrink[2];
         if constexpr (CONSUMERS > 1) ptx::bar_sync(1 + consumer(), 2 * warpgroup_threads);
         multiply_keys();
         multiply_values();
@@ -271,7 +266,7 @@ struct Consumer {
         release(shared + spec.k_barrier(k.stage));
         k.advance();
         if constexpr (is_masked) mask(query, first_key);
-        const bool is_risen = weigh<false, is_masked>(shrink);
+        const bool is_risen = weigh<false, is_masked>();
         ptx::wgmma_hold(scores);
         if (!is_last) await_keys();
         finish_values();
@@ -297,7 +292,7 @@ struct Consumer {
     }
 
     // Divides by the totals, and writes 16 rows: results by way of where the warp's rows of Q were, which all of the
-    // warpgroup have read. What is beyond the last query or column is clipped by the copy engine.
+    // warpgroup have read. The copy engine clips rows and columns beyond the last.
     __device__ __forceinline__ void store(const ptx::TensorMap& map_o, float* lse, int query, int head) {
         float inverse[2];
 #pragma unroll
@@ -385,7 +380,6 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
     if (threadIdx.x / warpgroup_threads == CONSUMERS) {
         if constexpr (CONSUMERS > 1) ptx::setmaxnreg_dec<spec.producer_registers()>();
         if (threadIdx.x == CONSUMERS * warpgroup_threads) produce(map_q, map_k, map_v, schedule, attention, shared);
-        __syncwarp();
     } else {
         if constexpr (CONSUMERS > 1) ptx::setmaxnreg_inc<spec.consumer_registers()>();
         Consumer(attention, shared).consume(map_o, lse, schedule);

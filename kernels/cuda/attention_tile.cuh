@@ -43,8 +43,8 @@ struct AttentionTile {
     PYPERF_HOST_DEVICE constexpr int q_barrier() const { return v_barrier(stages); }
     PYPERF_HOST_DEVICE constexpr int shared_bytes() const { return q_barrier() + 16; }
 
-    // Where in Q a lane begins to write its warp's results of a panel: stmatrix takes the address of row l % 16 from lane
-    // l, of 8 columns from lanes 0-15 and of the next 8 from lanes 16-31.
+    // Offset in Q at which a lane begins to write its warp's results of a panel: stmatrix takes the address of row l %
+    // 16 from lane l, of 8 columns from lanes 0-15 and of the next 8 from lanes 16-31.
     PYPERF_HOST_DEVICE constexpr int store_offset(int warp, int lane) const {
         return swizzled((warp * warp_m + lane % 16) * span() + lane / 16 * 16, span());
     }

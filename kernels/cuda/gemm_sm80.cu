@@ -175,7 +175,7 @@ PYPERF_DEVICE void multiply(const Problem& problem, const Segment& segment, unsi
     }
 }
 
-// Where segments share a tile they are summed in ascending k, whichever is ready first: results do not depend on
+// Segments that share a tile are summed in ascending k, whichever is ready first: results do not depend on
 // timing. A tile's flag holds up to which k-tile its partial sums in the workspace reach. It is zero before a launch and
 // is left zero. Whoever is waited for has a lower CTA index (schedule.cuh), so it has started, and there is no deadlock.
 class SharedTile {

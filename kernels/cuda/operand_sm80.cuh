@@ -33,9 +33,9 @@ struct OperandTile {
         return group;
     }
 
-    // Where a chunk lies in the tile. The eight rows that ldmatrix reads at the same chunk fall into eight different
-    // sixteenths of the banks: rows that share a line have a place each, the others are separated by the exclusive
-    // or. It repeats every eight rows.
+    // Offset of a chunk in the tile, in bytes. The eight rows that ldmatrix reads at the same chunk fall into eight
+    // different sixteenths of the banks: rows that share a line have a place each, the others are separated by the
+    // exclusive or. It repeats every eight rows.
     PYPERF_HOST_DEVICE constexpr int offset(int row, int chunk) const {
         const int group = swizzled_chunks();
         const int rows_sharing = bank_line_bytes / chunk_bytes / group;
@@ -50,7 +50,7 @@ template <OperandTile argument>
 class TileCopy {
     static constexpr OperandTile tile = argument;
     static constexpr bool by_element = tile.access_bytes == element_bytes;
-    // What one thread fills at a time. Single elements are gathered into a chunk, for one store instead of eight.
+    // Bytes that one thread fills at a time. Single elements are gathered into a chunk, for one store instead of eight.
     static constexpr int piece_bytes = by_element ? chunk_bytes : tile.access_bytes;
     static constexpr int piece_elements = piece_bytes / element_bytes;
     static constexpr int pieces_per_row = tile.row_bytes() / piece_bytes;
@@ -75,7 +75,7 @@ class TileCopy {
     PYPERF_DEVICE int piece() const { return thread_ % pieces_per_row; }
 
 public:
-    // Of a matrix with so many lanes, the tile that begins at (lane, k); ld counts elements.
+    // Copies the tile of a matrix with `lanes` lanes that begins at (lane, k); ld counts elements.
     PYPERF_DEVICE TileCopy(const void* matrix, long long ld, int lanes, int lane, int k, int thread)
         : row_bytes_(ld * element_bytes), lanes_left_(lanes - lane), thread_(thread) {
         const int row = (tile.depth_contiguous ? lane : k) + first_row();

@@ -4,7 +4,7 @@
 
 namespace pyperf::ptx {
 
-// What cuTensorMapEncodeTiled writes: opaque to us, passed by value as a __grid_constant__ parameter.
+// Result of cuTensorMapEncodeTiled: opaque to us, passed by value as a __grid_constant__ parameter.
 struct alignas(64) TensorMap {
     unsigned char opaque[128];
 };
@@ -65,7 +65,7 @@ __device__ __forceinline__ void mbarrier_try_wait_parity(SharedAddress barrier, 
     } while (!complete);
 }
 
-// Of one of the 16 barriers of a CTA, those who arrive go on, those who sync wait until all `threads` have come.
+// At one of the 16 barriers of a CTA, those who arrive go on, those who sync wait until all `threads` have come.
 __device__ __forceinline__ void bar_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -16,8 +16,8 @@ PYPERF_DEVICE unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The thread's number in its block, read again at each call. What is derived from threadIdx.x before a long loop and after
-// it the compiler computes once and keeps in registers that the loop may not have.
+// The thread's number in its block, read again at each call. Values derived from threadIdx.x before a long loop and
+// after it the compiler computes once and keeps in registers that the loop may not have.
 PYPERF_DEVICE int mov_tid_x() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -1,4 +1,4 @@
-// Which part of C = A·B a worker computes, and in which order: the one scheduler object of the suite.
+// Map workers to parts of C = A·B, and order them: the one scheduler object of the suite.
 //
 // Host C++ (the CPU GEMM), CUDA kernels compiled by NVRTC, and the tests all walk this same struct, so producer,
 // consumer, fix-up and law cannot disagree. Nothing is included: NVRTC has no standard headers.
@@ -12,15 +12,15 @@
 
 namespace pyperf {
 
-// What counts tiles, units and k-tiles over several tiles, and divides them. A GPU divides 64-bit integers by a
+// Type that counts tiles, units and k-tiles over several tiles, and its division. A GPU divides 64-bit integers by a
 // subroutine of a hundred instructions, whose registers spill out of a producer's few, so kernels count in 32 bits:
 // whoever launches one checks that they suffice. It divides 32-bit integers in 30, one after the other before the first
 // load, so whoever launches a kernel gives it the reciprocal of every divisor.
 #if defined(__CUDACC__) || defined(PYPERF_EMULATED_GPU)
 using Count = int;
 
-// Of d: shift = ⌈log2 d⌉ and factor = ⌈2^(31 + shift) / d⌉, which gives the quotient of all n below 2^31 (Granlund and
-// Montgomery 1994, "Division by Invariant Integers using Multiplication").
+// Reciprocal of d: shift = ⌈log2 d⌉ and factor = ⌈2^(31 + shift) / d⌉, which gives the quotient of all n below 2^31
+// (Granlund and Montgomery 1994, "Division by Invariant Integers using Multiplication").
 struct Reciprocal {
     unsigned factor;
     int shift;
@@ -64,7 +64,7 @@ struct Segment {
     bool owner;
 };
 
-// Where a unit stands in its sequence of segments.
+// Position of a unit in its sequence of segments.
 struct Cursor {
     Count tile;  // next tile of the strided part
     Count tile_end;
@@ -82,7 +82,7 @@ struct Schedule {
     int splits;   // slices per tile; read by split_k only
     int workers;  // units of persistent and stream_k
     int group;    // rows of tiles visited together, for reuse in L2, at most tiles_m; 1 is plain row-major order
-    // What follows from these, by `complete` or, for a GPU, by kernels/schedule.py.
+    // Derived from these, by `complete` or, for a GPU, by kernels/schedule.py.
     Count stride;    // from a unit's tile to its next one: workers, or all tiles where a unit has a single one
     Count streamed;  // tiles at the end of the order whose k-tiles stream_k shares out
     Count share;     // each worker's k-tiles of them,

@@ -38,7 +38,7 @@ PYPERF_HOST_DEVICE constexpr int widest_span(int bytes) {
     return bytes % 128 == 0 ? 128 : bytes % 64 == 0 ? 64 : bytes % 32 == 0 ? 32 : 16;
 }
 
-// What lane `lane` of a warp holds in register i of a block: row of the warp's 16, column of the tile.
+// Element that lane `lane` of a warp holds in register i of a block: row of the warp's 16, column of the tile.
 PYPERF_HOST_DEVICE constexpr int fragment_row(int lane, int i) { return lane / 4 + i / 2 % 2 * 8; }
 PYPERF_HOST_DEVICE constexpr int fragment_column(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 
@@ -143,8 +143,9 @@ struct Specialisation {
     PYPERF_HOST_DEVICE constexpr int store_columns() const { return store_span() / bytes_of(out); }
     PYPERF_HOST_DEVICE constexpr int store_bytes() const { return warp_m * store_span(); }
 
-    // Where in a store buffer a lane begins to write. fp32: at the first elements it holds. 16 bits: stmatrix takes the
-    // address of row l % 16 from lane l, of 8 columns from lanes 0-15 and of the next 8, if any, from lanes 16-31.
+    // Offset in a store buffer at which a lane begins to write. fp32: at the first elements it holds. 16 bits: stmatrix
+    // takes the address of row l % 16 from lane l, of 8 columns from lanes 0-15 and of the next 8, if any, from lanes
+    // 16-31.
     PYPERF_HOST_DEVICE constexpr int store_lane_offset(int lane) const {
         const int span = store_span();
         if (out == Type::fp32) return swizzled(fragment_row(lane, 0) * span + fragment_column(lane, 0) * 4, span);

@@ -17,7 +17,7 @@ TENSOR_FLOP = 4096
 # Cycles for which a warp's instruction takes its unit: 16 exponentials a cycle of a multiprocessor, 64 maxima,
 # comparisons, integer operations or packed pairs, 128 multiply-adds (CUDA C++ Programming Guide, throughput of 9.0).
 EXPONENTIAL, COMPARISON, MULTIPLICATION = 8, 2, 1
-# Instructions a score: a maximum and half of a packed pair; scaled and added up. What is masked is compared and
+# Instructions a score: a maximum and half of a packed pair; scaled and added up. A masked score is compared and
 # selected too. A polynomial in place of an exponential: a shift and an addition of integers, five multiply-adds.
 COMPARISONS, MULTIPLICATIONS, MASKING, POLYNOMIAL = 1.5, 2, 2, (2, 5)
 # Queries of a warpgroup's wgmma, of which a thread has two rows and a quarter of the keys of each.
@@ -31,7 +31,7 @@ EXPONENTIAL_COLUMNS = TENSOR_FLOP // 4 // 16
 
 
 def tensor_cycles(rows: float, keys: int, head_dim: int) -> float:
-    """Cycles of a multiprocessor's tensor cores for both products of so many queries and keys."""
+    """Cycles of a multiprocessor's tensor cores for both products of these queries and keys."""
     return 4 * rows * keys * head_dim / TENSOR_FLOP
 
 
@@ -65,7 +65,7 @@ def round_cycles(parts: int, tensor: float, softmax: float, waits: float = 0.0) 
 
 
 @dataclass(frozen=True)
-class HopperAttention:
+class HopperForward:
     """A forward pass on `multiprocessors` of a Hopper GPU, of whose work in each `parts` compute in turns.
 
     `barriers` are those of a step at which all warps of a program wait, `fetches_late` says that its keys are waited
@@ -80,13 +80,13 @@ class HopperAttention:
     polynomial: float = 0.0
 
     @classmethod
-    def in_turns(cls, tiled: TiledAttention, multiprocessors: int, polynomial: float = 0.0) -> HopperAttention:
+    def in_turns(cls, tiled: TiledAttention, multiprocessors: int, polynomial: float = 0.0) -> HopperForward:
         """A kernel whose warpgroups of 64 queries compute in turns, as those of FlashAttention-3 do."""
         parts = max(1, tiled.blocks.m * tiled.slots // multiprocessors // WARPGROUP_ROWS)
         return cls(tiled, multiprocessors, parts, polynomial=polynomial)
 
     @classmethod
-    def by_triton(cls, tiled: TiledAttention, multiprocessors: int) -> HopperAttention:
+    def by_triton(cls, tiled: TiledAttention, multiprocessors: int) -> HopperForward:
         """Our Triton kernel, of which all warps move together: what computes in turns are resident programs."""
         late = tiled.blocks.stages < HIDING_STAGES
         return cls(tiled, multiprocessors, tiled.slots // multiprocessors, TRITON_BARRIERS, late)
@@ -100,7 +100,7 @@ class HopperAttention:
         return round_cycles(self.parts, tensor_cycles(*size), softmax_cycles(*size, masked, self.polynomial), waits)
 
     def cycles(self, memory_bytes: float) -> float:
-        """Cycles of the pass on a GPU whose memory moves so many bytes a cycle.
+        """Cycles of the pass on a GPU whose memory moves these bytes a cycle.
 
         Reading a tile's queries and writing its result take their share of that, which nothing hides.
         """

@@ -25,7 +25,7 @@ _BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,
 
 @dataclass(frozen=True, order=True)
 class Blocks:
-    """What one worker holds at a time: `m` queries, and `n` keys per step of its loop.
+    """Blocks that one worker holds at a time: `m` queries, and `n` keys per step of its loop.
 
     `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Programs
     that are `persistent` stay and take tile after tile. Written `128x64:s3:w8:p`, parts at 1 left out.
@@ -267,7 +267,7 @@ class HeadSizeLaw:
 
 
 def causes(slow: TiledAttention, fast: TiledAttention, ratio: float, law: AttentionLaw | None) -> list[str]:
-    """Return what explains that one case takes `ratio` times as long as another of the same work, the strongest first.
+    """Return the causes for which one case takes `ratio` times as long as another of equal work, the strongest first.
 
     Each of "padding", "edges", "slots" and "softmax" is a share of time well spent, and explains the logarithm of the
     ratio of both shares. None is named unless together they explain half of the difference.

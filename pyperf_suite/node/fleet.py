@@ -28,11 +28,11 @@ from pyperf_suite.record.record import Record
 RECORDS = "records.jsonl"
 FEWEST_NODES = 3
 # One fleet in a thousand without a slow node has one named; nearer to the median nothing is worth a technician.
-CHANCE, WORTH = 0.001, 0.02
+CHANCE, MIN_LOW = 0.001, 0.02
 ALL_RATES = "all rates together"
 # Ratio of the root mean square of rounds of a node to the median deviation, as of normal noise; and the limit, in
 # those, to the weight of one check among all.
-ROUNDS_SHARE, FURTHEST = 0.2, 8.0
+ROUNDS_SHARE, MAX_SIGMA = 0.2, 8.0
 # A node that is measured twice differs by less.
 BETWEEN_RUNS = 0.05
 
@@ -124,7 +124,7 @@ class RateComparison:
     hardly goes. `sure` are those whose best round is low as well.
     """
 
-    rate_name: str
+    what: str
     share: Mapping[RateKey, float]
     deviation: Mapping[RateKey, float]
     cutoff: float
@@ -133,14 +133,14 @@ class RateComparison:
     @property
     def slow(self) -> list[RateKey]:
         """Parts named as slow, slowest first."""
-        found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -WORTH]
+        found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -MIN_LOW]
         return sorted(found, key=self.share.__getitem__)
 
     @property
     def seen_from(self) -> float:
         """How far below the median somebody has to be to be named, here."""
         apart = [self.share[who] / far for who, far in self.deviation.items() if far]
-        return min(-WORTH, self.cutoff * statistics.median(apart)) if apart else -WORTH
+        return min(-MIN_LOW, self.cutoff * statistics.median(apart)) if apart else -MIN_LOW
 
 
 def _ends(rate: Quantity) -> tuple[float, float]:
@@ -169,7 +169,7 @@ def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateCompar
             sure[rate_name][who] = bool(best < 0.5 * cutoffs[rate_name] * scale)
     many = [who for who, held in rates.items() if len(held) > 1]
     # Each check counts by its own noise, and none for so much that it speaks for all.
-    means = [np.mean([np.clip(sigmas[what][who], -FURTHEST, FURTHEST) for what in rates[who]]) for who in many]
+    means = [np.mean([np.clip(sigmas[what][who], -MAX_SIGMA, MAX_SIGMA) for what in rates[who]]) for who in many]
     sigmas[ALL_RATES] = dict(zip(many, deviations(means).tolist() if many else [], strict=True))
     off[ALL_RATES] = {who: statistics.median(off[what][who] for what in rates[who]) for who in many}
     sure[ALL_RATES], cutoffs[ALL_RATES] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
@@ -219,7 +219,7 @@ def _slow(comparison: RateComparison, who: RateKey) -> Check:
     far, cutoff = -comparison.deviation[who], -comparison.cutoff
     why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
     found = Quantity(comparison.share[who], "+%")
-    return Check(" ".join(who), comparison.rate_name, found, verdict=CAUTION, why=why, source="the other nodes")
+    return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")
 
 
 # Fleets drawn to learn how far chance takes the lowest of `count`, and values drawn at most.

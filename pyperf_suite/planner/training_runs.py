@@ -288,11 +288,11 @@ def _model(fields: Mapping[str, str], number) -> ModelDimensions:  # type: ignor
 Floats = NDArray[np.float64]
 
 # How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
-WIDTH = 0.1
+SIGMA = 0.1
 # Substitute of 0 in logarithms, and distance from its range's ends at which a search begins.
-TINY, NEAR = 1e-6, 1e-3
+TINY, INSET = 1e-6, 1e-3
 # Scatter of runs of one layout; and runs from which on the width of errors is estimated.
-SCATTER, ENOUGH_RUNS = 0.03, 12
+RUN_SCATTER, ENOUGH_RUNS = 0.03, 12
 
 
 def nearest_constants(
@@ -318,7 +318,7 @@ def nearest_constants(
         soft = np.sign(off) * np.sqrt(np.log1p(off**2))
         return np.concatenate([soft, logs / np.array(list(widths.values()))])
 
-    inside = np.clip(np.zeros(len(widths)), lowest + NEAR, highest - NEAR)
+    inside = np.clip(np.zeros(len(widths)), lowest + INSET, highest - INSET)
     found = least_squares(misses, inside, bounds=(lowest, highest), x_scale=list(widths.values()), diff_step=1e-3,
                           xtol=1e-4, ftol=1e-4)  # fmt: skip
     deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
@@ -372,7 +372,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     start = StepConstants(**{name: float(like.arrays[name]) for name in NAMES})
     # Held by what published runs say of each.
     widths = {
-        name: max(WIDTH, float(like.arrays[f"{name}_deviation"])) for name in NAMES if float(getattr(start, name)) > 0
+        name: max(SIGMA, float(like.arrays[f"{name}_deviation"])) for name in NAMES if float(getattr(start, name)) > 0
     }
     measured = np.log([float(run.seconds or 0.0) for run, _ in runs])
 
@@ -383,7 +383,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
         return np.asarray(measured[places] - np.log(predicted))
 
     def fitted(places: NDArray[np.intp]) -> StepConstants:
-        return nearest_constants(start, widths, lambda constants: missed(constants, places) / SCATTER)[0]
+        return nearest_constants(start, widths, lambda constants: missed(constants, places) / RUN_SCATTER)[0]
 
     everything = np.arange(len(runs))
     groups = np.unique([run.name for run, _ in runs], return_inverse=True)[1]

@@ -441,7 +441,7 @@ MOST_NAMED = 3
 # A sweep of fewer sizes is a table's row, not a picture.
 FEWEST_SIZES = 3
 # Sizes further than this part from the middle one would squeeze the others into a line.
-NEARBY = 0.125
+MAX_SIZE_DISTANCE = 0.125
 
 
 def analyse(rows: Rows[MatmulParameters]) -> Findings:
@@ -603,7 +603,7 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
 
 def _panel(sweep: Sweep) -> Panel:
     middle = statistics.median_low(sweep.rows)
-    near = [row for size, row in sweep.rows.items() if abs(size - middle) <= NEARBY * middle]
+    near = [row for size, row in sweep.rows.items() if abs(size - middle) <= MAX_SIZE_DISTANCE * middle]
     similar = sorted(grouped(near, lambda row: class_of(getattr(row.p, sweep.along))).items())
     return Panel(
         title=sweep.shape,

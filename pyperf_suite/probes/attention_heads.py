@@ -48,12 +48,12 @@ MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")
 
 # All query heads share a single key head (multi-query attention).
-ALL = "all"
+MQA = "all"
 
 # Blocks that our kernel chooses for the case, and all that may be faster in a forward pass of its head_dim.
 CHOSEN, RIVALS = "chosen", "rivals"
 
-# What users run first; FlashAttention-3 only where it is installed.
+# Backends that users run first; FlashAttention-3 only where it is installed.
 SDPA = ("sdpa_default", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 LIBRARIES = (*SDPA, *(("flash3",) if find_spec(FLASH3_PACKAGE) else ()))
 HOPPER = f"cuda_{attention_sm90.FAMILY}"
@@ -110,7 +110,7 @@ class AttentionHeadsAxes(AxisTable):
     head_dim: Sizes = by((), (72, 136), BUCKET_EDGES, cuda=by(HEAD_DIMS, full=BUCKET_EDGES))
     # With 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200.
     heads_of_head_dim: Sizes = by((8,), cuda=by((32,), full=(32, 33)))
-    kv_ratio: tuple[str, ...] = by(("1",), full=("1", "4", ALL), cuda=by(("1",), standard=("1", "4", "8", ALL)))
+    kv_ratio: tuple[str, ...] = by(("1",), full=("1", "4", MQA), cuda=by(("1",), standard=("1", "4", "8", MQA)))
     # Causal first on a GPU, as models are trained.
     mask: Annotated[tuple[str, ...], OneOf(MASKS)] = by(MASKS[:1], MASKS, cuda=by(("causal",), ("causal", "full")))
     phase: Annotated[tuple[str, ...], OneOf(PHASES)] = by(PHASES[:2], full=PHASES, cuda=by(PHASES[:2], PHASES))
@@ -144,15 +144,15 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     for split in splits[: axes.varied_splits[0]]:
         requested.append((split, base, axes.extra, passes))
         requested += [(split, other, axes.implementation, axes.phase) for other in varied]
-    for split, other, implementations, phases in requested:
+    for split, fields, implementations, phases in requested:
         everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
         for implementation, phase, dtype, workers, blocks, mode in everything:
-            parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
+            parameters = _parameters(*split, **fields, phase=phase, dtype=dtype, workers=workers)
             # A library chooses its blocks itself; only Triton's of our kernels computes gradients.
             if blocks == RIVALS:
                 tried = [replace(parameters, blocks=each) for each in rivals(implementation, parameters.head_dim)]
-                tried = tried if phase == "forward" and other is base else []
-            elif blocks != CHOSEN and implementation in OWN:
+                tried = tried if phase == "forward" and fields is base else []
+            elif blocks != CHOSEN and implementation in OUR_KERNELS:
                 tried = [replace(parameters, blocks=Blocks.parse(blocks))]
             else:
                 tried = [parameters]
@@ -161,34 +161,34 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
 
 
 def _parameters(
-    heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **other: Any
+    heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **fields: Any
 ) -> AttentionParameters:
     key_heads = _key_heads(heads, kv_ratio)
     if phase == "decode":
         # A single query sees all keys, masked or not.
-        other |= {"seq_q": 1, "seq_k": seq}
+        fields |= {"seq_q": 1, "seq_k": seq}
     else:
-        other |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
-    return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **other)
+        fields |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
+    return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **fields)
 
 
 def _key_heads(heads: int, ratio: str) -> int:
     """Key heads at a grouped-query ratio. Raises UserError for what is no ratio, or does not divide the heads."""
-    if ratio == ALL:
+    if ratio == MQA:
         return 1
     if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
         raise UserError(f"kv_ratio={ratio} was requested: write a number of query heads to a key head, or all.")
     return _share(heads, int(ratio), f"kv_ratio={ratio} was requested, but it does not divide {heads} heads")
 
 
-def _share(whole: int, parts: int, refusal: str) -> int:
-    """One of so many equal parts. Raises UserError with the nearest numbers that divide the whole."""
-    if whole % parts:
-        small = [count for count in range(1, math.isqrt(whole) + 1) if whole % count == 0]
-        divisors = sorted({*small, *(whole // count for count in small)})
+def _share(total: int, parts: int, refusal: str) -> int:
+    """Return one of `parts` equal parts. Raises UserError with the nearest numbers that divide the total."""
+    if total % parts:
+        small = [count for count in range(1, math.isqrt(total) + 1) if total % count == 0]
+        divisors = sorted({*small, *(total // count for count in small)})
         above = bisect.bisect(divisors, parts)
         raise UserError(f"{refusal}: take {' or '.join(map(str, divisors[above - 1 : above + 1]))}.")
-    return whole // parts
+    return total // parts
 
 
 def group(case: Case) -> str:
@@ -200,11 +200,11 @@ def group(case: Case) -> str:
 
 # Our own kernels, which take the requested blocks.
 FORWARD_ONLY = (HOPPER, *map(named_by_isa, ("", *INSTRUCTION_SETS)))
-OWN = (*FORWARD_ONLY, "triton")
+OUR_KERNELS = (*FORWARD_ONLY, "triton")
 
 
 def kernel(row: Row[AttentionParameters]) -> str:
-    """Tell who computes, as in `sustained triton 128x64, bfloat16`."""
+    """Return the implementation, as in `sustained triton 128x64, bfloat16`."""
     words = ("" if row.case.mode == "burst" else row.case.mode, row.implementation, str(row.p.blocks or ""))
     return f"{' '.join(filter(None, words))}, {row.p.dtype}"
 
@@ -242,14 +242,14 @@ def law_key(row: Row[AttentionParameters]) -> str:
 
 def laws_of(rows: Iterable[Row[AttentionParameters]]) -> dict[str, FittedLaw]:
     """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
-    members = grouped((row for row in rows if row.implementation in OWN and row.p.seq_q > 1), law_key)
+    members = grouped((row for row in rows if row.implementation in OUR_KERNELS and row.p.seq_q > 1), law_key)
     measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
     return {key: law for key, cases in measured.items() if (law := FittedLaw.fit(cases)) is not None}
 
 
 DEFAULT = "sdpa_default"
 
-# What a user can have instead of the default without a kernel of their own.
+# Backends that a user can have instead of the default without a kernel of their own.
 CHOICES = ("sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa_math", "flash3")
 
 FEWEST_SIZES = 3  # two points are a table's row, not a picture
@@ -263,7 +263,7 @@ CAUSES = {
 
 
 def what(row: Row[AttentionParameters]) -> str:
-    """Return what is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    """Return the shape, as in `2 x 4096 tokens, causal, kv ratio 4`."""
     keys = "" if row.p.seq_q == row.p.keys else f" to {row.p.keys} keys"
     mask = ", causal" if row.p.causal else ""
     ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
@@ -276,21 +276,21 @@ def split(row: Row[AttentionParameters]) -> str:
 
 
 def pass_of(row: Row[AttentionParameters]) -> str:
-    """Tell which pass was timed."""
+    """Return the pass that was timed."""
     return "backward" if row.p.backward else "forward"
 
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """The axis of a sweep, what is held along it and how that is said, and how many rows are enough to compare."""
+    """The axis of a sweep, the column constant along it and its words, and how many rows are enough to compare."""
 
     axis: str
-    held: str
+    constant: str
     fixed: str
     fewest: int
 
     def key(self, row: Row[AttentionParameters]) -> tuple[Any, ...]:
-        return (law_key(row), what(row), row.by_name(self.held), row.p.backward)
+        return (law_key(row), what(row), row.by_name(self.constant), row.p.backward)
 
     def sweep_of(self, row: Row[AttentionParameters]) -> list[Row[AttentionParameters]]:
         """The sweep that a row belongs to; nothing where it is too short."""
@@ -323,9 +323,9 @@ def relative_rate(row: Row[AttentionParameters], base: Row[AttentionParameters])
     return ratio and ratio * (row.reading.flop / base.reading.flop)
 
 
-IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
+IMPLEMENTATION, CASE, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
 SPLIT = Column("heads x head_dim", split, priority=2)
-WHO = (IMPLEMENTATION, WHAT, SPLIT)
+WHO = (IMPLEMENTATION, CASE, SPLIT)
 
 Laws = Mapping[str, FittedLaw]  # by kernel
 
@@ -338,7 +338,7 @@ def analyse(rows: Rows[AttentionParameters]) -> Findings:
     leading = rank(by_heads[0][0]) if by_heads else 0
     softmax = Column("softmax", lambda row: softmax_by_law(row, laws), "%", predicted=True)
     return findings(
-        # Of masks, key heads and lengths with a few splits only the table tells.
+        # The table alone tells of masks, key heads and lengths with a few splits.
         (
             advice(sweep, laws.get(law_key(sweep[0])), leads=rank(sweep[0]) <= max(leading, LAST_LIBRARY))
             for sweep in by_heads
@@ -356,7 +356,7 @@ def analyse(rows: Rows[AttentionParameters]) -> Findings:
 
 
 def of(row: Row[AttentionParameters]) -> dict[str, Any]:
-    """Return what remarks name of a row besides its parameters."""
+    """Return the fields that remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
@@ -366,7 +366,7 @@ LAST_LIBRARY = len(RANKS)
 
 def rank(row: Row[AttentionParameters]) -> int:
     """The place of a row's implementation among those that users run, the default first and our own kernels last."""
-    return LAST_LIBRARY + 1 if row.implementation in OWN else RANKS.get(row.implementation, LAST_LIBRARY)
+    return LAST_LIBRARY + 1 if row.implementation in OUR_KERNELS else RANKS.get(row.implementation, LAST_LIBRARY)
 
 
 def is_by_gpu(row: Row[AttentionParameters]) -> bool:
@@ -402,7 +402,7 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
     hopper = " (the exponentials alone take a Hopper GPU {floor}; by its instructions a step is bound by the {units})"
     template += hopper if is_by_gpu(row) else ""
     template += "; it misses held-out head dimensions by {miss} (median)" if law.held_out else ""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "head": Quantity(law.per_head_s, "us"),
         "column": Quantity(law.per_column_s, "ns"),
         "columns": round(law.columns),
@@ -410,7 +410,7 @@ def head_size_remark(row: Row[AttentionParameters], law: HeadSizeLaw) -> Remark:
         "units": ", ".join(f"{bounding_unit(columns)} at {columns}" for columns in law.head_dims),
         "miss": Quantity(statistics.median(law.held_out), "%") if law.held_out else None,
     }
-    return row.remark(template, kind="law", **found, **of(row))
+    return row.remark(template, kind="law", **values, **of(row))
 
 
 def advice(sweep: list[Row[AttentionParameters]], fitted: FittedLaw | None, leads: bool = True) -> Iterator[Remark]:
@@ -452,7 +452,7 @@ def cliff(sweep: list[Row[AttentionParameters]]) -> Remark | None:
 
 
 def picks(rows: Rows[AttentionParameters]) -> Iterator[Remark]:
-    """Yield which backends torch picked by itself, and where another was faster beyond the interval."""
+    """Yield the backends that torch picked by itself, and cases where another was faster beyond the interval."""
     for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
         paths = Counter(str(row.reading.kernel.get("path", "a backend it does not tell")) for row in members)
         for path, count in sorted(paths.items()):
@@ -462,13 +462,13 @@ def picks(rows: Rows[AttentionParameters]) -> Iterator[Remark]:
         ratios = [(other.against(implementation=DEFAULT), other) for other in others]
         faster = [(ratio, other) for ratio, other in ratios if ratio is not None and wins(ratio)]
         if faster:
-            most, best = max(faster, key=lambda each: each[0].value)
+            largest, best = max(faster, key=lambda each: each[0].value)
             template = (
                 "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
                 "{count} cases where another backend is faster"
             )
             count = len({other.p for _, other in faster})
-            yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
+            yield best.remark(template, effect="faster", faster=largest, count=count, **of(best))
 
 
 def law_remark(key: str, fitted: FittedLaw) -> Remark:
@@ -491,7 +491,7 @@ def law_remark(key: str, fitted: FittedLaw) -> Remark:
 
 
 def of_tiles(name: str) -> Callable[[Row[AttentionParameters]], Any]:
-    """Return what is counted of a row's tiles."""
+    """Return a column of a count of a row's tiles."""
     return lambda row: getattr(tiled(row), name, None)
 
 
@@ -552,7 +552,7 @@ def figures(rows: Rows[AttentionParameters], along: SweepAxis, laws: Laws) -> It
 
 
 def panel(title: str, sweeps: list[list[Row[AttentionParameters]]], along: SweepAxis, laws: Laws) -> Panel:
-    """Return what was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
+    """Return the panel of a pass: measurements, the law where a kernel has one, and the buckets of head_dim."""
     head_dims = [row.p.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
     place, drawn = along.axis, list[Series]()
@@ -579,7 +579,7 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
     return RowTable(
         title,
         (
-            *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
+            *(IMPLEMENTATION, CASE, Column(along.constant, priority=0), SPLIT),
             Column("computed as", of_tiles("padded_head_dim"), priority=0),
             Column("forward", in_pass(False, lambda row: row.reading.flop_per_s), "TFLOP/s", 2),
             Column("relative to the best", in_pass(False, over_best), "x"),
@@ -591,7 +591,7 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
 
 
 EXTREMES = (
-    *(IMPLEMENTATION, WHAT, PASS, Column("hidden", priority=0)),
+    *(IMPLEMENTATION, CASE, PASS, Column("hidden", priority=0)),
     Column("fastest", split, priority=2),
     Column("slowest", lambda row: split(ends(HEADS.sweep_of(row))[1]), priority=2),
     Column("faster", lambda row: row.faster_than(ends(HEADS.sweep_of(row))[1]), "x", 2),

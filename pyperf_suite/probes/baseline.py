@@ -184,7 +184,7 @@ class BaselineAxes(ProductAxes):
     implementation: Implementations = by(("native",), cuda=own_and_triton)
     dtype: Dtypes = by(("float32",), ("float32", "bfloat16"), cuda=by(("bfloat16",), full=("bfloat16", "float16")))
     mode: tuple[str, ...] = by(("burst",), cuda=by(("burst",), full=("burst", "sustained")))
-    shape: tuple[Shape, ...] = by(QUICK_SHAPES[2:3], QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], GPU_SHAPES))
+    shape: tuple[Shape, ...] = by(QUICK_SHAPES[1:2], QUICK_SHAPES + LARGER_SHAPES, cuda=by(GPU_SHAPES[:1], GPU_SHAPES))
     layout: tuple[str, ...] = by(("NN",), standard=("NN", "TN"), cuda=by(("TN",), full=("TN", "NN", "NT")))
     tile: tuple[str, ...] = by((CHOSEN,), cuda=measured_tiles)
     tile_n: Annotated[tuple[int, ...], OneOf(gemm_sm90.TILE_N)] = ()
@@ -288,7 +288,7 @@ def _under_load(rows: Sequence[Row[MatmulParameters]]) -> Remark:
 
 
 def _mean(
-    what: str,
+    rate_name: str,
     base: Callable[[Row[MatmulParameters]], Row[MatmulParameters] | None],
     rows: Sequence[Row[MatmulParameters]],
     effect: str,
@@ -304,7 +304,7 @@ def _mean(
         "mean of {products} products, each between {least:x} and {most:x})",
         effect=effect,
         mean=mean,
-        what=what,
+        what=rate_name,
         products=len(pairs),
         least=min(ratios),
         most=max(ratios),

@@ -34,10 +34,10 @@ from pyperf_suite.process.system import crash_place
 # How often a waiting handle looks whether there is progress, and at the memory of a process that is bounded.
 LOOK_S, LOOK_AT_MEMORY_S, LOOK_FOR_CHILDREN_S = 1.0, 0.05, 0.5
 
-# Of what the process prints, the last is read; a log that is larger than the second number is emptied.
+# The last LOG_TAIL_BYTES of the process's output are read; a log larger than LARGEST_LOG_BYTES is emptied.
 LOG_TAIL_BYTES, LARGEST_LOG_BYTES, LARGEST_ANSWER_BYTES = 64 << 10, 16 << 20, 64 << 20
 
-# A template imports its modules before it answers; a process that waited so long is started by itself.
+# A template imports its modules before it answers; a process that waited this long is started by itself.
 ANSWERS_WITHIN_S = 30.0
 
 # Causes of a loss that are reported in other words, or by name.
@@ -156,7 +156,7 @@ class ChildProcess:
         return lost
 
     def send(self, request: Mapping[str, Any], answers: int = 1) -> None:
-        """Send a request without waiting; so many answers are due to it.
+        """Send a request without waiting; it is due `answers` answers.
 
         Raises `failure` if nobody reads it any more, or if answers to the last request are due.
         """
@@ -256,7 +256,7 @@ class ChildProcess:
         self._log.close()
 
     def choose(self, lines: Sequence[str]) -> str:
-        """Of what the process printed, the line that says most about its end."""
+        """Return the line of the process's output that tells most of its end."""
         return lines[-1] if lines else ""
 
     def _said(self) -> tuple[str, str]:
@@ -314,7 +314,7 @@ class ChildProcess:
         return line
 
     def _bound_memory(self) -> None:
-        # Who its children are takes long to find out.
+        # The search for its children takes long.
         if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
             self._watched, self._looked_s = self._family(), time.monotonic()
         held = 0

@@ -97,31 +97,31 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def libraries(own: Sequence[str] = ()) -> list[str]:
-    """Names of the modules that were imported from this interpreter's path without the folders `own`, in order.
+def libraries(own_folders: Sequence[str] = ()) -> list[str]:
+    """Names of the modules that were imported from this interpreter's path without the folders `own_folders`, in order.
 
     A template may import these before it is known whose code a copy will run; none where there are no templates.
     """
-    found = []
+    names = []
     for name, module in list(sys.modules.items()) if sys.platform == "linux" else ():
         file = str(getattr(module, "__file__", None) or "")
         place = max((each for each in sys.path if file.startswith(each.rstrip(os.sep) + os.sep)), key=len, default="")
-        if place and place not in own and name != "__main__" and name.partition(".")[0] != "pyperf_suite":
-            found.append(name)
-    return found
+        if place and place not in own_folders and name != "__main__" and name.partition(".")[0] != "pyperf_suite":
+            names.append(name)
+    return names
 
 
-def _require_harmless(known: Set[str]) -> None:
+def _require_harmless(allowed: Set[str]) -> None:
     """End this template if copies would differ from fresh processes.
 
-    That is if CUDA was initialised, if threads run, which are in no copy, or if a module besides the `known` ones was
+    That is if CUDA was initialised, if threads run, which are in no copy, or if a module besides the `allowed` ones was
     imported, of which a side may have its own.
     """
     opened = []
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             opened.append(str(each.readlink()))
-    packages = {*known, *getattr(sys, "stdlib_module_names", ())}
+    packages = {*allowed, *getattr(sys, "stdlib_module_names", ())}
     others = [name for name in libraries() if name not in packages and name.partition(".")[0] not in packages]
     if others or threading.active_count() > 1 or any(each.startswith(GPU_FILES) for each in opened):
         os._exit(1)
@@ -157,10 +157,10 @@ def serve_copies(channel: int, modules: Sequence[str], work: Callable[[], object
                 time.sleep(1e-4)
             connection.close()
             os.setsid()
-            for standard, each in enumerate(descriptors):
-                os.dup2(each, standard)
-            for each in (number, written, *descriptors):
-                os.close(each)
+            for standard, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, standard)
+            for descriptor in (number, written, *descriptors):
+                os.close(descriptor)
             for name in [name for name in os.environ if name.startswith(TOLD)]:
                 del os.environ[name]
             os.environ.update(told)
@@ -173,5 +173,5 @@ def serve_copies(channel: int, modules: Sequence[str], work: Callable[[], object
             os._exit(0)
         os.waitpid(between, 0)
         connection.send(os.read(number, 32))
-        for each in (*descriptors, number, written):
-            os.close(each)
+        for descriptor in (*descriptors, number, written):
+            os.close(descriptor)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Where files lie in memory.
+# Folder of files in memory.
 SHARED_MEMORY = "/dev/shm"
 
-# Who gives this process a deadline, and has to know that a long computation goes on.
+# Listeners that give this process a deadline, and have to know that a long computation goes on.
 deadline_listeners: list[Callable[[], None]] = []
 
 # How faulthandler begins the stack of the thread that crashed.
@@ -74,7 +74,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """Return what /proc/PID/stat says after the name: state, parent and so on; nothing if the process is gone."""
+    """Return the fields of /proc/PID/stat after the name: state, parent and so on; none if the process is gone."""
     try:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -82,7 +82,7 @@ def _read_stat(pid: int) -> list[str]:
 
 
 def crash_place(stack: str, root: Path) -> str:
-    """Of what faulthandler wrote, `file:line` of the innermost frame that is neither the suite's nor a library's.
+    """Return `file:line` of the innermost frame in faulthandler's output that is neither the suite's nor a library's.
 
     Of several threads the one counts that crashed. Files below `root` are named relative to it; empty if there is none.
     """
@@ -94,7 +94,7 @@ def crash_place(stack: str, root: Path) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Tell whether a file of code is neither the suite's nor a library's."""
+    """True if a file of code is neither the suite's nor a library's."""
     return not file.startswith(("<", *_OURS)) and "/lib/python" not in file
 
 

@@ -142,7 +142,7 @@ class Group:
             yield
 
     def broken(self, doing: str, error: Exception) -> RanksMissing:
-        """Return what to raise where `error` ended this rank's part of something that others are in too.
+        """Return the error to raise where `error` ended this rank's part of a step that others are in too.
 
         It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
         """
@@ -241,21 +241,21 @@ def connect(environment: RankEnvironment, deadline_s: float) -> Any:
 
 def _why(environment: RankEnvironment, hosts: bool, deadline_s: float, error: Exception) -> str:
     place = f"{environment.address}:{environment.port}"
-    said = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+    reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
     if hosts:
         return (
-            f"Rank 0 cannot host the rendezvous at {place} ({said}): the port may be in use; choose another with "
+            f"Rank 0 cannot host the rendezvous at {place} ({reason}): the port may be in use; choose another with "
             "MASTER_PORT."
         )
     return (
-        f"Rank {environment.rank} could not reach the rendezvous at {place} within {deadline_s:g} s ({said}): "
+        f"Rank {environment.rank} could not reach the rendezvous at {place} within {deadline_s:g} s ({reason}): "
         "is rank 0 up, and does the network let this port through?"
     )
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What is added to this rank's `time.monotonic_ns()` to get rank 0's, and how far that may be off."""
+    """Offset of rank 0's `time.monotonic_ns()` from this rank's, and its uncertainty."""
 
     offset_ns: int
     uncertainty_ns: int

@@ -58,16 +58,16 @@ class RankEnvironment:
 
     @property
     def launched(self) -> bool:
-        """Tell whether a launcher started this process as one of several or of one."""
+        """True if a launcher started this process as one of several or of one."""
         return self.launcher != "none"
 
     @property
     def is_pod(self) -> bool:
-        """Tell whether only variables say so, as in each pod of a cluster's job: nothing else may have been started."""
+        """True if only variables tell, as in each pod of a cluster's job: nothing else may have been started."""
         return self.launcher == "variables" and self.on_node <= 1
 
 
-# What launchers set for a rank: a process that has none of these is no rank, though its parent may be.
+# Variables that launchers set for a rank: a process without any is no rank, though its parent may be.
 LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 # Programs that start no ranks, though a shell may have a launcher's variables, and those that do as the first process.
 SHELLS = re.compile(r"-?(sh|bash|dash|zsh|fish|ksh|tcsh|tmux: server|screen|sshd|login|systemd)")
@@ -85,17 +85,17 @@ def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment
     if "RANK" in environ or "TORCHELASTIC_RUN_ID" in environ:
         if "TORCHELASTIC_RUN_ID" in environ and _is_left_over():
             return ALONE
-        found = _of_torchrun(environ)
+        place = _of_torchrun(environ)
     elif "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ and _step_tasks(environ) > 1:
-        found = _of_slurm(environ)
+        place = _of_slurm(environ)
     else:
         return ALONE
-    if not 0 <= found.rank < found.count:
+    if not 0 <= place.rank < place.count:
         raise UserError(
-            f"This process was launched as rank {found.rank} of {found.count}, but ranks run from 0 to "
-            f"{found.count - 1}: check WORLD_SIZE and how ranks are numbered."
+            f"This process was launched as rank {place.rank} of {place.count}, but ranks run from 0 to "
+            f"{place.count - 1}: check WORLD_SIZE and how ranks are numbered."
         )
-    return found
+    return place
 
 
 def leave_launch() -> None:

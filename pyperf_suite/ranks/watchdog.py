@@ -70,7 +70,7 @@ class Starting:
         self._thread.join()
 
     def absent(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Of these ranks, those of this node that do not run: died, stopped, left, or silent from the first.
+        """Return those of these ranks on this node that do not run: died, stopped, left, or silent from the first.
 
         A silent one may only be slow.
         """
@@ -87,7 +87,7 @@ class Starting:
         return self.message() or sentence
 
     def _fate(self, rank: int) -> str:
-        """What became of a rank: alive, died, left or stopped; empty if it left no word, as those of other nodes."""
+        """Return a rank's fate: alive, died, left or stopped; empty if it left no word, as on other nodes."""
         word = self._read(str(rank)).split()
         if word == [_LEFT]:
             return "left"
@@ -119,10 +119,10 @@ class Starting:
             return reported or (
                 f"{me} was ended by SIGTERM while the ranks were starting: {_THEN}" if terminated_s else ""
             )
-        known = self._on_node()
-        fates = {rank: self._fate(rank) for rank in known}
+        on_node = self._on_node()
+        fates = {rank: self._fate(rank) for rank in on_node}
         for fate, how in (("died", "died"), ("left", "ended by itself, see its own message,")):
-            ranks = [rank for rank in known if fates[rank] == fate]
+            ranks = [rank for rank in on_node if fates[rank] == fate]
             # One that left has said why; the others wait to hear from the launcher that the run is over.
             if ranks and (fate == "died" or terminated_s is not None):
                 return f"{named(ranks)} {how} while starting, before the ranks had joined: {_THEN}"
@@ -130,7 +130,7 @@ class Starting:
             return f"The launcher died while the ranks were starting: {_THEN}"
         if terminated_s is None:
             return ""
-        silent = [rank for rank in known if not fates[rank]]
+        silent = [rank for rank in on_node if not fates[rank]]
         if not silent:
             return f"{me} was ended by SIGTERM while the ranks were starting: {_THEN}"
         if time.monotonic() - terminated_s > _SLOW_S:
@@ -325,14 +325,14 @@ class Watchdog:
 
         `otherwise` is what to say where all are heard.
         """
-        said = self._said()
-        if said:
-            return said
+        named = self._said()
+        if named:
+            return named
         before = self._heard()
         self._live_for(LISTEN_S)
-        said = self._said()
-        if said:
-            return said
+        named = self._said()
+        if named:
+            return named
         after = self._heard()
         sentence = self._who_did_not_start(after, is_terminated=not doing)
         sentence = sentence or _who_is_silent(before, after, self._rank, doing, waited_s)

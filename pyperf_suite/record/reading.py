@@ -124,7 +124,7 @@ def _reading(trials: list[Record]) -> Reading:
 
 
 # Half of a 90 % interval in standard deviations, and of one of 95 %.
-_REACH, _WIDER = 1.645, 1.96
+_SIGMA_OF_90, _SIGMA_OF_95 = 1.645, 1.96
 
 
 def _is_noisy(record: Record) -> bool:
@@ -136,10 +136,10 @@ def _is_noisy(record: Record) -> bool:
 def _within(trials: list[Record]) -> float:
     time, sampling, at = trials[0].time, trials[0].sampling, trials[0].at_clock
     if at is not None:
-        return at.half_width * _WIDER / _REACH
+        return at.half_width * _SIGMA_OF_95 / _SIGMA_OF_90
     if sampling.get("quantile", USUAL) == USUAL:
         return (time.high - time.low) / 2 / time.value
-    return float(trials[0].quality.get("relative_half_width", 0.0)) * _WIDER / _REACH
+    return float(trials[0].quality.get("relative_half_width", 0.0)) * _SIGMA_OF_95 / _SIGMA_OF_90
 
 
 def _groups(record: Record) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def _error_of(trials: list[Record]) -> float:
         return 0.0
     times = [record.time for record in trials]
     if len(times) == 1:
-        error = (times[0].high - times[0].low) / 2 / _REACH / times[0].value
+        error = (times[0].high - times[0].low) / 2 / _SIGMA_OF_90 / times[0].value
         return math.sqrt(max(0.0, error**2 - 2 * max(0.0, _drift(trials[0]) ** 2 - RUN_SPREAD**2)))
     return statistics.stdev(math.log(time.value) for time in times) / math.sqrt(len(times))
 
@@ -243,20 +243,20 @@ _FEWEST_PAIRS = 6
 
 
 # Error of a ratio with a side that was never undisturbed: two busy processes on two cores made 1.05 into 5 or 17.
-_NOT_KNOWN = 100.0
+_UNKNOWN_LOG_ERROR = 100.0
 
 
 def _pair_error(slow: Reading, fast: Reading) -> float:
     """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
     if slow.is_noisy or fast.is_noisy:
-        return _NOT_KNOWN
+        return _UNKNOWN_LOG_ERROR
     rounds = sorted(slow.slices.keys() & fast.slices.keys())
     if len(rounds) < _FEWEST_PAIRS:
-        factor = 0.0 if _shared_groups(slow, fast) else _WIDER
+        factor = 0.0 if _shared_groups(slow, fast) else _SIGMA_OF_95
         return math.hypot(slow.within, fast.within, factor * slow.drift, factor * fast.drift)
     import statistics
 
     logs = [math.log(slow.slices[at] / fast.slices[at]) for at in rounds]
     # Times are what the better slices took: where all slices together say another ratio, neither is sure.
     disagreement = statistics.fmean(logs) - math.log(slow.seconds / fast.seconds)
-    return math.hypot(disagreement, _WIDER * statistics.stdev(logs) / math.sqrt(len(rounds)))
+    return math.hypot(disagreement, _SIGMA_OF_95 * statistics.stdev(logs) / math.sqrt(len(rounds)))

@@ -38,10 +38,10 @@ LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 # Fewest runs that tell noise, and fewest that tell which runs are spoilt.
 FEWEST_RUNS, FEWEST_TO_DECIDE = 5, 10
-# A run is spoilt if it lies FAR_OUT standard deviations off its neighbours, unless more than this share of runs does.
-FAR_OUT, SPOILT_SHARE = 5.0, 0.05
+# A run is spoilt if it lies this many standard deviations off its neighbours, unless more than this share of runs does.
+SPOILT_SIGMA, SPOILT_SHARE = 5.0, 0.05
 # A run off its neighbours by this share of a difference may be what explains it, unless it is as much larger.
-AS_FAR, MUCH_FURTHER = 0.6, 3.2
+EXPLAINS, EXPLAINED_BY = 0.6, 3.2
 NEIGHBOURS = 5
 # Clocks of operating systems and GPUs resolve this much at least.
 COARSEST_TICK_S = 1e-6
@@ -71,11 +71,11 @@ class RunNoise:
 
     def beside(self, difference: float) -> RunNoise:
         """The noise that may hide that difference: runs spoilt by far more do not explain it, nor do such steps."""
-        return self.calm if self.calm and min(self.spoilt, self.step) > MUCH_FURTHER * abs(difference) else self
+        return self.calm if self.calm and min(self.spoilt, self.step) > EXPLAINED_BY * abs(difference) else self
 
     def doubt(self, old: Measured, new: Measured, difference: float) -> str:
         """Why that difference may be one spoilt run's, as a sentence; "" if it is not."""
-        explains_from = AS_FAR * abs(difference)
+        explains_from = EXPLAINS * abs(difference)
         if self.runs < FEWEST_TO_DECIDE:
             return f"One run may be spoilt, which only {FEWEST_TO_DECIDE} and more stored runs can exclude."
         if self.largest >= explains_from or self.spoilt < math.inf:
@@ -110,7 +110,7 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
     if len(steps) < FEWEST_RUNS - 1:
         return None
     # After Hampel (1974), doi:10.1080/01621459.1974.10482962.
-    limit = max(FAR_OUT * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
+    limit = max(SPOILT_SIGMA * 1.4826 / math.sqrt(2) * statistics.median(map(abs, steps)), LEAST_MOVE)
     segments = [part for group in groups for part in _without_breaks(series, group, logs, limit)]
     off = [[abs(log - _median_near(part, at)) for at, log in enumerate(part)] for part in segments]
     spoilt = [far for part in off for far in part if far > limit]

@@ -23,7 +23,7 @@ COMPARISONS = "comparisons.jsonl"
 SCHEMA_VERSION = 1
 
 # Comparisons of identical code from which on a newer selfcheck speaks for the machine in place of an older one.
-ENOUGH = 50
+ENOUGH_COMPARISONS = 50
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def latest_selfcheck(results: Path, machine: str) -> Selfcheck | None:
     the place of an hour's measurement.
     """
     found = [each for each in selfchecks(results, machine) if each.false_alarms.tries]
-    enough = [each for each in found if each.false_alarms.tries >= ENOUGH]
+    enough = [each for each in found if each.false_alarms.tries >= ENOUGH_COMPARISONS]
     if enough:
         return enough[-1]
     return max(found, key=lambda each: each.false_alarms.tries, default=None)

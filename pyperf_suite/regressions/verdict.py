@@ -154,13 +154,13 @@ ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
 FALSE_DISCOVERY_RATE = 0.05
 
 # Probably slower is what stayed undecided with the whole interval beyond the margin, at this confidence at least.
-PROBABLE = 0.95
+PROBABLE_CONFIDENCE = 0.95
 
 # Share of the alarms' error rate for the first look; the other looks split the rest evenly. Simulated against even,
 # falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
 # Each look at half as many pairs again: closer ones take more from each other's share than they save in pairs.
-GROWTH = 1.5
+LOOK_GROWTH = 1.5
 # Nobody measures more pairs than this for one benchmark: a day, at a second a pair.
 FEASIBLE_PAIRS = 86_400
 
@@ -219,11 +219,11 @@ class Judgement:
 
 
 def is_probable(ratio: Ratio, margin: float, confidence: float) -> bool:
-    """True if the whole interval of that confidence lies beyond the margin, and is no narrower than `PROBABLE` has it.
+    """True if the whole interval lies beyond the margin, with a confidence of `PROBABLE_CONFIDENCE` at least.
 
     Of identical code that is so once in forty times where six pairs have to do, else less often.
     """
-    return ratio.low > 1 + margin and confidence >= PROBABLE
+    return ratio.low > 1 + margin and confidence >= PROBABLE_CONFIDENCE
 
 
 class Interval(NamedTuple):
@@ -364,9 +364,9 @@ def looks_up_to(max_pairs: int, alpha: float) -> tuple[int, ...]:
     """The numbers of pairs after which to look: from the fewest that can raise an alarm, to `max_pairs`."""
     looks = []
     pairs = fewest_pairs(alpha)
-    while pairs * (1 + GROWTH) / 2 <= max_pairs:
+    while pairs * (1 + LOOK_GROWTH) / 2 <= max_pairs:
         looks.append(pairs)
-        pairs = math.ceil(pairs * GROWTH)
+        pairs = math.ceil(pairs * LOOK_GROWTH)
     return (*looks, max_pairs)
 
 

@@ -37,9 +37,9 @@ _HEADROOM, _MARGIN = 1.06, 0.04
 WIDE = 30
 # An interval that reaches further beyond all values than this share of their height is not drawn; the axis then ends
 # at the other share, and a chart of which more than half are like this is not fit for use.
-_LONG_WHISKER, _BEYOND = 0.6, 0.25
+_WHISKER_SHARE, _CUT_SHARE = 0.6, 0.25
 # Panels of so few places need not begin at 0 if values differ by less than this share.
-_FEW_PLACES, _CLOSE = 6, 0.5
+_MAX_PLACES, _LOW_SHARE = 6, 0.5
 # A map in which nothing differs must not be painted in full colour.
 _LEAST_SPREAD = 0.02
 
@@ -224,11 +224,12 @@ def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
     low, high = min([0.0, *values]), max([0.0, *values])
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
-    top = top * _HEADROOM if top - high <= _LONG_WHISKER * height else high + _BEYOND * height
-    if values and len({x for trace in traces for x in trace.x}) <= _FEW_PLACES and bottom > _CLOSE * high > 0:
+    top = top * _HEADROOM if top - high <= _WHISKER_SHARE * height else high + _CUT_SHARE * height
+    if values and len({x for trace in traces for x in trace.x}) <= _MAX_PLACES and bottom > _LOW_SHARE * high > 0:
         return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
     bottom = min(0.0, bottom)
-    return bottom * _HEADROOM if low - bottom <= _LONG_WHISKER * height else low - _BEYOND * height, top or 1.0
+    bottom = bottom * _HEADROOM if low - bottom <= _WHISKER_SHARE * height else low - _CUT_SHARE * height
+    return bottom, top or 1.0
 
 
 def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:

@@ -210,7 +210,7 @@ CHECKS_OF_A_USERS_CASE_S = {"": 0.0, "numpy": 0.1, "torch": 0.25}
 SHARE_OF_CAPS, USERS_SHARE_OF_CAPS = 0.9, 0.6
 # Slowdown of a busy machine, against an idle one, from which on every slice is disturbed, and measured again within
 # half of the time.
-BUSY, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
+BUSY_SLOWDOWN, SHARE_OF_CAPS_WHERE_BUSY = 1.5, 1.5
 
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
@@ -313,7 +313,7 @@ class Outlook:
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
         share = USERS_SHARE_OF_CAPS if workload.library else SHARE_OF_CAPS
-        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY else share
+        share = SHARE_OF_CAPS_WHERE_BUSY if slowed() > BUSY_SLOWDOWN else share
         seconds += on_gpu * effort.beside_s(case.mode)
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 

@@ -166,8 +166,8 @@ def _lost(sentence: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main()
-    # What Python would do next is take torch apart, a second in which the run waits for its end. A profiler that has
-    # put itself into this process writes its trace then.
+    # Python would take torch apart next, a second in which the run waits for its end. A profiler that has put itself
+    # into this process writes its trace then.
     if "CUDA_INJECTION64_PATH" not in os.environ:
         atexit._run_exitfuncs()
         os._exit(0)

@@ -39,7 +39,7 @@ Answers = Generator[tuple[int, dict[str, Any]], None, None]
 
 
 def ranks_command(count: int) -> tuple[str, ...]:
-    """Return the command of a worker of so many ranks on this machine (ranks/launch.py)."""
+    """Return the command of a worker of `count` ranks on this machine (ranks/launch.py)."""
     return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
@@ -115,10 +115,10 @@ class WorkerProcess(ChildProcess):
             return [0]
 
     def failure(self, lost: ProcessLost) -> WorkerLost:
-        """Return what ended the worker, how, where and with which last words."""
+        """Return the worker's end: how, where and with which last words."""
         if lost.cause == HUNG:
             lost.words = f"did not answer within its deadline of {lost.deadline_s:g} s ({self.OPTION}) and was ended"
-        # What was killed may have taken too much memory, which depends on the case.
+        # A killed process may have taken too much memory, which depends on the case.
         witnesses = 0 if lost.how == "signal SIGKILL" else 2
         return WorkerLost(f"The worker process {lost}", self.progress()[0], witnesses)
 
@@ -246,13 +246,13 @@ class WorkerPool(Workers):
     def _worker(self, process: int, case: Case) -> tuple[tuple[object, ...], WorkerProcess]:
         """The worker that measures the case, started unless it waits, and its key."""
         workload = find_workload(case.operator)
-        ranks, own = workload.ranks(case.parameters), workload.environment(case.parameters)
-        environment = {scratch.SHARED_VARIABLE: self._shared.name, **own}
+        ranks, variables = workload.ranks(case.parameters), workload.environment(case.parameters)
+        environment = {scratch.SHARED_VARIABLE: self._shared.name, **variables}
         key: tuple[object, ...] = (process, workload.source)
         if ranks:
             # As torchrun does, for all ranks share these cores.
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
-            key = (process, ranks, tuple(sorted(own.items())))
+            key = (process, ranks, tuple(sorted(variables.items())))
         if key in self._workers and self._workers[key].is_waited_for:
             self._workers.pop(key).close()  # an exception ended the last request
         if key not in self._workers:

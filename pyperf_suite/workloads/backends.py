@@ -36,7 +36,7 @@ RESULT = "the result"
 MEASURED_S = 0.01
 AGAIN_S = 0.002
 # Clocks and rates nearer to each other than this are taken for the same.
-SAME = 0.95
+SAME_CLOCK_SHARE = 0.95
 
 
 def native_extension() -> ModuleType:
@@ -92,7 +92,7 @@ class CorePeak:
     @property
     def lowers_clock(self) -> bool:
         """True if multiplying costs clock: a licence for wide vectors, or a power limit."""
-        return self.clock_hz < SAME * self.idle_clock_hz
+        return self.clock_hz < SAME_CLOCK_SHARE * self.idle_clock_hz
 
 
 _best: dict[tuple[str, str | None, int], list[tuple[float, ...]]] = {}

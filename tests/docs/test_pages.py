@@ -42,13 +42,13 @@ def commands(path: Path) -> list[list[str]]:
     text = path.read_text()
     lines = [line for block in code_blocks(text) for line in block.splitlines()]
     lines += re.findall(r"`(pyperf-suite [^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
-    found = []
+    listed = []
     for line in lines:
         words = shlex.split(line, comments=True) if re.search(r"^(pyperf-suite|torchrun) ", line) else []
         place = next((n for n, word in enumerate(words) if word in ("pyperf-suite", "pyperf_suite")), None)
         if place is not None:
-            found.append(words[place + 1 :])
-    return found
+            listed.append(words[place + 1 :])
+    return listed
 
 
 def plain(text: str) -> str:

@@ -86,7 +86,7 @@ def findings_by_probe(records: Path) -> Mapping[str, Findings]:
 
 def tables(findings: Findings) -> list[Table]:
     """Every table."""
-    found = []
+    golden_tables = []
     for table in findings.tables:
         columns = [getattr(column, "name", column) for column in table.columns]
         # Golden has an error in the cell of its value: 149 ± 3.4.
@@ -95,8 +95,8 @@ def tables(findings: Findings) -> list[Table]:
         for row in cells:
             for place in errors:
                 row[place - 1] = [f"{row[place - 1][0]} ± {row[place][0]}"]
-        found.append(Table(table.title, columns, [[text for cell in row for text in cell] for row in cells]))
-    return found
+        golden_tables.append(Table(table.title, columns, [[text for cell in row for text in cell] for row in cells]))
+    return golden_tables
 
 
 def cell_text(cell: Cell) -> str:
@@ -136,7 +136,7 @@ def _values(quantity: Quantity) -> Iterator[float]:
 
 def points(findings: Findings) -> list[Series]:
     """Every series of every figure, and the edges that are drawn through a panel, as series."""
-    found = []
+    series_list = []
     for figure, panel in _panels(findings):
         if not isinstance(panel, Panel):
             continue
@@ -146,11 +146,13 @@ def points(findings: Findings) -> list[Series]:
             # Golden points always have bounds: what was counted has those of its value.
             low, high = (ends or (series.y if series.style == "points" else ()) for ends in (series.low, series.high))
             held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, low, high))
-            found.append(Series(*place, series.label, series.style, x, *held))
+            series_list.append(Series(*place, series.label, series.style, x, *held))
         for label, edges in (("strong edges", panel.strong_edges), ("weak edges", panel.weak_edges)):
             if edges:
-                found.append(Series(*place, "", label, [edge * factor(panel.x_unit) for edge in edges], [], [], []))
-    return found
+                series_list.append(
+                    Series(*place, "", label, [edge * factor(panel.x_unit) for edge in edges], [], [], [])
+                )
+    return series_list
 
 
 def factor(unit: str) -> float:
@@ -189,20 +191,20 @@ def numbers(findings: Findings) -> list[float]:
 
     What golden said in a sentence may stand in a table now.
     """
-    said: list[float] = []
+    figures: list[float] = []
     for each in findings.remarks:
-        said += _in_text(each if isinstance(each, str) else sentence(each))
-        said += _of_cells(
+        figures += _in_text(each if isinstance(each, str) else sentence(each))
+        figures += _of_cells(
             [] if isinstance(each, str) else (each.message if isinstance(each, Judged) else each).values.values()
         )
     for table in findings.tables:
-        said += [number for row in table.rows for number in _of_cells(row)]
-        said += _in_text(table.title)
+        figures += [number for row in table.rows for number in _of_cells(row)]
+        figures += _in_text(table.title)
     for series in points(findings):
-        said += [
+        figures += [
             value * scale for values in (series.y, series.low, series.high) for value in values for scale in (1, 100)
         ]
-    return said
+    return figures
 
 
 def _in_text(text: str) -> list[float]:

@@ -210,11 +210,11 @@ def first_point(kept: Mapping[str, Any], series: found.Series) -> tuple[int, str
     return None
 
 
-def close(one: float | None, other: float) -> bool:
+def close(value: float | None, expected: float) -> bool:
     """Equal but for the last digits of a float; null is NaN in golden files."""
-    if one is None or math.isnan(other):
-        return one is None and math.isnan(other)
-    return math.isclose(one, other, rel_tol=CLOSE, abs_tol=1e-300)
+    if value is None or math.isnan(expected):
+        return value is None and math.isnan(expected)
+    return math.isclose(value, expected, rel_tol=CLOSE, abs_tol=1e-300)
 
 
 def lost_bars(kept: Sequence[Any], bars: Sequence[found.Bar]) -> Iterator[str]:
@@ -319,7 +319,7 @@ def test_a_writing_with_more_digits_is_the_same_and_another_value_is_not(kept, c
 
 
 @pytest.mark.parametrize(
-    ("compare", "kept", "held", "other"),
+    ("compare", "kept", "same", "changed"),
     [
         (
             lost_cells,
@@ -355,9 +355,9 @@ def test_a_writing_with_more_digits_is_the_same_and_another_value_is_not(kept, c
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_comparison_sees_one_value_that_differs(compare: Callable[..., Iterator[str]], kept, held, other):
-    assert list(compare(kept, [held])) == []
-    assert len(list(compare(kept, [other]))) == 1
+def test_a_comparison_sees_one_value_that_differs(compare: Callable[..., Iterator[str]], kept, same, changed):
+    assert list(compare(kept, [same])) == []
+    assert len(list(compare(kept, [changed]))) == 1
 
 
 def test_a_measured_number_is_found_and_a_size_need_not_be():

@@ -10,7 +10,7 @@ _SIGN = r"(?:(?<![^\s(\[,=:±])[+\-−])?"  # a hyphen after a letter or a digit
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?![\w]))?"
 _NUMBER = re.compile(_SIGN + _DIGITS)
 # Said in prose: digits that belong to a name (float32, sm_80, ZeRO-1) are none, those of a size (4x1024) are.
-_SAID = re.compile(rf"(?:(?<![A-Za-z_.\d])(?<![A-Za-z]-)|(?<=\dx)){_SIGN}{_DIGITS}(?:\s?%)?")
+_NUMBER_IN_TEXT = re.compile(rf"(?:(?<![A-Za-z_.\d])(?<![A-Za-z]-)|(?<=\dx)){_SIGN}{_DIGITS}(?:\s?%)?")
 
 
 class Written(NamedTuple):
@@ -29,9 +29,9 @@ class Written(NamedTuple):
         mantissa, _, exponent = self.text.rstrip("%").lower().partition("e")
         return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
-    def covers(self, other: float) -> bool:
+    def covers(self, value: float) -> bool:
         """True if another number would be written like this one, to as many digits."""
-        return math.isclose(self.value, other, rel_tol=1e-12, abs_tol=self.half_a_unit * (1 + 1e-9))
+        return math.isclose(self.value, value, rel_tol=1e-12, abs_tol=self.half_a_unit * (1 + 1e-9))
 
 
 def numbers_in(cell: str) -> list[Written]:
@@ -45,7 +45,7 @@ def numbers_said(sentence: str) -> list[Written]:
     Single digits without a sign, a decimal or a percent count things (2 ranks, 1 of 3) and are left out: they could be
     said as words.
     """
-    found = [Written(re.sub(r"\s", "", match.group())) for match in _SAID.finditer(sentence)]
+    found = [Written(re.sub(r"\s", "", match.group())) for match in _NUMBER_IN_TEXT.finditer(sentence)]
     return [number for number in found if not re.fullmatch(r"\d", number.text)]
 
 

@@ -109,7 +109,7 @@ class Campaign:
     folder: Path
     draw: random.Random
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
-    seen: bytes = b""  # whole lines of the journal when it was last looked at
+    journal_lines: bytes = b""  # whole lines of the journal when it was last looked at
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -127,14 +127,14 @@ class Campaign:
                 return False
             before = self.journal()
             killed = self._do(kind, run)
-            for each in runs:
-                self._end(each, was_killed=killed)
+            for process in runs:
+                self._end(process, was_killed=killed)
             assert self.journal().startswith(whole_lines(before)), "records are gone after a kill"
             return killed
         finally:
-            for each in runs:
-                each.kill()
-                each.wait()
+            for process in runs:
+                process.kill()
+                process.wait()
             self._wait_for_orphans()
             self._look()
 
@@ -146,7 +146,7 @@ class Campaign:
         left = [path.name for path in self.temporary.iterdir() if path.name.startswith("pyperf_")]
         assert not left, f"temporary folders are left: {left}"
         planned = json.loads(next(self.results.glob("*/*/run.json")).read_text())
-        trials = measured(self.seen)
+        trials = measured(self.journal_lines)
         assert len(trials) >= planned["cases"] * planned["processes"], f"{len(trials)} trials of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
         from pyperf_suite.record.journal import read_journal
@@ -264,8 +264,8 @@ class Campaign:
     def _look(self) -> None:
         """See that all that was there is there, byte by byte, that every line is whole, and no trial measured twice."""
         now = whole_lines(self.journal())
-        assert now.startswith(self.seen), "records of before are gone or changed"
-        self.seen = now
+        assert now.startswith(self.journal_lines), "records of before are gone or changed"
+        self.journal_lines = now
         twice = {trial: count for trial, count in measured(now).items() if count > 1}
         assert not twice, f"measured twice: {twice}"
 

@@ -27,13 +27,13 @@ def hostile_record():
 
 def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
     table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
-    found = {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))}
+    findings = {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))}
     text = io.StringIO()
     console = Console(file=text, width=200)
     print_summary(console, failures_of([hostile_record]))
-    print_findings(console, found, [hostile_record])
+    print_findings(console, findings, [hostile_record])
     assert text.getvalue().count("[/bold][red]x[/red]") == 6
-    as_markdown = markdown_page("title", found, [hostile_record], [])
+    as_markdown = markdown_page("title", findings, [hostile_record], [])
     assert "<script" not in as_markdown.replace("\\<script", "")
     assert not OBEYED.search(text.getvalue() + as_markdown)
 

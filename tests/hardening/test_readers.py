@@ -53,7 +53,7 @@ from tests.planner.test_model_config import PUBLISHED
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.
-SOME = settings(max_examples=2, phases=[Phase.generate]) if settings().derandomize else settings()
+TWO_EXAMPLES = settings(max_examples=2, phases=[Phase.generate]) if settings().derandomize else settings()
 ROOT = Path(__file__).parents[2]
 TOPOLOGIES = sorted((ROOT / "tests/core/hardware/topologies").glob("*.txt"))
 RESULTS = ROOT / "bench_results"
@@ -215,14 +215,14 @@ def shortened(value: Any) -> Any:
 @functools.cache
 def real_records() -> list[dict[str, Any]]:
     """The first record of each probe and outcome among the runs that the checkout has."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_outcome: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted(RESULTS.glob("*/*/records.jsonl")):
         for line in path.read_bytes().splitlines():
             record = json.loads(line)
-            found.setdefault((record["probe"], record["outcome"]), shortened(record))
-    if not found:
+            by_outcome.setdefault((record["probe"], record["outcome"]), shortened(record))
+    if not by_outcome:
         pytest.skip(f"there is no record in {RESULTS} to begin from")
-    return list(found.values())
+    return list(by_outcome.values())
 
 
 def use_record(value: Any) -> None:
@@ -398,7 +398,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 @given(seed=SEEDS)
-@SOME
+@TWO_EXAMPLES
 def test_any_spoiled_form_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
     def read_file(content):
         (place / reader.file).write_bytes(content)

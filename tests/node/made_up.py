@@ -46,13 +46,13 @@ SOUND: dict[str, Any] = dict.fromkeys(("now", "slot", "card"), "gen 5 x16") | {"
 def gpus_of(matrix: str, name: str, capability: tuple[int, int], links: int, **changed: dict[int, Any]) -> Any:
     """The details of a machine with that matrix; `changed` has a field's other values by GPU."""
     graph = parse((MATRICES / f"{matrix}.txt").read_text())
-    found = []
+    gpus = []
     for index, smi in enumerate(graph.gpus):
         gpu = {"index": index, "name": name, "compute_capability": list(capability), "smi": smi, **SOUND}
         gpu |= {"cpus": graph.cpus[smi], "numa_node": int(graph.numa.get(smi, 0)), "nvlinks": [True] * links}
-        found.append(gpu | {field: values[index] for field, values in changed.items() if index in values})
+        gpus.append(gpu | {field: values[index] for field, values in changed.items() if index in values})
     placed = {name: HOST[name] for name in ("nodes", "allowed_cpus", "allowed_nodes")}
-    return {"gpus": found, "matrix": graph.to_json(), "unavailable": [], "nccl": {}, **placed}
+    return {"gpus": gpus, "matrix": graph.to_json(), "unavailable": [], "nccl": {}, **placed}
 
 
 def h200(**changed: dict[int, Any]) -> Any:
@@ -83,7 +83,7 @@ def gpu_node(
     **links: dict[int, Any],
 ) -> list[Record]:
     """Eight H200 at `factor` times what the laws say; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
-    random, made = np.random.default_rng(seed), []
+    random, records = np.random.default_rng(seed), []
     law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), expected_times, {})
     details = h200(**links) | {"allowed_cpus": "0-255"}
     for gpu in details["gpus"]:
@@ -92,7 +92,7 @@ def gpu_node(
     for case in sweep(EIGHT):
         if case.operator == "topology":
             if case.parameters.part == "gpus":
-                made.append(a_record(case, None, kind="static", identity=H200, kernel=_kernel(details)))
+                records.append(a_record(case, None, kind="static", identity=H200, kernel=_kernel(details)))
             continue
         for device in range(1 if case.operator == "collective" else 8):
             p, sampling = case.parameters, {}
@@ -107,7 +107,7 @@ def gpu_node(
                 assert expected is not None
                 seconds = p.size_bytes / (0.85 * 63e9) if case.operator == "transfer" else expected.seconds
                 seconds *= float(random.lognormal(0, noise))
-            made.append(
+            records.append(
                 a_record(
                     case,
                     seconds * factor(case, device),
@@ -118,7 +118,7 @@ def gpu_node(
                     quality={"converged": True, "gpu": (read or {}).get(device, READ)},
                 )
             )
-    return made
+    return records
 
 
 def _kernel(details: Any, part: str = "gpus") -> dict[str, Any]:
@@ -129,11 +129,11 @@ def cpu_node(
     factor: Factor = as_usual, busy: float = 0.0, stolen: float = 0.0, noise: float = 0.01, seed: int = 0
 ) -> list[Record]:
     """Two cores of 3 GHz with vectors of 256 bits that reach half of their peak, copy 10 GB/s and reduce 1 GB/s."""
-    random, made = np.random.default_rng(seed), []
+    random, records = np.random.default_rng(seed), []
     for case in sweep(TWO_CORES):
         if case.operator == "topology":
             host = HOST | {"cores": 2, "vector_bits": 256, "online": "0-1", "allowed_cpus": "0-1", "nodes": []}
-            made.append(a_record(case, None, kind="static", identity=CPU, kernel=_kernel(host, "host")))
+            records.append(a_record(case, None, kind="static", identity=CPU, kernel=_kernel(host, "host")))
             continue
         workers = case.parameters.schedule.workers if case.operator == "matmul" else 1
         seconds = {"matmul": 2 * 1024**3 / (48e9 * workers), "transfer": 2**26 / 10e9, "collective": 2**22 / 1e9}
@@ -141,5 +141,5 @@ def cpu_node(
         for process in range(3):
             time = seconds[case.operator] * float(random.lognormal(0, noise)) * factor(case, 0)
             quality = {"converged": True, "before": {"cpu_mhz": {"high": 3000.0}}, **took}
-            made.append(a_record(case, time, process=process, identity=CPU, quality=quality))
-    return made
+            records.append(a_record(case, time, process=process, identity=CPU, quality=quality))
+    return records

@@ -87,7 +87,7 @@ def test_a_throttled_clock_is_read_off_nvml():
 
 
 @pytest.mark.parametrize(
-    ("health", "what", "verdict", "words"),
+    ("health", "name", "verdict", "words"),
     [
         ({"uncorrected_errors": 2, "uncorrected": 2}, "memory errors", FAILED, "uncorrected: 2"),
         ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "memory errors", FAILED, "remapping: pending"),
@@ -95,9 +95,9 @@ def test_a_throttled_clock_is_read_off_nvml():
         ({"default_power_limit_w": 900.0}, "power limit", CAUTION, "below its default of 900 W"),
     ],
 )
-def test_the_health_of_a_gpu_is_judged(health, what, verdict, words):
+def test_the_health_of_a_gpu_is_judged(health, name, verdict, words):
     checks = checks_of(rows_of(gpu_node(health={2: health})))
-    check = next(each for each in checks if (each.part, each.what) == ("cuda:2", what))
+    check = next(each for each in checks if (each.part, each.what) == ("cuda:2", name))
     assert (check.verdict, words in f"{check.found} {check.why}") == (verdict, True)
     assert [each for each in checks if each.needs_attention] == [check] * (verdict != OK)
 

@@ -24,7 +24,7 @@ class MadeUp(workers.Workers):
     """Answers at once: products at 20 GFLOP/s a core, times `slow`, and everything else well."""
 
     slow = 1.0
-    made: ClassVar[list[str]] = []
+    placed: ClassVar[list[str]] = []
 
     def __init__(self, device: Device, deadline_s: float = 0.0, alternates: bool = False) -> None:
         self.device = str(device)
@@ -39,7 +39,7 @@ class MadeUp(workers.Workers):
         return
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        self.made.append(f"{process} on {self.device}")
+        self.placed.append(f"{process} on {self.device}")
         if case.operator == "topology":
             host = cpu_node()[-1].kernel["details"]
             return {"kind": "static", "outcome": "ok", "kernel": {"name": "topology", "path": "host", "details": host}}
@@ -56,7 +56,7 @@ class MadeUp(workers.Workers):
 def made_up_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WorkerPool", MadeUp)
     monkeypatch.setattr(run, "WorkerPool", MadeUp)
-    monkeypatch.setattr(MadeUp, "made", [])
+    monkeypatch.setattr(MadeUp, "placed", [])
 
 
 def accept(results: Path, *words: str) -> Result:
@@ -124,5 +124,5 @@ def test_every_process_measures_on_the_device_of_its_turn():
     case = cases()[0]
     answers = [each.measure(process, case, None) for process in range(4)]
     assert [answer["state"]["device"] for answer in answers] == ["cuda:0", "cuda:1"] * 2
-    assert MadeUp.made == ["0 on cuda:0", "1 on cuda:1", "2 on cuda:0", "3 on cuda:1"]
+    assert MadeUp.placed == ["0 on cuda:0", "1 on cuda:1", "2 on cuda:0", "3 on cuda:1"]
     each.close()

@@ -26,60 +26,60 @@ def found_in(**parts: Any) -> Findings:
     )
 
 
-def table(found: Findings, title: str) -> list[dict[str, Cell]]:
+def table(findings: Findings, title: str) -> list[dict[str, Cell]]:
     """The rows of a table, by column; what it has no column for is None."""
-    return [collections.defaultdict(lambda: None, row) for row in lines(found, title)]
+    return [collections.defaultdict(lambda: None, row) for row in lines(findings, title)]
 
 
-def checks(found: Findings) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
-    return {(row["part"], row["check"]): row for row in table(found, "What was found, against what could be")}
+def checks(findings: Findings) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
+    return {(row["part"], row["check"]): row for row in table(findings, "What was found, against what could be")}
 
 
-def verdicts(found: Findings) -> dict[tuple[Cell, Cell], Cell]:
-    return {which: row["verdict"] for which, row in checks(found).items()}
+def verdicts(findings: Findings) -> dict[tuple[Cell, Cell], Cell]:
+    return {which: row["verdict"] for which, row in checks(findings).items()}
 
 
-def troubles(found: Findings) -> dict[tuple[Cell, Cell], Remark]:
+def troubles(findings: Findings) -> dict[tuple[Cell, Cell], Remark]:
     """Remarks on checks, by the parts that share them and what was checked."""
-    return {(each.values["who"], each.values["what"]): each for each in found.remarks if "verdict" in each.values}
+    return {(each.values["who"], each.values["what"]): each for each in findings.remarks if "verdict" in each.values}
 
 
-def paths(found: Findings) -> dict[Cell, tuple[Cell, float | None]]:
+def paths(findings: Findings) -> dict[Cell, tuple[Cell, float | None]]:
     """Pairs and GB/s by path."""
-    rows = table(found, "Paths between GPUs")
+    rows = table(findings, "Paths between GPUs")
     return {row["path"]: (row["pairs"], row["at most, one way"].value / 1e9) for row in rows}
 
 
-def value(found: Findings, name: str) -> Cell:
+def value(findings: Findings, name: str) -> Cell:
     """Value of that name in the only remark that has one."""
-    (cell,) = [each.values[name] for each in found.remarks if name in each.values]
+    (cell,) = [each.values[name] for each in findings.remarks if name in each.values]
     return cell
 
 
 def test_a_sound_machine_is_described_and_nothing_is_found_below_expectation():
-    found = found_in(host=HOST, gpus=h200(cpus=dict.fromkeys(range(8), HOST["allowed_cpus"])))
-    host = {row["what"]: row["found"] for row in table(found, "The host")}
+    report = found_in(host=HOST, gpus=h200(cpus=dict.fromkeys(range(8), HOST["allowed_cpus"])))
+    host = {row["what"]: row["found"] for row in table(report, "The host")}
     assert [host[what] for what in ("sockets", "cores", "threads", "NUMA nodes")] == [2, 128, 256, 2]
     assert (host["L2"].value, host["L2, how many"], host["L3, how many"]) == (2 << 20, 128, 2)
-    assert paths(found) == {"NV18": (28, 450.0)}
-    assert (value(found, "linked"), value(found, "pairs")) == (28, 28)
-    assert (value(found, "checks"), [each.values["ok"] for each in found.remarks if "checks" in each.values]) == (
+    assert paths(report) == {"NV18": (28, 450.0)}
+    assert (value(report, "linked"), value(report, "pairs")) == (28, 28)
+    assert (value(report, "checks"), [each.values["ok"] for each in report.remarks if "checks" in each.values]) == (
         28,
         [27],
     )
-    nearest = table(found, "Network cards nearest to each GPU")[0]
+    nearest = table(report, "Network cards nearest to each GPU")[0]
     assert (nearest["GPU"], nearest["cards"], nearest["path"]) == (0, "mlx5_4", "PIX")
     # The only thing that could be better: half of the CPUs are closed to this process.
-    assert {what for what, verdict in verdicts(found).items() if verdict != "ok"} == {("this process", "CPUs")}
-    assert list(troubles(found)) == [("this process", "CPUs")]
-    node = table(found, "Memory nodes, distances as the firmware has them")[0]
+    assert {what for what, verdict in verdicts(report).items() if verdict != "ok"} == {("this process", "CPUs")}
+    assert list(troubles(report)) == [("this process", "CPUs")]
+    node = table(report, "Memory nodes, distances as the firmware has them")[0]
     assert (node["node"], node["CPUs"], node["memory"].value) == (0, "0-63,128-191", 1 << 40)
     assert (node["to 0"].value, node["to 1"].value) == (1.0, 2.1)
-    assert list(table(found, "Paths as nvidia-smi topo -m has them")[1].values())[:4] == ["GPU1", "NV18", "X", "NV18"]
+    assert list(table(report, "Paths as nvidia-smi topo -m has them")[1].values())[:4] == ["GPU1", "NV18", "X", "NV18"]
 
 
-def copies(said: str, **others: str) -> dict[str, str]:
-    pairs = {f"{one}-{other}": said for one in range(8) for other in range(one + 1, 8)}
+def copies(answer: str, **others: str) -> dict[str, str]:
+    pairs = {f"{one}-{other}": answer for one in range(8) for other in range(one + 1, 8)}
     return pairs | {name.replace("_", "-").strip("-"): value for name, value in others.items()}
 
 
@@ -87,7 +87,7 @@ A6000 = ("3xa6000_bridged", "NVIDIA RTX A6000", (8, 6), 4)
 L40S = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0)
 OLD = h200(now={0: "gen 4 x16"}, slot={0: "gen 4 x16"})
 DOWN, UNBRIDGED = h200(nvlinks={2: [True] * 17 + [False]}), gpus_of(*A6000, nvlinks={2: []})
-NEAR, FAR, SPREAD = "memory nodes", HOST | {"allowed_nodes": "1"}, HOST | {"allowed_cpus": "0-255"}
+NEAR, REMOTE, SPREAD = "memory nodes", HOST | {"allowed_nodes": "1"}, HOST | {"allowed_cpus": "0-255"}
 ENDLESS = HOST | {"memory_left_bytes": 2**63 - 4096}
 SLOW, NARROW = {"now": {3: "gen 3 x8"}}, {"now": {0: "gen 1 x16", 1: "gen 1 x8"}, "awake": {0: False, 1: False}}
 DENIED = h200() | {"direct_copies": copies("allowed", _0_3="not supported", _2_5="not supported")}
@@ -115,7 +115,7 @@ SILENT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("parts", "who", "what", "found", "expected", "verdict", "why"),
+    ("parts", "who", "name", "value_here", "expected", "verdict", "why"),
     [
         ({"gpus": h200(**SLOW)}, "GPU 3", "PCIe link", "gen 3 x8", "gen 5 x16", "failed", None),
         ({"gpus": h200(**SLOW)}, "GPU 2", "PCIe link", "gen 5 x16", "gen 5 x16", "ok", None),
@@ -129,7 +129,7 @@ SILENT: dict[str, Any] = {
         ({"gpus": UNBRIDGED}, "GPU 2", "NVLinks", 0, 4, "caution", "bridge"),
         ({"host": HOST | {"pcie": [CARD]}}, "mlx5_0", "PCIe link", "gen 5 x8", "gen 5 x16", "failed", None),
         ({"host": HOST | {"pcie": [DISK]}}, "nvme0", "PCIe link", "gen 3 x4", "gen 4 x4", "caution", "unknown"),
-        ({"host": FAR}, "this process", NEAR, "CPUs of 0, memory of 1", "0", "failed", "another node"),
+        ({"host": REMOTE}, "this process", NEAR, "CPUs of 0, memory of 1", "0", "failed", "another node"),
         ({"host": SPREAD}, "this process", NEAR, "CPUs of 0-1, memory of 0-1", "one node", "caution", "numactl --cpu"),
         ({"host": WALLED}, "control group", "CPU quota", 2.5, 128, "caution", "stopped"),
         ({"host": WALLED}, "control group", "memory limit", 8e9, float(2 << 40), "caution", None),
@@ -143,13 +143,13 @@ SILENT: dict[str, Any] = {
         ({"gpus": h200(pcie_replays={6: 1})}, "GPU 6", "PCIe packets sent again", 1, 0, "unknown", "harmless"),
     ],
 )
-def test_each_part_is_judged_by_what_it_could_be(parts, who, what, found, expected, verdict, why):
+def test_each_part_is_judged_by_what_it_could_be(parts, who, name, value_here, expected, verdict, why):
     findings = found_in(**parts)
-    row = checks(findings)[who, what]
+    row = checks(findings)[who, name]
     plain = [cell.value if isinstance(cell, Quantity) else cell for cell in (row["found"], row["expected"])]
-    assert (*plain, row["verdict"]) == (found, expected, verdict)
+    assert (*plain, row["verdict"]) == (value_here, expected, verdict)
     assert (why or "") in (row["why"] or "")
-    message = troubles(findings).get((who, what))
+    message = troubles(findings).get((who, name))
     assert (message is not None) == (verdict in ("caution", "failed") or bool(verdict == "unknown" and why))
     assert message is None or (message.kind == "caution") == (verdict != "unknown")
 
@@ -162,15 +162,15 @@ def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict
 
 
 def test_gpus_without_nvlink_are_not_at_fault_unless_others_have_it():
-    found = found_in(gpus=UNBRIDGED)
-    assert (paths(found)["NV4"], paths(found)["NODE"][0]) == ((1, 56.25), 2)
-    assert (value(found, "linked"), value(found, "pairs")) == (1, 3)
-    assert "GPU 2" in [each.values.get("who") for each in found.remarks if each.kind == "caution"]
-    found = found_in(gpus=L40S)
-    assert value(found, "linked") == 0
-    assert paths(found) == {"NODE": (2, 31.5), "SYS": (4, 31.5)}
-    assert "GPU 0, GPU 1" in [each.values.get("who") for each in found.remarks if each.kind == "caution"]
-    assert not [what for _, what in verdicts(found) if what == "NVLinks"]
+    report = found_in(gpus=UNBRIDGED)
+    assert (paths(report)["NV4"], paths(report)["NODE"][0]) == ((1, 56.25), 2)
+    assert (value(report, "linked"), value(report, "pairs")) == (1, 3)
+    assert "GPU 2" in [each.values.get("who") for each in report.remarks if each.kind == "caution"]
+    report = found_in(gpus=L40S)
+    assert value(report, "linked") == 0
+    assert paths(report) == {"NODE": (2, 31.5), "SYS": (4, 31.5)}
+    assert "GPU 0, GPU 1" in [each.values.get("who") for each in report.remarks if each.kind == "caution"]
+    assert not [what for _, what in verdicts(report) if what == "NVLinks"]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import pytest
 def said_with(checkout: Path, monkeypatch, capsys) -> Callable[..., str]:
     """Run the checkout's conftest.py with other answers to `find_spec`; return the sentence it exits with."""
 
-    def run(**found: str | None) -> str:
+    def run(**places: str | None) -> str:
         def find_spec(name: str) -> ModuleSpec | None:
-            origin = found[name.replace(".", "_")]
+            origin = places[name.replace(".", "_")]
             return None if origin is None else ModuleSpec(name, None, origin=origin)
 
         monkeypatch.setattr(importlib.util, "find_spec", find_spec)
@@ -38,7 +38,7 @@ HERE = "here"
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("places", "words"),
     [
         ({"pyperf_suite": None}, f"pyperf_suite is not installed for {sys.executable}: run `make test`"),
         (
@@ -49,10 +49,10 @@ HERE = "here"
     ],
     ids=["nowhere", "not built", "not installed"],
 )
-def test_what_is_missing_is_named_with_what_to_run(said_with, checkout, monkeypatch, found, words):
+def test_what_is_missing_is_named_with_what_to_run(said_with, checkout, monkeypatch, places, words):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     here = str(checkout / "pyperf_suite" / "__init__.py")
-    assert words in said_with(**{name: here if place == HERE else place for name, place in found.items()})
+    assert words in said_with(**{name: here if place == HERE else place for name, place in places.items()})
 
 
 def test_pytest_ends_with_that_sentence_and_exit_code_2(checkout, tmp_path):

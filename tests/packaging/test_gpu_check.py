@@ -339,5 +339,5 @@ def test_the_double_leaves_out_what_it_is_not_and_plans_what_a_gpu_takes(tool, t
     check = module.Check("short", needing[:1], tmp_path, sys.executable, seconds=5)
     check.run()
     assert check.outcomes[0].line.startswith(
-        "skipped       0 of   40 s  attention blocks at head_dim 64: needs Triton's"
+        "skipped       0 of   28 s  attention blocks at head_dim 64: needs Triton's"
     )

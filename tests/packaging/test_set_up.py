@@ -85,15 +85,15 @@ def test_uv_is_handed_what_pip_is_set_to_and_not_used_where_it_cannot_follow(too
 
 
 def test_an_install_without_uv_or_with_one_that_fails_is_made_by_pip(tool, tmp_path, monkeypatch):
-    made = tool("make_venv")
+    make_venv = tool("make_venv")
     calls = tmp_path / "calls"
     for name, code in (("uv", 1), ("python", 0)):
         program(tmp_path, name, f'echo "{name} $*" >> {calls}; exit {code}')
     pip = [str(tmp_path / "python"), "-m", "pip", "install"]
-    monkeypatch.setattr(made, "requirements", lambda only_to_build: ["setuptools"])
+    monkeypatch.setattr(make_venv, "requirements", lambda only_to_build: ["setuptools"])
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=True)
+    make_venv.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=True)
     by_pip = f"python -m pip install --no-compile -c {tmp_path}/venv/constraints.txt"
     message = calls.read_text().splitlines()
     assert [line for line in message if line.startswith(by_pip)] == [f"{by_pip} setuptools", f"{by_pip} click"]
@@ -101,7 +101,7 @@ def test_an_install_without_uv_or_with_one_that_fails_is_made_by_pip(tool, tmp_p
     assert "python -m pip install --no-deps --no-build-isolation --editable ." in message
     calls.unlink()
     (tmp_path / "uv").unlink()
-    made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=False)
+    make_venv.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=False)
     assert not [line for line in calls.read_text().splitlines() if " uv" in line or line.startswith("uv")]
 
 
@@ -114,7 +114,7 @@ def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeyp
 
 
 def test_every_package_folder_of_the_machines_python_is_reached(tool, tmp_path, monkeypatch):
-    made = tool("make_venv")
+    make_venv = tool("make_venv")
     for folder, module in (("a/site-packages", "torch"), ("b/dist-packages", "beside_torch")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{module}.py").write_text("")
@@ -126,12 +126,12 @@ def test_every_package_folder_of_the_machines_python_is_reached(tool, tmp_path, 
         patched.setenv(
             "PYTHONPATH", os.pathsep.join(str(tmp_path / each) for each in ("a/site-packages", "b/dist-packages"))
         )
-        found = made.output_of(sys.executable, "import torch; print(torch.__file__)")
+        found = make_venv.output_of(sys.executable, "import torch; print(torch.__file__)")
         assert found.startswith(str(tmp_path))
-        patched.setattr(made, "output_of", _seen_from(made.output_of, python))
-        made.reach(python)
-    assert made.can_import(python, "torch")
-    assert made.can_import(python, "beside_torch")
+        patched.setattr(make_venv, "output_of", _seen_from(make_venv.output_of, python))
+        make_venv.reach(python)
+    assert make_venv.can_import(python, "torch")
+    assert make_venv.can_import(python, "beside_torch")
 
 
 def _seen_from(output_of, venv_python):
@@ -176,28 +176,28 @@ def test_the_compiler_is_the_one_cxx_names_or_the_first_on_the_path(tool, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("cxx", "said"),
+    ("cxx", "sentence"),
     [("", "tried $CXX, which is not set, and c++, g++, clang++"), ("icpx -O3", "CXX=icpx -O3 cannot be run")],
 )
-def test_a_missing_compiler_is_one_sentence_and_exit_code_2(tool, tmp_path, monkeypatch, capsys, cxx, said):
+def test_a_missing_compiler_is_one_sentence_and_exit_code_2(tool, tmp_path, monkeypatch, capsys, cxx, sentence):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", cxx)
     with pytest.raises(SystemExit) as stopped:
         tool("compiler").find_cxx()
     assert stopped.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert sentence in line
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
-    ("python", "said"),
+    ("python", "sentence"),
     [
         ("no-such-python", "PYTHON=no-such-python cannot be run"),
         ("./python-old", "PYTHON=./python-old is Python 3.9.18, and pyperf_suite needs 3.10 or newer"),
     ],
 )
-def test_make_refuses_a_python_that_is_absent_or_too_old_with_a_sentence(checkout, tmp_path, python, said):
+def test_make_refuses_a_python_that_is_absent_or_too_old_with_a_sentence(checkout, tmp_path, python, sentence):
     shutil.copy(checkout / "Makefile", tmp_path)
     for prerequisite in ("setup.py", "pyproject.toml", "constraints.txt", "tools/make_venv.py", "tools/compiler.py"):
         (tmp_path / prerequisite).parent.mkdir(exist_ok=True)
@@ -208,4 +208,4 @@ def test_make_refuses_a_python_that_is_absent_or_too_old_with_a_sentence(checkou
         ["make", "bench", f"PYTHON={python}"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert said in done.stderr
+    assert sentence in done.stderr

@@ -176,13 +176,15 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in requested]) for size in "mnk"))
 
     monkeypatch.setattr(calibrate, "predicted_seconds", pooled)
-    (found,) = corrections(table.gpu, [a_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")
-    assert found.block is not None
-    assert found.after.mape < found.before.mape
+    (corrected_law,) = corrections(
+        table.gpu, [a_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows"
+    )
+    assert corrected_law.block is not None
+    assert corrected_law.after.mape < corrected_law.before.mape
     rest = (table.m >= 128) & (table.n >= 1024) & (table.k >= 1024) & ~np.isin(np.arange(table.m.size), list(rows))
     m, n, k = (size[rest].astype(float) for size in (table.m, table.n, table.k))
     alone = law.seconds(m, n, k)
-    corrected = alone * correction(found.block, {"m": m, "n": n, "k": k})
+    corrected = alone * correction(corrected_law.block, {"m": m, "n": n, "k": k})
     assert (
         error_percent(corrected, table.seconds[rest]).mean() < 0.85 * error_percent(alone, table.seconds[rest]).mean()
     )

@@ -76,16 +76,16 @@ def test_whatever_is_asked_is_planned_or_refused_in_a_sentence(
     cluster = Cluster(A100, nodes * per_node, per_node, gib * 2**30)
     refusal = None
     try:
-        found = planned(Training(model, batch, seq, fused), cluster)
+        plans = planned(Training(model, batch, seq, fused), cluster)
     except UserError as refused:
         refusal = str(refused)
     if refusal is not None:
         assert "bytes) more than" in refusal or "in any way" in refusal
         return
-    assert np.all(np.isfinite(found.seconds))
-    assert all(rule.agrees in (True, False, None) for rule in rules(found))
-    assert int(found.fits.sum()) == len(found.ranked)
-    assert findings_of_layouts(found, 3).tables
+    assert np.all(np.isfinite(plans.seconds))
+    assert all(rule.agrees in (True, False, None) for rule in rules(plans))
+    assert int(plans.fits.sum()) == len(plans.ranked)
+    assert findings_of_layouts(plans, 3).tables
 
 
 def test_flops_are_counted_as_practitioners_do(llama: Planned) -> None:
@@ -97,7 +97,7 @@ def test_flops_are_counted_as_practitioners_do(llama: Planned) -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "stages", "whole"),
+    ("framework", "stages", "uncut"),
     [
         ("megatron", {0, 1}, ()),
         ("fsdp2", {0, 2, 3}, ("chunks",)),
@@ -106,17 +106,17 @@ def test_flops_are_counted_as_practitioners_do(llama: Planned) -> None:
         ("ddp", {0}, ("tensor", "pipeline", "context")),
     ],
 )
-def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[int], whole: tuple[str, ...]) -> None:
-    found = planned(Training(SMALL, 512, 1024, framework=framework), NODE)
-    columns = found.grid.columns
+def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[int], uncut: tuple[str, ...]) -> None:
+    plans = planned(Training(SMALL, 512, 1024, framework=framework), NODE)
+    columns = plans.grid.columns
     assert set(columns["zero_stage"].tolist()) == stages
-    assert all((columns[name] == 1).all() for name in whole)
+    assert all((columns[name] == 1).all() for name in uncut)
     assert (columns["data"] * columns["context"])[columns["zero_stage"] == 0].min() >= 1
-    assert set(found.constants) == {framework}
+    assert set(plans.constants) == {framework}
     if framework == "deepspeed":
         assert not np.any((columns["pipeline"] > 1) & (columns["zero_stage"] > 1))
     with pytest.raises(UserError, match=f"that divides and {framework} runs has"):
-        held_to(found.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
+        held_to(plans.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
 
 
 @pytest.mark.slow
@@ -172,15 +172,15 @@ def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_
 
 
 def test_the_rules_of_practitioners_are_compared_with_the_laws(llama: Planned) -> None:
-    found = {rule.rule: rule for rule in rules(llama)}
-    assert len(found) == 5
-    inside = found["TP inside a node"]
+    by_rule = {rule.rule: rule for rule in rules(llama)}
+    assert len(by_rule) == 5
+    inside = by_rule["TP inside a node"]
     assert inside.agrees is True
     assert inside.gain > 0.5
     assert inside.kept is not None
     assert inside.kept.plan.tensor <= 8
-    assert found["DP as far as possible"].agrees is not None
-    assert "cut the model" in next(iter(found.values())).here
+    assert by_rule["DP as far as possible"].agrees is not None
+    assert "cut the model" in next(iter(by_rule.values())).here
     small = next(iter(rules(planned(Training(SMALL, 512, 1024), NODE))))
     assert "TP = PP = 1" in small.here
     assert small.agrees is True
@@ -254,7 +254,7 @@ def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> N
     assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
 
 
-GIVEN = with_options("--gpus", "")
+MODEL_OPTIONS = with_options("--gpus", "")
 
 
 @pytest.mark.parametrize(
@@ -320,25 +320,27 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     layout = llama.at(place).plan
     text = ",".join(f"{key}={getattr(layout, name)}" for key, name in KEYS.items())
     for gpus in ((), ("--gpus", "64")):
-        (found,) = printed_lines(message(*GIVEN, *gpus, "--exactly", text), "Layouts")
+        (found,) = printed_lines(message(*MODEL_OPTIONS, *gpus, "--exactly", text), "Layouts")
         assert found["iteration"] == pytest.approx(float(llama.seconds[place]), rel=1e-9)
         assert found["from"] < found["iteration"] < found["to"]
         assert found["memory"] == llama.at(place).verdict
-    text = command(*GIVEN, "--exactly", "dp=64,zero=0,mb=8").output
+    text = command(*MODEL_OPTIONS, "--exactly", "dp=64,zero=0,mb=8").output
     assert "does not fit" in " ".join(text.split())
 
 
 @pytest.mark.slow
 def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     a, b = "dp=16,tp=4,mb=4", "tp=8,pp=8,zero=0"
-    found = [message(*GIVEN, "--gpus", "64", "--compare", *pair) for pair in ((a, b), (b, a))]
+    found = [message(*MODEL_OPTIONS, "--gpus", "64", "--compare", *pair) for pair in ((a, b), (b, a))]
     (first,), (second,) = (printed_values(each, "chance", "gain") for each in found)
     assert {first["name"], second["name"]} == {"A", "B"}
     assert first["chance"] == pytest.approx(second["chance"])
     times = [each["iteration"] for each in printed_lines(found[0], "Layouts")]
     assert (first["name"] == "A") == (times[0] < times[1])
-    assert ", confidence " in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
-    offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu", "--all").output.split())
+    assert ", confidence " in " ".join(command(*MODEL_OPTIONS, "--compare", a, "dp=64,zero=3").output.split())
+    offloads = " ".join(
+        command(*MODEL_OPTIONS, "--compare", "dp=64,zero=3", "dp=64,offload=cpu", "--all").output.split()
+    )
     assert "A is faster by" in offloads
 
 
@@ -356,16 +358,16 @@ def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_sa
 @pytest.mark.slow
 def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> None:
     training, alone = Training(LLAMA, 16, 4096), Cluster(A100, 1, 1, A100.memory_bytes)
-    found = planned(training, alone)
-    assert found.best.plan.offload != "none"
-    assert found.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
-    assert "offload" in found.best.parts
-    text = str([remark.template for remark in findings_of_layouts(found, 3).remarks])
+    plans = planned(training, alone)
+    assert plans.best.plan.offload != "none"
+    assert plans.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
+    assert "offload" in plans.best.parts
+    text = str([remark.template for remark in findings_of_layouts(plans, 3).remarks])
     assert "Offload needs up to" in text
     # Drives are left where the host has too little memory, and parameters on them cost most.
     small = planned(training, replace(alone, host=replace(alone.hosted, memory_bytes=64 * 2**30)))
     assert small.best.plan.offload == "nvme"
-    assert small.best.seconds > found.best.seconds
+    assert small.best.seconds > plans.best.seconds
     with pytest.raises(UserError, match="take more GPUs"):
         planned(replace(training, offloads=("none",)), alone)
     both = planned(Training(LLAMA, 64, 4096, offloads=("none", "cpu")), NODE)
@@ -378,7 +380,7 @@ def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> 
 
 @pytest.mark.slow
 def test_the_days_and_dollars_of_a_training() -> None:
-    found = message(*GIVEN, "--gpus", "64", "--tokens", "1e11", "--price", "2", "--top", "9")
+    found = message(*MODEL_OPTIONS, "--gpus", "64", "--tokens", "1e11", "--price", "2", "--top", "9")
     (days,) = printed_values(found, "days")
     first = float(days["days"].split()[0])
     rates = [each["tokens/s"] for each in printed_lines(found, "Fastest") if each["memory"] == "fits"]

@@ -49,7 +49,7 @@ def command(made_up, monkeypatch):
 
 
 @pytest.fixture
-def found(made_up):
+def sized_model(made_up):
     return sizing(H200, Setting(GPT, 2048), Bounds(memory_bytes=1e9), made_up)
 
 
@@ -115,33 +115,35 @@ def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are
 
 def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
     odd = ModelDimensions(layers=4, hidden=2560, ffn=10220, heads=32, vocab=50257, bias=True)
-    found = {check.rule.split()[0]: check for check in checks(Setting(odd, 2048), made_up)}
-    assert {name: check.kept for name, check in found.items()} == {
+    by_rule = {check.rule.split()[0]: check for check in checks(Setting(odd, 2048), made_up)}
+    assert {name: check.kept for name, check in by_rule.items()} == {
         "vocab": False, "ffn": False, "hidden": True, "head_dim": False, "tokens": True,
     }  # fmt: skip
-    assert found["vocab"].better.setting.model.vocab == 50304
-    assert found["vocab"].better.is_faster
-    assert found["ffn"].better.setting.model.ffn == 10240
-    head_dim = found["head_dim"].better.setting.model
+    assert by_rule["vocab"].better.setting.model.vocab == 50304
+    assert by_rule["vocab"].better.is_faster
+    assert by_rule["ffn"].better.setting.model.ffn == 10240
+    head_dim = by_rule["head_dim"].better.setting.model
     assert (head_dim.heads, head_dim.kv_heads, head_dim.head_dim) == (40, 40, 64)
     *_, tokens = checks(Setting(odd, 2047), made_up)
     assert tokens.better.setting.seq == 2048
-    assert found["hidden"].better is None
+    assert by_rule["hidden"].better is None
     (wide,) = (each for each in checks(Setting(LLAMA, 2048, tp=8), made_up) if each.rule.startswith("vocab"))
     assert (wide.rule, wide.kept) == ("vocab divisible by 512", False)
 
 
-def test_the_answer_names_the_error_and_the_gain(found):
-    findings = findings_of_sizing(found)
+def test_the_answer_names_the_error_and_the_gain(sized_model):
+    findings = findings_of_sizing(sized_model)
     values = [each.values for each in findings.remarks]
     assert {"law": "products", "error": Quantity(0.01, "%")} in values
     proposals = [each for each in values if "change" in each]
-    first = max((each for each in found.search.alone.values() if each.is_faster), key=lambda each: each.speed)
+    first = max((each for each in sized_model.search.alone.values() if each.is_faster), key=lambda each: each.speed)
     assert proposals[0]["faster"].high >= first.low
-    assert proposals[-1]["change"] == change_of(max(found.search.pareto, key=lambda candidate: candidate.speed))
+    assert proposals[-1]["change"] == change_of(max(sized_model.search.pareto, key=lambda candidate: candidate.speed))
     assert len(findings.tables) == 4
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
-    beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / sum(part.seconds for part in found.spent)
+    beyond = 1 - sum(part.causes.get("ideal", 0) for part in sized_model.spent) / sum(
+        part.seconds for part in sized_model.spent
+    )
     assert next(each["share"] for each in values if set(each) == {"share"}).value == pytest.approx(beyond)
 
 
@@ -174,13 +176,13 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     heads = answer.search.alone["heads"]
     assert heads.unknown
     assert not heads.is_faster
-    found = findings_of_sizing(answer)
-    (row,) = (row for row in found.tables[0].rows if row[0] == "heads")
+    report = findings_of_sizing(answer)
+    (row,) = (row for row in report.tables[0].rows if row[0] == "heads")
     assert "not known" in row
-    (said,) = (each.values for each in found.remarks if "heads" in each.values and "hidden" in each.values)
+    (said,) = (each.values for each in report.remarks if "heads" in each.values and "hidden" in each.values)
     assert said["hidden"] == 2560
     assert "32" in str(said["heads"])
-    assert not any("Keep the dimensions" in each.template for each in found.remarks)
+    assert not any("Keep the dimensions" in each.template for each in report.remarks)
 
 
 def test_what_changes_together_stays_near_the_model_and_leaves_the_run_as_it_is(made_up):
@@ -371,16 +373,16 @@ def test_latent_attention_and_a_family_are_named_by_options(command, tmp_path):
               "intermediate_size": 4096, "vocab_size": 102400, "kv_lora_rank": 512, "q_lora_rank": None,
               "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = [str(word) for pair in (sizes | latent).items() for word in pair]
+    options = [str(word) for pair in (sizes | latent).items() for word in pair]
     usual = ("--gpu", "H200", "--seq", "2048", "--vary", "kv_heads", "--json")
-    by_hand = command("size", *given, *usual)
+    by_hand = command("size", *options, *usual)
     read = command("size", "--config", str(tmp_path), "--family", "youtu", "--not-tied", *usual)
     assert by_hand.exit_code == read.exit_code == 0
     assert json.loads(by_hand.stdout) == json.loads(read.stdout)
-    assert command("size", *given, "--query-rank", "768", *usual).stdout != by_hand.stdout
-    experts = command("size", *given, "--experts", "8", "--top-k", "2", "--ep", "4", *usual)
+    assert command("size", *options, "--query-rank", "768", *usual).stdout != by_hand.stdout
+    experts = command("size", *options, "--experts", "8", "--top-k", "2", "--ep", "4", *usual)
     assert "experts shared by 4" in experts.stdout
-    missing = command("size", *given, "--family", "youtu", *usual)
+    missing = command("size", *options, "--family", "youtu", *usual)
     assert missing.exit_code == 2
     assert "--family youtu says how --config is read" in missing.stderr
 

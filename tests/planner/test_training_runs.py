@@ -53,15 +53,15 @@ def test_runs_are_grouped_by_gpu_framework_and_dtype_and_every_row_is_accounted_
         {"gpu": ""},
         {"engine": "jax"},
     )
-    found = {(each.gpu, each.library, each.dtype): each for each in validate(path)}
-    bf16 = found["H100 SXM", "megatron", "bf16"]
+    by_group = {(each.gpu, each.library, each.dtype): each for each in validate(path)}
+    bf16 = by_group["H100 SXM", "megatron", "bf16"]
     assert (bf16.law, bf16.rows, bf16.blank, bf16.refused) == ("training step", 6, 1, 0)
     assert (bf16.mape, bf16.bias) == pytest.approx((100 / 51, -100 / 51))
     assert bf16.coverage == 100
     assert bf16.pairs == bf16.right_pairs > 0
-    assert found["H100 SXM", "megatron", "fp8"].rows == 1
-    assert sum(each.rows + each.blank + each.refused for each in found.values()) == 10
-    assert any("jax" in reason for reason in found["", "", ""].reasons)
+    assert by_group["H100 SXM", "megatron", "fp8"].rows == 1
+    assert sum(each.rows + each.blank + each.refused for each in by_group.values()) == 10
+    assert any("jax" in reason for reason in by_group["", "", ""].reasons)
 
 
 def test_orders_that_are_wrong_are_counted(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
     path = table(tmp_path / "training.csv", *layouts(1.2, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
     result = invoke("calibrate", "--runs", path, "--gpu", "H100")
     assert result.exit_code == 0, result.output
-    calibration, (own,), _ = refitted(path, "H100 SXM")
-    assert own.before == pytest.approx(100 / 6, abs=0.1)
-    assert own.after < own.before / 2
+    calibration, (refit,), _ = refitted(path, "H100 SXM")
+    assert refit.before == pytest.approx(100 / 6, abs=0.1)
+    assert refit.after < refit.before / 2
     constants = found_constants(calibration, "megatron")
     assert float(constants.constants.slowdown) > float(found_constants("H100", "megatron").constants.slowdown)
     model = [f"--{name}={LLAMA[name]}" for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")]
@@ -111,7 +111,7 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
     assert both.exit_code == 2
     as_it_is = table(tmp_path / "same.csv", *layouts(1.0, tmp_path))
     assert refitted(as_it_is)[1][0].block is None
-    assert np.isfinite(own.after)
+    assert np.isfinite(refit.after)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ SIZES = {
 ENCODERS = ("bert", "camembert", "roberta", "xlm-roberta")
 # Sizes of models whose others are the family's usual ones: smaller than these, and those that a file has to say.
 SMALLER = ("intermediate_size", "num_hidden_layers")
-SAID = ("num_attention_heads", "vocab_size", "max_position_embeddings", "moe_intermediate_size")
-SAID += (
+STATED_SIZES = ("num_attention_heads", "vocab_size", "max_position_embeddings", "moe_intermediate_size")
+STATED_SIZES += (
     "num_experts",
     "n_routed_experts",
     "num_local_experts",
@@ -142,15 +142,15 @@ def flags_of(kind: Any) -> list[dict[str, bool]]:
 
 def parameters(*modules: Any) -> int:
     """Count parameters once each, and what else is saved: routers' biases."""
-    found = {id(each): each.numel() for module in modules for each in module.parameters()}
+    counts = {id(each): each.numel() for module in modules for each in module.parameters()}
     for module in modules:
         saved = module.state_dict().keys()
-        found |= {
+        counts |= {
             id(each): each.numel()
             for name, each in module.named_buffers()
             if name in saved and each.is_floating_point()
         }
-    return sum(found.values())
+    return sum(counts.values())
 
 
 def saved(config: Any, folder: Path) -> dict[str, Any]:
@@ -190,16 +190,18 @@ def test_a_saved_configuration_has_the_parameters_of_the_model(family: str, tmp_
 def test_what_a_configuration_leaves_out_is_as_transformers_has_it(family: str) -> None:
     kind = kind_of(family)
     usual, names = kind().to_dict(), getattr(kind, "attribute_map", {})
-    given = {names.get(name, name): SIZES[name] for name in SMALLER}
-    for name in (names.get(name, name) for name in SAID):
-        given[name] = usual.get(name) or SIZES.get(name)
-    given[names.get("hidden_size", "hidden_size")] = 64 * given[names.get("num_attention_heads", "num_attention_heads")]
-    given = {name: size for name, size in given.items() if name in usual and size}
+    fields = {names.get(name, name): SIZES[name] for name in SMALLER}
+    for name in (names.get(name, name) for name in STATED_SIZES):
+        fields[name] = usual.get(name) or SIZES.get(name)
+    fields[names.get("hidden_size", "hidden_size")] = (
+        64 * fields[names.get("num_attention_heads", "num_attention_heads")]
+    )
+    fields = {name: size for name, size in fields.items() if name in usual and size}
     try:
-        config, model = built(of_text(family), kind, given)
+        config, model = built(of_text(family), kind, fields)
     except NotBuilt as reason:
         pytest.skip(f"transformers itself needs more than these: {reason}")
-    read = model_config({"model_type": family, **given}, "config.json").dimensions
+    read = model_config({"model_type": family, **fields}, "config.json").dimensions
     assert read.parameters == parameters(model)
     kinds = getattr(config, "layer_types", None) or ()
     assert read.windowed_layers == sum(kind in WINDOWED for kind in kinds) or family in WINDOWED_WITHOUT_A_LIST

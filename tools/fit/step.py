@@ -262,8 +262,7 @@ def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> 
 
 
 EVERY_FRAMEWORK = "all"
-# Groups left out to judge a run, besides its model: constants that saw nothing of its source, engine, or GPUs'
-# generation.
+# Groups left out to judge a run besides its model: constants that saw nothing of its source, engine, or generation.
 LEFT_OUT: Mapping[str, Callable[[PricedRun], str]] = {
     "source": lambda run: run.source,
     "engine": lambda run: run.framework,
@@ -382,7 +381,7 @@ class Remembered:
 
     def __init__(self, prices: Any) -> None:
         self._prices = prices
-        self._prices: dict[tuple[str, Any], Any] = {}
+        self._answers: dict[tuple[str, Any], Any] = {}
         self.wide: Any = Remembered(prices.wide) if prices.wide is not prices else self
 
     def __getattr__(self, law: str) -> Any:
@@ -392,10 +391,10 @@ class Remembered:
         def ask(*arguments: Any) -> Any:
             key = law, tuple(float(each) if np.ndim(each) == 0 and not isinstance(each, str) and each is not None
                              else each for each in arguments)  # fmt: skip
-            if key not in self._prices:
+            if key not in self._answers:
                 found = getattr(self._prices, law)(*arguments)
-                self._prices[key] = replace(found, seconds=float(found.seconds))
-            return self._prices[key]
+                self._answers[key] = replace(found, seconds=float(found.seconds))
+            return self._answers[key]
 
         return ask
 

@@ -117,14 +117,7 @@ def watch(
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.catalogue import DTYPES
-    from pyperf_suite.node.watch.command import (
-        SIGNALS,
-        Command,
-        LogReader,
-        marks_folder,
-        require_readable,
-        signals_taken,
-    )
+    from pyperf_suite.node.watch.command import SIGNALS, Command, LogReader, catching, marks_folder, require_readable
     from pyperf_suite.ranks.launch import ALONE, rank_environment
 
     if not sys.platform.startswith("linux"):
@@ -151,7 +144,7 @@ def watch(
     # One watcher a node samples the ranks of all.
     watching = None if ranked.local_rank else _Watching(results, command, pid, interval, flop_per_token, dtype)
     top = pid or (os.getppid() if ranked.launched else os.getpid())
-    with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
+    with marks_folder(top, is_own=watching is not None) as marks, catching() as taken:
         try:
             is_copied = watching is not None and step_pattern is not None
             running = None if pid else Command(command, marks, taken, ranked.launched, is_copied, as_json)

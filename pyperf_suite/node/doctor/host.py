@@ -18,7 +18,7 @@ from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_text, unknown
-from pyperf_suite.workloads.backends import SAME, CorePeak, cache_folder, core_peak
+from pyperf_suite.workloads.backends import SAME_CLOCK_SHARE, CorePeak, cache_folder, core_peak
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without entering the kernel (vdso): a look at these costs tens of nanoseconds.
@@ -335,7 +335,7 @@ def peak_check(peaks: Sequence[CorePeak]) -> Check:
             summary += f"; {peak.unit} lowers the clock from {peak.idle_clock_hz / 1e9:.2f} GHz"
     for peak in peaks:
         own = next(each for each in alone if each.unit == peak.unit)
-        if (share := peak.flop_per_s / own.flop_per_s) < SAME:
+        if (share := peak.flop_per_s / own.flop_per_s) < SAME_CLOCK_SHARE:
             return caution(
                 f"{summary}; with {peak.workers} at once each core has {share:.0%} of its {peak.dtype} rate",
                 "This is normal for two threads of one core and for cores that share a power limit; else see what "

@@ -16,8 +16,7 @@ INTERRUPTION_S = 20e-6
 WATCHED_S = 1.0
 # Share of the machine's cores in other hands from which figures move by more than profiles promise.
 BUSY_SHARE, CROWDED_SHARE = 0.02, 0.25
-# Share of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be distinguished from nothing within a
-# second.
+# Share of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be told from nothing within a second.
 STOLEN_SHARE, ROBBED_SHARE = 0.015, 0.1
 WHOLE_CORE = 0.95
 MOST_CONSUMERS = 3

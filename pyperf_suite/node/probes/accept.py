@@ -31,7 +31,7 @@ from pyperf_suite.node.doctor.gpu import power_check
 from pyperf_suite.node.probes.topology import gpu_checks, host_checks
 from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
-from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
+from pyperf_suite.probes.collectives.ranks import SLOW_SHARE, pair_maps
 from pyperf_suite.probes.transfer import OVER_BUS
 from pyperf_suite.record.case import MODES, Case
 from pyperf_suite.record.quantity import VAGUE_SPAN, Quantity
@@ -50,9 +50,8 @@ LINK_SHARE = (0.6, 1.0)
 CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
 # Nine of ten measurements lie in a law's interval, of a healthy part next to all in one so much wider (logarithms),
 # and none closer than by that factor: two healthy parts differ, and so do two runs.
-WIDER, CLOSEST = 1.5, 1.1
-# Least rates of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in
-# its boost.
+WIDER_BY, MIN_FACTOR = 1.5, 1.1
+# Least rates of a CPU's products: after two seconds of work over a burst, and a core's part of all over one in boost.
 LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
 # The power cap takes some of the clock, and a law knows it; this much is not the cap's.
 LEAST_CLOCK = 0.6
@@ -195,7 +194,7 @@ class _Node:
                 peak = self.capability and Path.parse(path or "").peak_gb_per_s(self.capability)
                 rates = sorted((found.rates[pair], pair) for pair in pairs)
                 middle = statistics.median(rate for rate, _ in rates)
-                least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
+                least = max(SLOW_SHARE * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
                 slow = ", ".join(f"{one}-{other}" for rate, (one, other) in rates if rate < least)
                 usual = Quantity(max(middle, least), "GB/s", least, math.inf)
                 slowest = Quantity(rates[0][0], "GB/s")
@@ -269,8 +268,8 @@ class _Node:
         known = self.law(case) if self.law else None
         if known is None:
             return self._by_peak(case)
-        less, more = ((end / known.seconds) ** WIDER for end in (known.low, known.high))
-        return known._replace(low=known.seconds * min(less, 1 / CLOSEST), high=known.seconds * max(more, CLOSEST))
+        less, more = ((end / known.seconds) ** WIDER_BY for end in (known.low, known.high))
+        return known._replace(low=known.seconds * min(less, 1 / MIN_FACTOR), high=known.seconds * max(more, MIN_FACTOR))
 
     def _by_peak(self, case: Case) -> ExpectedTime | None:
         """By the slot's peak, or by what vectors and clock allow: every healthy part lies between its ends."""

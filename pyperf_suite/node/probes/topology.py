@@ -28,7 +28,7 @@ from pyperf_suite.workloads.exact import PARTS, TopologyParameters
 ON_BOARD = ("SXM", "GB", "GH")
 LANES = 16
 # A limit that leaves that share of the memory is none to speak of: some is always taken.
-MUCH = 0.8
+MEMORY_LIMIT_SHARE = 0.8
 
 
 def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
@@ -48,7 +48,7 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
     if left is None or left > total:
         yield Check("control group", "memory limit", "none", "none")
     else:
-        verdict = CAUTION if left < MUCH * total else OK
+        verdict = CAUTION if left < MEMORY_LIMIT_SHARE * total else OK
         yield Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
     yield from _memory_nodes(host, allowed)
     for device in map(PcieDevice.from_json, host["pcie"]):

@@ -58,7 +58,7 @@ def marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def signals_taken() -> Iterator[set[signal.Signals]]:
+def catching() -> Iterator[set[signal.Signals]]:
     """Signals are waited for instead of interrupting; gives those that were blocked before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

@@ -50,7 +50,7 @@ TILE = 128
 PASSES = {False: (2, 2), True: (10, 4)}
 EXPOSED, ELEMENT_BYTES, LAUNCH_S = 0.5, 2, 4e-6
 # Half the 90 % width of a logarithm: of the charts' kernels, and of others.
-WIDTH, OTHER_KERNELS = 0.20, 0.45
+LOG_HALF_WIDTH, OTHER_KERNELS = 0.20, 0.45
 # Next to it: unequal queries and keys, a window, sizes beyond the charts'.
 UNEQUAL, WINDOWED, BEYOND = 0.25, 0.25, 0.25
 LONGEST, SHORTEST = 32768, 512
@@ -187,7 +187,7 @@ def attention_time(
         raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
     spec = spec_of(gpu)
     parts = _parts(spec, shape, spec.peak(dtype), share_of_peak(spec, shape.width, kernel), backward)
-    width, origin, kind = WIDTH, CHARTS, kind_of_kernels(spec)
+    width, origin, kind = LOG_HALF_WIDTH, CHARTS, kind_of_kernels(spec)
     if kind not in ("Ampere", "Hopper"):
         width, origin = OTHER_KERNELS, f"a share of the peak of {kind} GPUs, in the form of {CHARTS}"
     error, origin = stated(gpu, LAW, 100 * MEAN_OF_HALF_WIDTH * width, origin)

@@ -315,9 +315,9 @@ class ResidualGrid:
 # Share of measured times in the interval that goes with every time.
 COVERED = 0.9
 # Standard deviations of the mean within which 90 % of a normal distribution lie.
-DEVIATIONS = 1.645
+SIGMA_OF_90 = 1.645
 # Mean error of a normal distribution over the half-width that holds 90 % of it.
-MEAN_OF_HALF_WIDTH = 0.8 / DEVIATIONS
+MEAN_OF_HALF_WIDTH = 0.8 / SIGMA_OF_90
 # Names of a band in the arrays of a block.
 BAND_NAMES = ("band_at", "band_low", "band_high")
 

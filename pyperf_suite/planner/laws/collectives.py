@@ -132,7 +132,7 @@ def between_nodes_s(
     return np.where(nodes > 1, seconds, in_node_s)
 
 
-SLOWEST, FASTEST = 1e7, 1e14
+MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1e7, 1e14
 HALVINGS = 50
 
 
@@ -147,7 +147,7 @@ def through_points(
     """
     sizes = np.array([point.nbytes for point in points])
     measured = factor * sizes / np.array([point.bus_bytes_per_s for point in points])
-    low, high = np.log(SLOWEST), np.log(FASTEST)
+    low, high = np.log(MIN_BYTES_PER_S), np.log(MAX_BYTES_PER_S)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         too_slow = seconds_at(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]

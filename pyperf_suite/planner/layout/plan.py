@@ -381,12 +381,12 @@ PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
 # Below this confidence two layouts are equal within the error: less than about 5 % apart.
-SURE = 0.75
+MIN_CONFIDENCE = 0.75
 # Standard deviations that an end of an interval of 90 % is away.
 NINE_OF_TEN = 1.645
 # A network is enough where an endless one would save less than this.
-ENOUGH = 0.05
-ENDLESS, SLOWEST = 1e15, 1e6
+MAX_NETWORK_SHARE = 0.05
+MAX_BYTES_PER_S, MIN_BYTES_PER_S = 1e15, 1e6
 
 
 def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, int]:
@@ -482,11 +482,11 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
 def are_equal(training: Training, first: PredictedLayout, second: PredictedLayout) -> bool:
     """True if the law's error leaves open which of two layouts takes less time."""
     chance = surely_faster(training, first, second)
-    return max(chance, 1 - chance) < SURE
+    return max(chance, 1 - chance) < MIN_CONFIDENCE
 
 
 def smallest_network(plans: Planned, place: int) -> float | None:
-    """Bytes/s that a GPU has to send out of its node for a step at most ENOUGH longer than over an endless network.
+    """Bytes/s that a GPU must send out of its node for a step MAX_NETWORK_SHARE longer than over an endless network.
 
     None where even a very slow one is enough.
     """
@@ -496,10 +496,10 @@ def smallest_network(plans: Planned, place: int) -> float | None:
         cluster = replace(plans.cluster, network=rate)
         return float(evaluated(plans.training, cluster, layout, plans.laws).seconds[0])
 
-    longest = (1 + ENOUGH) * seconds(ENDLESS)
-    if seconds(SLOWEST) <= longest:
+    longest = (1 + MAX_NETWORK_SHARE) * seconds(MAX_BYTES_PER_S)
+    if seconds(MIN_BYTES_PER_S) <= longest:
         return None
-    low, high = math.log(SLOWEST), math.log(ENDLESS)
+    low, high = math.log(MIN_BYTES_PER_S), math.log(MAX_BYTES_PER_S)
     while high - low > 0.01:
         middle = (low + high) / 2
         low, high = (low, middle) if seconds(math.exp(middle)) <= longest else (middle, high)

@@ -18,7 +18,7 @@ from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import kind_of
 from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
-    ENOUGH,
+    MAX_NETWORK_SHARE,
     VERDICTS,
     Planned,
     PredictedLayout,
@@ -166,7 +166,7 @@ def _enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
         kind="predicted",
         layout=_short(predicted.plan),
         rate=Quantity(rate, "GB/s", predicted=True),
-        share=Quantity(ENOUGH, "%"),
+        share=Quantity(MAX_NETWORK_SHARE, "%"),
     )
 
 

@@ -27,7 +27,7 @@ from pyperf_suite.planner.sizing.step import Setting, grid_of, parts_of, price, 
 from pyperf_suite.record.quantity import Quantity
 
 # Beyond this power of two the rules promise nothing more.
-ENOUGH = 64
+LARGEST_MULTIPLE = 64
 TOKENS = "tokens at a time"
 
 
@@ -92,11 +92,11 @@ def checks(setting: Setting, prices: Prices) -> list[SizeCheck]:
     """Every rule that concerns the setting, with what keeping it is worth."""
     model, tp = setting.model, setting.tp
     width = width_of_mlp(model)
-    multiples = {"vocab": ENOUGH * tp, width: ENOUGH * tp, "hidden": ENOUGH * tp}
+    multiples = {"vocab": LARGEST_MULTIPLE * tp, width: LARGEST_MULTIPLE * tp, "hidden": LARGEST_MULTIPLE * tp}
     if not model.latent_rank:
-        multiples["head_dim"] = ENOUGH
+        multiples["head_dim"] = LARGEST_MULTIPLE
     sizes = {name: getattr(model, name) for name in multiples} | {TOKENS: setting.tokens}
-    multiples[TOKENS] = ENOUGH
+    multiples[TOKENS] = LARGEST_MULTIPLE
     others = {name: _kept(setting, name, multiples[name]) for name in multiples if sizes[name] % multiples[name]}
     settings = [setting, *(other for other in others.values() if other)]
     candidates = dict(zip([name for name in others if others[name]], judged(settings, prices)[1:], strict=True))

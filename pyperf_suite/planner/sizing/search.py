@@ -41,7 +41,7 @@ ATTENTION = ("hidden", "heads", "kv_heads", "head_dim")
 HEAD_DIMS = (64, 128)
 # Largest change of hidden size and of layers, as a share, in proposals that change dimensions together. The number of
 # GPUs that share a micro-batch, and its size, are no dimensions of a model.
-NEAR = 0.05
+MAX_SIZE_CHANGE = 0.05
 OF_THE_RUN = ("micro_batch", "tp")
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
 WIDTH_STEP = 64
@@ -324,8 +324,8 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
         if len(among):
             alone[name] = among[np.argmax(costs.speed[among])]
     hidden, layers = (candidates.sizes[name][within] for name in ("hidden", "layers"))
-    is_near = np.abs(hidden / hidden[0] - 1) <= NEAR
-    is_near &= np.abs(layers - layers[0]) <= max(1, NEAR * layers[0])
+    is_near = np.abs(hidden / hidden[0] - 1) <= MAX_SIZE_CHANGE
+    is_near &= np.abs(layers - layers[0]) <= max(1, MAX_SIZE_CHANGE * layers[0])
     is_near &= ~np.any([differs[name] for name in OF_THE_RUN], axis=0)
     among = np.flatnonzero(faster & is_near)
     changed = np.any([differs[name] for name in ATTENTION], axis=0) + sum(

@@ -29,7 +29,7 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 CHANCE, WORTH_NAMING = 0.01, 0.05
 
 # A link that carries less than this share of what the median link of its kind does is slow.
-SLOW = 0.8
+SLOW_SHARE = 0.8
 MOST_NAMED = 5
 
 Pair = tuple[int, int]
@@ -123,7 +123,7 @@ class PairMap:
     @property
     def slow_pairs(self) -> list[Pair]:
         """Pairs far below the median of their kind, slowest first."""
-        return sorted((pair for pair, share in self.shares.items() if share < SLOW), key=self.shares.__getitem__)
+        return sorted((pair for pair, share in self.shares.items() if share < SLOW_SHARE), key=self.shares.__getitem__)
 
     @property
     def slow_ranks(self) -> list[int]:
@@ -177,7 +177,7 @@ def pair_findings(pair_map: PairMap) -> Iterator[Remark | Table | Figure]:
         median=Quantity(statistics.median(rates.values()), "GB/s"),
         slow=len(pair_map.slow_pairs),
         pairs=len(rates),
-        limit=Quantity(SLOW, "%"),
+        limit=Quantity(SLOW_SHARE, "%"),
     )
     for rank in ranks[:MOST_NAMED]:
         reported = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"

@@ -188,8 +188,18 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
                 "a library for that."
             )
         with refusing(UserError):
-            self.specialise(parameters)
+            if parameters.blocks is not None:
+                self.check_blocks(parameters.blocks)
             shape_of(parameters)
+
+    def check_blocks(self, blocks: Blocks) -> None:
+        """Raise ValueError for blocks that the kernel has at no head_dim."""
+        attention_sm90.check_block(blocks.m, blocks.n, attention_sm90.HEAD_DIMS[0], next(iter(attention_sm90.TYPES)))
+        if blocks.warps not in (1, blocks.m // attention_sm90.WARP_ROWS):
+            raise ValueError(
+                f"Blocks {blocks} name {blocks.warps} warps, but each warp of {self.name} has "
+                f"{attention_sm90.WARP_ROWS} queries: leave the warps out."
+            )
 
     def specialise(self, parameters: AttentionParameters) -> attention_sm90.Specialisation:
         """The instance of the kernel for a case. Raises ValueError if there is none."""
@@ -197,11 +207,6 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         dtype = ELEMENT_TYPES[p.dtype]
         if blocks is None:
             return attention_sm90.specialise(p.head_dim, dtype, seq_q=p.seq_q)
-        if blocks.warps not in (1, blocks.m // attention_sm90.WARP_ROWS):
-            raise ValueError(
-                f"Blocks {blocks} name {blocks.warps} warps, but each warp of {self.name} has "
-                f"{attention_sm90.WARP_ROWS} queries: leave the warps out."
-            )
         stages = blocks.stages if blocks.stages > 1 else None  # as many as fit
         return attention_sm90.specialise(p.head_dim, dtype, blocks.m, blocks.n, stages)
 
@@ -231,8 +236,8 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
         lse = gpu.native.DeviceMemory(gpu.context, 4 * math.prod(shape.lse))
         encode = partial(gpu.native.tensor_map, gpu.context)
         bound = []
-        for each in memory.sets:
-            q, k, v, o = (each[name].address for name in "qkvo")
+        for arrays in memory.sets:
+            q, k, v, o = (arrays[name].address for name in "qkvo")
             launch = gpu.native.Launch(
                 loaded,
                 (schedule.units, 1, 1),
@@ -240,7 +245,7 @@ class HopperAttention(TimedImplementation[AttentionParameters]):
                 instance.bind(encode, (q, k, v, o), lse.address, shape, p.head_dim, p.causal, schedule),
                 dynamic_shared_bytes=instance.smem_bytes,
             )
-            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), o=each["o"]))
+            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), o=arrays["o"]))
         memory.extra = (lse,)
         details = {
             "blocks": str(Blocks(instance.queries, instance.keys, instance.stages, persistent=persistent)),

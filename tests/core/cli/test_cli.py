@@ -128,10 +128,10 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
 
 
 def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path, instant_workers, monkeypatch):
-    seen = []
+    handlers = []
 
     def trial(session: Session, *trial: object) -> None:
-        seen.append(signal.getsignal(signal.SIGHUP))
+        handlers.append(signal.getsignal(signal.SIGHUP))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Session, "measure_trial", trial)
@@ -140,7 +140,7 @@ def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path, instant_w
         assert invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path)).exit_code == 130
     finally:
         signal.signal(signal.SIGHUP, usual)
-    assert seen == [signal.SIG_IGN]
+    assert handlers == [signal.SIG_IGN]
 
 
 CASE = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")

@@ -73,15 +73,15 @@ def test_a_bench_file_in_a_folder_has_the_workflow_at_the_top(repository, monkey
 @pytest.mark.slow
 def test_the_workflow_fails_on_a_slowdown_and_on_nothing_else(tmp_path, monkeypatch):
     """Its own line, in a repository of three commits: the second is slower, the third changes words."""
-    made = Repository(tmp_path / "mine")
-    monkeypatch.chdir(made.root)
+    mine = Repository(tmp_path / "mine")
+    monkeypatch.chdir(mine.root)
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
     initialised()
-    bench = (made.root / "bench_kernels.py").read_text()
-    made.commit("begun")
+    bench = (mine.root / "bench_kernels.py").read_text()
+    mine.commit("begun")
     slower = bench.replace("weights = np.exp(", "np.exp(x)\n    weights = np.exp(")
-    made.commit("slower", **{"bench_kernels.py": slower})
-    [line] = [line for line in (made.root / WORKFLOW).read_text().splitlines() if line.lstrip().startswith("pyperf")]
+    mine.commit("slower", **{"bench_kernels.py": slower})
+    [line] = [line for line in (mine.root / WORKFLOW).read_text().splitlines() if line.lstrip().startswith("pyperf")]
     name, *words = shlex.split(line)[1:]
 
     def run() -> int:
@@ -89,7 +89,7 @@ def test_the_workflow_fails_on_a_slowdown_and_on_nothing_else(tmp_path, monkeypa
         return CliRunner().invoke(group, [name, *words, "-a", "n=256"], catch_exceptions=False).exit_code
 
     assert run() == 1
-    made.commit("words", README="as before")
+    mine.commit("words", README="as before")
     assert run() == 0
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_one_sentence_and_exit_code_2(repository, name
 @pytest.mark.slow
 def test_the_six_commands_lead_from_nothing_to_a_comparison_of_two_revisions(tmp_path):
     """Installing, the first, is replaced by the environment that runs this test: `.ci/install_matrix` tries it."""
-    folder, said = tmp_path / "mine", {}
+    folder, outputs = tmp_path / "mine", {}
     folder.mkdir()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     who = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -155,10 +155,10 @@ def test_the_six_commands_lead_from_nothing_to_a_comparison_of_two_revisions(tmp
         done = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
         )
-        said[command.split()[1]] = done
+        outputs[command.split()[1]] = done
         assert done.returncode == (1 if " ab " in command else 0), done.stdout + done.stderr
-    assert "softmax" in said["run"].stdout
-    message = json.loads(said["ab"].stdout)
+    assert "softmax" in outputs["run"].stdout
+    message = json.loads(outputs["ab"].stdout)
     assert [each["verdict"] for each in message["findings"]] == ["slower"]
     assert re.fullmatch(r"\. \(\w+ and changes\) against HEAD \(\w+\) of mine on cpu", message["heading"])
     tracked = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True).stdout.split()

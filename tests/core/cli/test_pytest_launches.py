@@ -21,10 +21,10 @@ from pyperf_suite.user_kernels import api, workload
 from pyperf_suite.workloads import find_workload
 
 CPU = Device("cpu")
-FEW = Effort(SteadyRule(launches=1), StopRule.exactly(40, 0.001))
+FORTY_SAMPLES = Effort(SteadyRule(launches=1), StopRule.exactly(40, 0.001))
 
 
-def measured(launch: api.Launch, effort: Effort | None = FEW) -> dict[str, Any]:
+def measured(launch: api.Launch, effort: Effort | None = FORTY_SAMPLES) -> dict[str, Any]:
     name = next(iter(launch.functions))
     parameters = find_workload("test_it.py::test_it").type_for({})()
     return answer(launch, name, Case("test_it.py::test_it", parameters, name), effort, CPU)
@@ -73,7 +73,7 @@ def keyed(x: Any) -> Any:
     return OrderedDict(sums={0: x.sum(), 1: x.max()})
 
 
-@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+@pytest.mark.parametrize("effort", [FORTY_SAMPLES, None], ids=["timed", "verified"])
 @pytest.mark.parametrize(
     "launch",
     [
@@ -117,7 +117,7 @@ def test_an_honest_function_is_right(launch, effort, monkeypatch):
     ],
     ids=["values", "shape", "nothing", "undeclared", "unwritten", "baseline", "check", "precision", "drawn", "nan"],
 )
-@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+@pytest.mark.parametrize("effort", [FORTY_SAMPLES, None], ids=["timed", "verified"])
 def test_a_wrong_result_is_named(launch, reason, effort, monkeypatch):
     monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported
     found = measured(launch(), effort)
@@ -137,7 +137,7 @@ def test_what_is_drawn_once_after_some_launches_is_seen_after_timing():
     assert "8 launches on the same inputs gave the same" in found["reason"]
 
 
-@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+@pytest.mark.parametrize("effort", [FORTY_SAMPLES, None], ids=["timed", "verified"])
 def test_a_function_that_stops_iterating_has_failed(effort):
     assert measured(api.launch(no_next, np.ones(50)), effort)["reason"].endswith(": no_next raised StopIteration.")
 
@@ -175,13 +175,13 @@ def test_what_a_test_sets_holds_for_its_function_and_not_for_who_measures_it(mon
         theirs = -1.0, -1.0, "raise", warnings.filters[:1]
         gc.disable()
         try:
-            found = measured(api.launch(function, np.ones(50), reference=double))
+            verified = measured(api.launch(function, np.ones(50), reference=double))
             assert not gc.isenabled()
         finally:
             gc.enable()
         note("function")
-        timed = time_call(Call(len, ("a",), {}), Case("test_it.py::test_it", None, "benchmark"), FEW)[0]
-    assert found["outcome"] == timed["outcome"] == "ok", found["reason"]
+        timed = time_call(Call(len, ("a",), {}), Case("test_it.py::test_it", None, "benchmark"), FORTY_SAMPLES)[0]
+    assert verified["outcome"] == timed["outcome"] == "ok", verified["reason"]
     assert all(each == theirs for each in set_for["function"])
     assert set_for["judge"]
     for seconds, clock, errors, filters in set_for["judge"]:
@@ -205,16 +205,16 @@ def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed():
 
 def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identity():
     x = np.arange(24.0).reshape(4, 6)[:, ::2]
-    seen = []
+    layouts = []
 
     def function(a: Any, b: Any) -> Any:
-        seen.append((a is b, a.strides))
+        layouts.append((a is b, a.strides))
         a += 1
         return a
 
     found = measured(api.launch(function, x, x, modifies=(0, 1), reference=lambda a, b: a + 1))
     assert found["outcome"] == "ok", found["reason"]
-    assert set(seen) == {(True, x.strides)}
+    assert set(layouts) == {(True, x.strides)}
     assert x.tolist() == np.arange(24.0).reshape(4, 6)[:, ::2].tolist()
 
 
@@ -236,7 +236,9 @@ def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock():
     x = torch.randn(1024, 1024, device="cuda")
     launch = api.launch(torch.softmax, x, -1, reference=lambda x, dim: x.double().softmax(dim), bytes=2 * x.nbytes)
     parameters = find_workload("test_it.py::test_it").type_for({})()
-    found = answer(launch, "softmax", Case("test_it.py::test_it", parameters, "softmax"), FEW, device_of(launch))
+    found = answer(
+        launch, "softmax", Case("test_it.py::test_it", parameters, "softmax"), FORTY_SAMPLES, device_of(launch)
+    )
     assert found["outcome"] == "ok", found["reason"]
     assert "cuda" in found["sampling"]["stopwatch"]
     assert found["metrics"]["time"]["value"] > x.nbytes / 20e12  # no memory is as fast

@@ -89,7 +89,7 @@ def test_a_parameter_goes_by_its_value_whatever_stands_before_it(cases, value, t
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ("np.zeros(5_000)", "np.zeros(50_000)"),
         ("np.zeros(5_000)", "np.zeros(5_000, 'f4')"),
@@ -110,12 +110,12 @@ def test_a_parameter_goes_by_its_value_whatever_stands_before_it(cases, value, t
         ("Point(1).norm", "Point(2).norm"),
     ],
 )
-def test_values_that_differ_are_two_cases_and_equal_ones_are_the_same_in_another_list(cases, one, other):
-    (first, second), unnamed = cases(f"{one}, {other}")
+def test_values_that_differ_are_two_cases_and_equal_ones_are_the_same_in_another_list(cases, left, right):
+    (first, second), unnamed = cases(f"{left}, {right}")
     assert first != second
     assert "id" not in first | second
     assert unnamed == {()}
-    assert cases(f"None, {other}, {one}")[0][1:] == [second, first]
+    assert cases(f"None, {right}, {left}")[0][1:] == [second, first]
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,16 @@ def test_the_series_of_an_object_without_a_text_end_where_the_list_changes(cases
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ("np.zeros(8)", "np.zeros(16)[::2]"),
         ("np.zeros((2, 3))", "np.zeros((2, 3), order='F')"),
         ("np.random.default_rng(0)", "np.random.default_rng(1)"),
     ],
 )
-def test_values_whose_texts_are_the_same_continue_no_others_series_where_one_is_put_in_front(cases, one, other):
-    before, unnamed = cases(f"{one}, {other}")
-    after, _ = cases(f"{other}, {one}, {other}")
+def test_values_whose_texts_are_the_same_continue_no_others_series_where_one_is_put_in_front(cases, left, right):
+    before, unnamed = cases(f"{left}, {right}")
+    after, _ = cases(f"{right}, {left}, {right}")
     assert unnamed == {("t",)}
     assert len({str(case) for case in (*before, *after)}) == 5
 

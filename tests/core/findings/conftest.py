@@ -20,11 +20,11 @@ class Product:
         self.case = Case("matmul", MatmulParameters(8, n, k, Schedule("library", 1)), implementation)
 
     def records(
-        self, *seconds: float, processes: Sequence[int] = (), outcome: str = "ok", **seen: float
+        self, *seconds: float, processes: Sequence[int] = (), outcome: str = "ok", **observed: float
     ) -> list[Record]:
-        """One for each time, of processes 0, 1, ... or those named; `seen` is observed beside time."""
+        """One for each time, of processes 0, 1, ... or those named; `observed` is observed beside time."""
         numbered = zip(processes or range(len(seconds)), seconds, strict=True)
-        fields = {"metrics": seen, "outcome": outcome, "work": {"flop": 1000, "bytes": 10}}
+        fields = {"metrics": observed, "outcome": outcome, "work": {"flop": 1000, "bytes": 10}}
         return [a_record(self.case, time_s, process=process, **fields) for process, time_s in numbered]
 
 

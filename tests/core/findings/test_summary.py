@@ -86,14 +86,14 @@ def a_record(
     return made_up.a_record(case, seconds, reason="" if outcome == "ok" else "because", **fields)
 
 
-def subjects(found: dict[str, Findings], records: list[Record] | None = None) -> list[str]:
-    return [text.point(each) for each in summary_of(found, records or []) if each.kind == "subject"]
+def subjects(findings: dict[str, Findings], records: list[Record] | None = None) -> list[str]:
+    return [text.point(each) for each in summary_of(findings, records or []) if each.kind == "subject"]
 
 
 def test_each_subject_has_a_line_found_or_not_and_says_what_it_would_cost_to_decide() -> None:
     law = remark("a head takes {x:us}", kind="law", x=2e-6)
     noise = effect("noise", 1.5, 0.6)
-    found = {
+    findings = {
         "collectives": Findings((remark("busbw is 3 GB/s"), remark("and a straggler"))),
         "other": Findings((effect("other", 9.0),)),
         "attention_heads": Findings((remark("unsure", kind="caution"), law)),
@@ -101,12 +101,12 @@ def test_each_subject_has_a_line_found_or_not_and_says_what_it_would_cost_to_dec
         "alignment": Findings((noise, remark("unsure", kind="caution"))),
     }
     records = [replace(a_record(), probe="alignment", trial_s=25.0)]
-    first, second, third, fourth = subjects(found, records)
+    first, second, third, fourth = subjects(findings, records)
     assert first.startswith("a step is 2")
     assert second.startswith("What odd sizes cost does not stand out of the noise here; run alignment ")
     assert second.endswith("--profile standard decides, in about 3 min")
     assert (third, fourth) == ("a head takes 2 us", "busbw is 3 GB/s")
-    said = [text.point(each) for each in summary_of(found, records)]
+    said = [text.point(each) for each in summary_of(findings, records)]
     assert len(said) == len(set(said)), "no line twice"
     assert any(each.startswith("other is 9") for each in said)
     assert subjects({"alignment": Findings((noise,))}) == [], "a run of one probe has its findings on the screen"

@@ -127,13 +127,13 @@ def test_every_path_is_right_in_every_layout(device, path, layout):
 @pytest.mark.parametrize("schedule", [("split_k", 5, 1), ("stream_k", 1, 31)], ids=str)
 def test_shared_tiles_have_the_same_bits_in_each_launch_and_leave_their_flags_zero(device, schedule, is_double):
     sizes = (640, 448, 512 if is_double else 4096)
-    found = product(device, default_set()[5], "TN", sizes)
+    gemm = product(device, default_set()[5], "TN", sizes)
     policy, splits, workers = schedule
-    shared = found.instance.schedule(*sizes, policy, splits, workers)
-    first = found.run(shared)
-    assert relative_error(first, found.expected) < TOLERANCE
+    shared = gemm.instance.schedule(*sizes, policy, splits, workers)
+    first = gemm.run(shared)
+    assert relative_error(first, gemm.expected) < TOLERANCE
     for _ in range(5):
-        assert (found.run(shared, launches=20) == first).all()
+        assert (gemm.run(shared, launches=20) == first).all()
 
 
 @pytest.mark.parametrize("tile", default_set(), ids=lambda tile: tile.name)

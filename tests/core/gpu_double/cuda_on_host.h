@@ -1,4 +1,4 @@
-// What plain CUDA C++ needs to be compiled by the host's compiler and run without a GPU: its words, and a grid whose blocks
+// Parts of CUDA C++ for the host's compiler, to run a plain kernel without a GPU: its words, and a grid whose blocks
 // run one after the other (those of a cluster together), each thread a fiber that runs until it waits.
 //
 // Threads are not preempted, and blocks of a grid do not run side by side: a kernel that spins on what another block

@@ -47,7 +47,7 @@ extern char** environ;
 
 static void tell(const Message* message, const void* payload) {
     if (device.channel == 0) return;
-    /* What cannot be sent is noticed where an answer is waited for. */
+    /* A message that cannot be sent is noticed where an answer is waited for. */
     if (send(device.channel, message, sizeof *message, MSG_NOSIGNAL) < 0) return;
     for (size_t sent = 0; sent < message->payload_bytes;) {
         const ssize_t part = send(device.channel, (const char*)payload + sent, message->payload_bytes - sent, MSG_NOSIGNAL);
@@ -77,7 +77,7 @@ static Allocation* allocation_of(uint64_t address) {
         if (address - device.all[each].address < device.all[each].bytes) return &device.all[each];
     return NULL;
 }
-/* Whether so many bytes from the address on are device memory. */
+/* True if the bytes from the address on are device memory. */
 static int is_allocated(uint64_t address, size_t bytes) {
     const Allocation* found = allocation_of(address);
     return found && bytes <= found->address + found->bytes - address;
@@ -248,7 +248,7 @@ static uint64_t content_of(Allocation* one) {
     return one->content;
 }
 
-/* What a launch is given and the contents of all memory it is given addresses of. */
+/* Hash of a launch's arguments and of all memory that they point to. */
 static uint64_t state_of(const Execution* one, int* has_pointers) {
     uint64_t state = mixed((uint64_t)(uintptr_t)one->kernel, one->module.number);
     state = mixed_bytes(state, &one->launch, offsetof(EmulatedLaunch, arguments));

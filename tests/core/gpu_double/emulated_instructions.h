@@ -1,4 +1,5 @@
-// What the host's compiler cannot read of a plain kernel: inline PTX, and shared memory whose size the launch gives.
+// Parts of a plain kernel that the host's compiler cannot read: inline PTX, and shared memory whose size the launch
+// gives.
 #pragma once
 
 #include <regex>

@@ -1,4 +1,4 @@
-/* What the double of NVRTC compiles, as the double of libcuda and the process that runs kernels read it: a shared library
+/* Output of the double of NVRTC, as the double of libcuda and the process that runs kernels read it: a shared library
    that exports a table of kernels. C and C++. */
 #pragma once
 
@@ -7,7 +7,7 @@
 
 enum { EMULATED_PARAMETERS = 24, EMULATED_REGIONS = 4096 };
 
-/* Where a kernel may read and write. */
+/* Memory that a kernel may read and write. */
 typedef struct {
     const char* begin;
     size_t bytes;

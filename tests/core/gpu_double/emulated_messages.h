@@ -1,4 +1,4 @@
-/* What the double of libcuda says to the process that runs kernels, and what that answers to a launch. */
+/* Messages of the double of libcuda to the process that runs kernels, and answers to a launch. */
 #pragma once
 
 #include "emulated_kernel.h"

@@ -73,7 +73,7 @@ bool compiler(std::vector<std::string> arguments, const fs::path& folder, std::s
     return status == 0;
 }
 
-// What an `extern "C" __global__` declaration names, and how many threads a block of it may have.
+// Name in an `extern "C" __global__` declaration, and the threads that a block of it may have.
 struct Function {
     std::string name, threads = "1024";
 };
@@ -131,7 +131,7 @@ int compile(Program& program, const std::vector<std::string>& options) {
     const fs::path source = folder / "plain" / program.name;
     std::string& log = program.log;
     const auto build = [&] {
-        // Which kernels there are shows once macros are replaced.
+        // The kernels show once macros are replaced.
         write(source, program.source);
         for (const auto& [name, text] : program.headers) write(folder / "plain" / name, text);
         std::vector<std::string> preprocess{"-x", "c++", "-std=c++20", "-E", "-P", "-nostdinc", "-I", folder / "plain",
@@ -192,7 +192,7 @@ int compile(Program& program, const std::vector<std::string>& options) {
 
 extern "C" {
 
-// Of no NVRTC there is, so that nothing compiled by it is taken for machine code of one.
+// A version of no NVRTC, so that nothing compiled by it is taken for machine code of one.
 int nvrtcVersion(int* major, int* minor) {
     *major = 13;
     *minor = 99;

@@ -116,7 +116,7 @@ class FakeNvml(Double):
         self.links = links
         self.has_counters = has_counters
         self.samples: dict[int, int] = {}  # of performance counters: when each was taken
-        self.taken = 0
+        self.samples_taken = 0
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
     @classmethod
@@ -144,8 +144,8 @@ class FakeNvml(Double):
         return 0
 
     def nvmlGpmSampleGet(self, device: ctypes.c_void_p, sample: ctypes.c_void_p) -> int:
-        self.taken += 1
-        self.samples[sample.value] = self.taken
+        self.samples_taken += 1
+        self.samples[sample.value] = self.samples_taken
         return 0
 
     def nvmlGpmMetricsGet(self, requested: Any) -> int:
@@ -160,14 +160,14 @@ class FakeNvml(Double):
     def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
         return 3  # NVML_ERROR_NOT_SUPPORTED
 
-    def nvmlDeviceGetP2PStatus(self, one: ctypes.c_void_p, other: ctypes.c_void_p, way: int, status: Any) -> int:
+    def nvmlDeviceGetP2PStatus(self, first: ctypes.c_void_p, second: ctypes.c_void_p, way: int, status: Any) -> int:
         status._obj.value = self.peers[way]
         return 0
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: ctypes.c_void_p, count: Any, found: Any) -> int:
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: ctypes.c_void_p, count: Any, table: Any) -> int:
         count._obj.value = 2
-        found[0].process, found[0].memory_bytes = 41, 1 << 30
-        found[1].process, found[1].memory_bytes = 42, 1 << 20
+        table[0].process, table[0].memory_bytes = 41, 1 << 30
+        table[1].process, table[1].memory_bytes = 42, 1 << 20
         return 0
 
     def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:

@@ -72,27 +72,27 @@ CONTAINER_ON_VM = {
 
 
 def test_bare_metal_intel_counts_each_cache_once_though_two_threads_share_it(machine):
-    found = cpu.read_cpu(machine(INTEL_BARE_METAL), affinity=8)
-    assert found.model == "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"
-    assert found.usable_cores == 8
-    assert (found.l1d_bytes, found.l2_bytes, found.l2_total_bytes) == (48 << 10, 1280 << 10, 4 * 1280 << 10)
-    assert (found.l3_bytes, found.l3_total_bytes) == (43008 << 10, 2 * 43008 << 10)
-    assert found.isa_flags == ("avx2", "avx512f", "fpu")
-    assert not found.virtualised
-    assert not found.caches_assumed
+    processor = cpu.read_cpu(machine(INTEL_BARE_METAL), affinity=8)
+    assert processor.model == "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"
+    assert processor.usable_cores == 8
+    assert (processor.l1d_bytes, processor.l2_bytes, processor.l2_total_bytes) == (48 << 10, 1280 << 10, 4 * 1280 << 10)
+    assert (processor.l3_bytes, processor.l3_total_bytes) == (43008 << 10, 2 * 43008 << 10)
+    assert processor.isa_flags == ("avx2", "avx512f", "fpu")
+    assert not processor.virtualised
+    assert not processor.caches_assumed
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "model"),
     {
         "AMD EPYC": "AMD EPYC (family 26, model 2)",
         "Intel(R) Xeon(R) CPU @ 2.20GHz": "Intel(R) Xeon(R) CPU @ 2.20GHz (family 26, model 2)",
         "AMD EPYC 9575F 64-Core Processor": "AMD EPYC 9575F 64-Core Processor",
     }.items(),
 )
-def test_generations_that_a_hypervisor_gives_one_name_differ(machine, name, found):
+def test_generations_that_a_hypervisor_gives_one_name_differ(machine, name, model):
     information = f"processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n"
-    assert cpu.read_cpu(machine({"proc/cpuinfo": information}), affinity=None).model == found
+    assert cpu.read_cpu(machine({"proc/cpuinfo": information}), affinity=None).model == model
 
 
 def test_an_arm_server_has_its_cores_name_and_features(machine):
@@ -112,18 +112,18 @@ LEVELS = ("SC_LEVEL1_DCACHE_SIZE", "SC_LEVEL2_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE
 
 
 @pytest.mark.parametrize(
-    ("files", "sysconf", "found"),
+    ("files", "sysconf", "expected"),
     [
         (CONTAINER_ON_VM, (65536, 524288, 0), (65536, 524288, 0, False)),
         (CONTAINER_ON_VM, (0, 0, 0), (*cpu.ASSUMED_BYTES.values(), True)),
     ],
     ids=["C library", "assumed"],
 )
-def test_caches_the_kernel_hides_are_read_elsewhere_or_assumed(machine, monkeypatch, files, sysconf, found):
+def test_caches_the_kernel_hides_are_read_elsewhere_or_assumed(machine, monkeypatch, files, sysconf, expected):
     sizes = dict(zip(LEVELS, sysconf, strict=True))
     monkeypatch.setattr(os, "sysconf", lambda name: sizes.get(name, -1))
     read = cpu.read_cpu(machine(files), affinity=8)
-    assert (read.l1d_bytes, read.l2_bytes, read.l3_bytes, read.caches_assumed) == found
+    assert (read.l1d_bytes, read.l2_bytes, read.l3_bytes, read.caches_assumed) == expected
     assert read.l2_total_bytes == 8 * read.l2_bytes
 
 

@@ -128,8 +128,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_there_are():
         graph.path("NIC0", "NIC1")
 
 
-def answered(code: int, printed: bytes, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.CompletedProcess([], code, printed, said)
+def answered(code: int, printed: bytes, errors: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.CompletedProcess([], code, printed, errors)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ static void multiply(const int (&a)[m * k], const int (&b)[n * k], float (&sums)
     }
 }
 
-// What CuTe has at that place of C, computed here.
+// Value of CuTe at that place of C, computed here.
 static float expected(const int (&a)[m * k], const int (&b)[n * k], int lane, int i) {
     const int row = static_cast<int>(theirs.c[lane][i]) % m, column = static_cast<int>(theirs.c[lane][i]) / m;
     int sum = 0;

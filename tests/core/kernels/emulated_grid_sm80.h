@@ -21,7 +21,7 @@ std::vector<Region> regions;
 namespace {
 
 int threads = pyperf::spec.threads();  // of a launch, which may have others than the kernel was compiled for
-// What a multiprocessor of an A100 does in a nanosecond, which is what a grid is said to last by.
+// FLOP of an A100's multiprocessor in a nanosecond, by which a grid's time is reported.
 constexpr double flop_per_ns = 2800;
 constexpr std::size_t stack_bytes = 256 << 10;
 

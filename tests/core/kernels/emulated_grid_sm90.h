@@ -12,9 +12,9 @@
 namespace emulation {
 namespace {
 
-// Of a launch, which may have others than the kernel was compiled for.
+// Threads and cluster of a launch, which may differ from those that the kernel was compiled for.
 int threads = pyperf::spec.threads(), cluster = pyperf::spec.cluster();
-// What a multiprocessor of an H200 does in a nanosecond, which is what a grid is said to last by.
+// FLOP of an H200's multiprocessor in a nanosecond, by which a grid's time is reported.
 constexpr double flop_per_ns = 7500;
 constexpr std::size_t stack_bytes = 64 << 10;
 

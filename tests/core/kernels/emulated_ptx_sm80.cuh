@@ -44,7 +44,7 @@ struct Index {
 };
 enum class Meeting { none, syncwarp, ldmatrix, ldmatrix_transposed, mma };
 
-// Where one thread may read and write in global memory.
+// Global memory that one thread may read and write.
 struct Region {
     const char* begin;
     std::size_t bytes;

@@ -40,7 +40,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 
 namespace pyperf::ptx {
 
-// What the kernel's author asks cuTensorMapEncodeTiled for.
+// Descriptor that the kernel's author asks cuTensorMapEncodeTiled for.
 struct alignas(128) TensorMap : EmulatedTensorMap {};
 
 using SharedAddress = unsigned;
@@ -52,7 +52,7 @@ namespace emulation {
 using pyperf::ptx::SharedAddress;
 using pyperf::ptx::TensorMap;
 
-// Where dynamic shared memory begins on sm_90, and the bit from which an address has its block's rank in the cluster.
+// Begin of dynamic shared memory on sm_90, and the bit from which an address has its block's rank in the cluster.
 constexpr unsigned shared_begin = 1024, rank_bit = 24;
 constexpr unsigned shared_capacity = 256 << 10;
 
@@ -134,7 +134,7 @@ inline SharedAddress mapped(SharedAddress address, int rank) {
     return (address & ((1u << rank_bit) - 1)) | static_cast<unsigned>(rank) << rank_bit;
 }
 
-// Which byte of the block's shared memory the `bytes` at an address begin with.
+// First byte, in the block's shared memory, of the `bytes` at an address.
 inline unsigned place_of(const Block& block, SharedAddress address, unsigned bytes) {
     const SharedAddress begin = mapped(shared_begin, block.rank);
     if (block.running == 0) fault("uses shared memory of a block that has left");
@@ -179,7 +179,7 @@ inline void write_shared(SharedAddress address, const void* value, unsigned byte
     }
 }
 
-// Where the matrix of a place begins; a place of two coordinates is in the only one.
+// Begin of the matrix of a place; a place of two coordinates is in the only one.
 constexpr int only = -1;
 inline char* matrix_of(const TensorMap& map, int matrix) {
     if (map.magic != EMULATED_MAP) fault("is given no tensor map where it copies by one");
@@ -311,7 +311,7 @@ inline void finish_groups(std::size_t pending) {
 
 }  // namespace emulation
 
-// What each lane of the warp gets of that which all of them bring.
+// Result of each lane of the warp of that which all of them bring.
 template <class Got>
 unsigned exchanged(emulation::Meeting meeting, unsigned brought, Got got) {
     emulation::this_lane().words[0] = brought;

@@ -35,8 +35,8 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tenso
     sizes = weights * (of_weights.abs() + (do * o).abs().sum(3, keepdim=True)) * scale
     lse = scores.logsumexp(3)
 
-    def over_group(each: torch.Tensor) -> torch.Tensor:
-        return each.unflatten(1, (-1, group)).sum(2)
+    def over_group(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.unflatten(1, (-1, group)).sum(2)
 
     return {
         "o": (o, weights @ v.abs()),
@@ -47,10 +47,10 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tenso
     }
 
 
-def worst(found: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, unit: float) -> float:
+def worst(result: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, unit: float) -> float:
     """The largest error of an element in units of rounding of its size; NaN is infinitely wrong."""
     # Keys that no query sees have gradients of nothing at all.
-    errors = (found.double() - expected).abs() / (size * unit).clamp_min(torch.finfo(torch.float64).tiny)
+    errors = (result.double() - expected).abs() / (size * unit).clamp_min(torch.finfo(torch.float64).tiny)
     return float(errors.nan_to_num(torch.inf).max())
 
 

@@ -91,14 +91,14 @@ def answer_grouped(rows: list[int], n: int, k: int, workers: int, dtype: str) ->
 def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> bool:
     """True if split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
     requested, schedule = product.configuration, product.schedule
-    whole = Configuration(requested.tile, "float32", "float32", "NN")
+    one_slice = Configuration(requested.tile, "float32", "float32", "NN")
     total = None
     for number in range(requested.splits):
         first = number * schedule.k_tiles // requested.splits * requested.tile[2]
         last = min((number + 1) * schedule.k_tiles // requested.splits * requested.tile[2], a.shape[1])
         part = torch.empty(a.shape[0], b.shape[1])
         slices = a[:, first:last].contiguous(), b[first:last].contiguous()
-        Product(whole, a.shape[0], b.shape[1], last - first, "cpu").bind(*slices, part)()
+        Product(one_slice, a.shape[0], b.shape[1], last - first, "cpu").bind(*slices, part)()
         total = part if total is None else total + part
     return torch.equal(total, output)
 

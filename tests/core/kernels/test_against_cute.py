@@ -13,7 +13,7 @@ import json
 import lzma
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,22 +157,29 @@ Answers = Callable[[str], NDArray[np.int64]]
 @pytest.fixture(scope="module")
 def cute(request: pytest.FixtureRequest, cases_h: str) -> Answers:
     """CuTe's answers: cute("maps") and so on; other cases than its file has are asked anew, and written."""
-    texts = {"against_cute.cpp": (HERE / "against_cute.cpp").read_text(), "cases.h": cases_h, **SHIMS}
+    return answers(request, "against_cute.cpp", cases_h, ANSWERS, ASKED)
+
+
+def answers(request: pytest.FixtureRequest, source: str, cases_h: str, path: Path, asked: Sequence[str]) -> Answers:
+    """Answers of a program of CuTe to these cases, stored by the text of the program."""
+    texts = {source: (HERE / source).read_text(), "cases.h": cases_h, **SHIMS}
     pins = (request.config.rootpath / "constraints.txt").read_text()
     [pin] = re.findall(r"^nvidia-cutlass==.*$", pins, re.MULTILINE)
-    asked = hashlib.sha256(json.dumps([pin, ADDRESS, texts]).encode()).hexdigest()
-    with lzma.open(ANSWERS) as file:
-        held = dict(np.load(io.BytesIO(file.read())))
-    if str(held["asked"]) != asked:
-        program = program_of_cute(request, texts)
-        held = {"asked": np.array(asked)} | {what: numbers(program, what) for what in ASKED}
+    question = hashlib.sha256(json.dumps([pin, ADDRESS, texts]).encode()).hexdigest()
+    stored: dict[str, NDArray[np.generic]] = {}
+    if path.exists():
+        with lzma.open(path) as file:
+            stored = dict(np.load(io.BytesIO(file.read())))
+    if str(stored.get("asked", "")) != question:
+        program = program_of_cute(request, source, texts)
+        stored = {"asked": np.array(question)} | {name: numbers(program, name) for name in asked}
         plain = io.BytesIO()
-        np.savez(plain, **held)
-        ANSWERS.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
-    return held.__getitem__
+        np.savez(plain, **stored)
+        path.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    return stored.__getitem__
 
 
-def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) -> Path:
+def program_of_cute(request: pytest.FixtureRequest, source: str, texts: Mapping[str, str]) -> Path:
     """The program that asks CuTe: minutes to compile."""
     compiled, cutlass, cuda_headers = map(request.getfixturevalue, ("compiled", "cutlass", "cuda_headers"))
     folders = ("-I", ".", "-isystem", str(cutlass), "-isystem", str(cuda_headers))
@@ -181,11 +188,11 @@ def program_of_cute(request: pytest.FixtureRequest, texts: Mapping[str, str]) ->
         compiled("cute.o", {"cute.cpp": "#include <cute/tensor.hpp>\n", **SHIMS}, (*options, "-c", "cute.cpp"))
     except subprocess.CalledProcessError:
         pytest.skip("needs a C++ compiler that takes CuTe, and this one does not: g++ 12 does, CXX names another")
-    return compiled("against_cute", texts, (*options, "against_cute.cpp"))
+    return compiled("against_cute", texts, (*options, source))
 
 
-def numbers(program: Path, *arguments: str, given: bytes = b"") -> NDArray[np.int64]:
-    done = subprocess.run([program, *arguments], input=given, capture_output=True, check=True)
+def numbers(program: Path, *arguments: str, stdin: bytes = b"") -> NDArray[np.int64]:
+    done = subprocess.run([program, *arguments], input=stdin, capture_output=True, check=True)
     return np.frombuffer(done.stdout, np.int64)
 
 
@@ -215,11 +222,11 @@ def mistaken(text: str, mistakes: Mapping[str, str]) -> str:
     return text
 
 
-@pytest.mark.parametrize("what", ["maps", "accumulators"])
-def test_every_element_of_every_tile_lies_and_every_thread_holds_the_sums_where_cute_has_them(cute, ours, what):
-    theirs = cute(what)
-    np.testing.assert_array_equal(ours({})(what), theirs)
-    print(f"{theirs.size} {what} agree")
+@pytest.mark.parametrize("table", ["maps", "accumulators"])
+def test_every_element_of_every_tile_lies_and_every_thread_holds_the_sums_where_cute_has_them(cute, ours, table):
+    theirs = cute(table)
+    np.testing.assert_array_equal(ours({})(table), theirs)
+    print(f"{theirs.size} {table} agree")
 
 
 def leading_offset_is_unused(cases: list[Case]) -> NDArray[np.bool_]:
@@ -240,19 +247,19 @@ def test_every_descriptor_has_the_bits_that_cute_gives_it(cases, cute, ours):
 
 
 @pytest.mark.parametrize(
-    ("what", "right", "wrong"),
+    ("table", "right", "wrong"),
     [
         ("maps", "(offset >> 7 & (span / 16 - 1)) << 4", "(offset >> 7 & (span / 16 - 1)) << 5"),
         ("descriptors", "!mn_major ? 1 : plain ? eight_rows : panel", "!mn_major ? 1 : panel"),
         ("accumulators", "i / 4 * 8 + lane % 4 * 2", "i / 4 * 8 + lane % 4"),
     ],
 )
-def test_a_mistake_in_the_tiles_arithmetic_is_seen(cases, cute, ours, what, right, wrong):
-    own, theirs = ours({right: wrong})(what), cute(what)
-    if what == "descriptors":
+def test_a_mistake_in_the_tiles_arithmetic_is_seen(cases, cute, ours, table, right, wrong):
+    own, theirs = ours({right: wrong})(table), cute(table)
+    if table == "descriptors":
         unused = leading_offset_is_unused(cases) * LEADING_OFFSET
         own, theirs = own & ~unused, theirs & ~unused
-    print(f"{np.count_nonzero(own != theirs)} of {theirs.size} {what} differ")
+    print(f"{np.count_nonzero(own != theirs)} of {theirs.size} {table} differ")
     assert np.any(own != theirs)
 
 
@@ -282,12 +289,12 @@ def own_name(operand: str) -> str:
     )
 
 
-def cute_name(operand: str, one: Specialisation | None = None) -> str:
+def cute_name(operand: str, tile: Specialisation | None = None) -> str:
     """CuTe's name, d004 by its number, sums that go in by those that come out, immediates by their values."""
-    if one is not None and operand in ("scaleA", "scaleB"):
+    if tile is not None and operand in ("scaleA", "scaleB"):
         return "1"
-    if one is not None and operand in ("tnspA", "tnspB"):
-        return str(int((one.a if operand == "tnspA" else one.b).mn_major))
+    if tile is not None and operand in ("tnspA", "tnspB"):
+        return str(int((tile.a if operand == "tnspA" else tile.b).mn_major))
     register = re.fullmatch(r"([a-d])(\d+)", operand)
     return f"{register[1].replace('c', 'd')}{int(register[2])}" if register else operand
 
@@ -326,12 +333,12 @@ def wgmma_of_cute(cutlass: Path) -> Callable[[Specialisation], str]:
     files = [cutlass / "cute" / "arch" / name for name in ("mma_sm90_gmma.hpp", "mma_sm90_gmma_ext.hpp")]
     structures = dict(re.findall(r"struct (MMA_\w+)\s*\{(.*?)#else", "".join(map(Path.read_text, files)), re.DOTALL))
 
-    def text(one: Specialisation) -> str:
+    def text(tile: Specialisation) -> str:
         kind, depth, rest = {"bf16": ("BF16", 16, "SS"), "fp16": ("F16", 16, "SS"), "e4m3": ("E4M3", 32, "SS_TN")}[
-            one.in_type
+            tile.in_type
         ]
-        name = f"MMA_64x{one.n}x{depth}_F32{kind}{kind}_{rest}"
-        return statement(structures[name], lambda operand: cute_name(operand, one))
+        name = f"MMA_64x{tile.n}x{depth}_F32{kind}{kind}_{rest}"
+        return statement(structures[name], lambda operand: cute_name(operand, tile))
 
     return text
 
@@ -390,7 +397,7 @@ def test_the_emulated_mma_has_fragments_where_cute_has_them(cute, compiled, righ
         "fragments.cpp": (HERE / "against_cute_fragments.cpp").read_text(),
     }
     program = compiled("fragments", texts, ("-std=c++20", "-O1", "-Wall", "-Wextra", "fragments.cpp"))
-    agree = numbers(program, given=cute("fragments").tobytes())
+    agree = numbers(program, stdin=cute("fragments").tobytes())
     print(f"{agree.sum()} of {agree.size} places of mma.m16n8k16 agree")
     assert (agree.sum() == agree.size) is not bool(right)
 
@@ -419,24 +426,24 @@ def encoded() -> Iterator[Callable[[TensorMap], list[int]]]:
 def tensor_maps(cases: list[Case]) -> list[TensorMap]:
     """The map of each case, and of each number of CTAs that load it together, of an instance that has it."""
     m, n, k = SIZES
-    found: dict[tuple, TensorMap] = {}
-    for each in specialisations():
-        leading = (m if each.a_transposed else k, k if each.b_transposed else n, n)
+    maps: dict[tuple, TensorMap] = {}
+    for tile in specialisations():
+        leading = (m if tile.a_transposed else k, k if tile.b_transposed else n, n)
         # All are at one address, as CuTe's are, and nothing is read there.
-        a, b, _ = each.tensor_maps(ADDRESS, ADDRESS, ADDRESS, leading, SIZES)
-        element = "bf16" if each.in_type == "fp16" else each.in_type
-        for letter, operand, tensor_map in (("A", each.a, a), ("B", each.b, b)):
-            if each.in_type != "fp16":
+        a, b, _ = tile.tensor_maps(ADDRESS, ADDRESS, ADDRESS, leading, SIZES)
+        element = "bf16" if tile.in_type == "fp16" else tile.in_type
+        for letter, operand, tensor_map in (("A", tile.a, a), ("B", tile.b, b)):
+            if tile.in_type != "fp16":
                 key = (letter, element, operand.mn_major, operand.extent, operand.depth, operand.shared_by)
-                found[key] = tensor_map
+                maps[key] = tensor_map
     for out_type in gemm_sm90.OUTPUT_TYPES:
         for columns in gemm_sm90.TILE_N:
             one = specialise(WGMMA_ROWS, columns, stages=2, out_type=out_type)
             depth = one.store_span_bytes // one.out_bytes
             *_, c = one.tensor_maps(ADDRESS, ADDRESS, ADDRESS, (k, k, n), SIZES)
-            found["C", out_type, False, gemm_sm90.WARP_ROWS, depth, 1] = c
+            maps["C", out_type, False, gemm_sm90.WARP_ROWS, depth, 1] = c
     return [
-        found[each.letter, each.element, each.mn_major, each.extent, each.depth, shared]
+        maps[each.letter, each.element, each.mn_major, each.extent, each.depth, shared]
         for each in cases
         for shared in range(1, each.most_shared + 1)
     ]

@@ -21,14 +21,16 @@ COMPILED = [
     *default_set(),
     *(specialise(dim, "fp16", queries, keys, 2) for (queries, dim), keys in WIDEST.items()),
     specialise(128, "fp16", polynomial=2),
+    Specialisation(128, 16, 64, 2),
+    Specialisation(192, 16, 64, 2),
 ]
 CONSUMER_REGISTERS = {1: 255, 2: 240, 3: 160}
 
 
-def machine_code(one: Specialisation) -> tuple[str, list[str]]:
-    """What the compiler says of an instance, and its instructions with their operands."""
+def machine_code(kernel: Specialisation) -> tuple[str, list[str]]:
+    """Return the compiler's log of an instance, and its instructions with their operands."""
     compiled = nvrtc.compile_cubin(
-        attention_sm90.SOURCE, *attention_sm90.sources(), attention_sm90.ARCHITECTURE, one.options()
+        attention_sm90.SOURCE, *attention_sm90.sources(), attention_sm90.ARCHITECTURE, kernel.options()
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.cubin)
@@ -44,25 +46,27 @@ def count(instructions: list[str], beginning: str) -> int:
 
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize(
-    "one",
+    "kernel",
     [COMPILED[0], *(pytest.param(one, marks=pytest.mark.slow) for one in COMPILED[1:])],
     ids=lambda one: one.name,
 )
-def test_weights_are_computed_while_the_values_of_the_step_before_are_multiplied(one):
-    log, instructions = machine_code(one)
+def test_weights_are_computed_while_the_values_of_the_step_before_are_multiplied(kernel):
+    log, instructions = machine_code(kernel)
     assert "spill" in log  # the compiler does report
     assert not re.search(r"Potential Performance Loss|C75\d\d", log), log  # none is serialised, none injected
-    metrics = of_cuda(one.name, one, attention_sm90.sources(), attention_sm90.ARCHITECTURE, attention_sm90.ENTRY)
+    metrics = of_cuda(kernel.name, kernel, attention_sm90.sources(), attention_sm90.ARCHITECTURE, attention_sm90.ENTRY)
     assert (metrics.local_memory_instructions, metrics.stack_bytes) == (0, 0)
-    assert metrics.registers <= one.register_bound
+    # setmaxnreg waits for registers that the launch did not give.
+    assert metrics.registers == kernel.register_bound or kernel.consumers == 1
+    assert metrics.registers <= kernel.register_bound
     assert (
         max(int(number) for each in instructions for number in re.findall(r"\bR(\d+)\b", each))
-        < (CONSUMER_REGISTERS[one.consumers])
+        < (CONSUMER_REGISTERS[kernel.consumers])
     )
-    assert metrics.occupancy.blocks == 1 or one.consumers == 1
-    assert metrics.instructions["UTMALDG"] == 3 * one.head_dim * 2 // one.span_bytes
+    assert metrics.occupancy.blocks == 1 or kernel.consumers == 1
+    assert metrics.instructions["UTMALDG"] == 3 * kernel.head_dim * 2 // kernel.span_bytes
     # With a mask and without: scores of the first step, of others the values of the step before; the last values.
-    scores, values = one.head_dim // 16, one.keys // 16
+    scores, values = kernel.head_dim // 16, kernel.keys // 16
     assert metrics.instructions["HGMMA"] == 2 * scores + 2 * (scores + values) + values
     waits = [at for at, each in enumerate(instructions) if each.startswith("WARPGROUP.DEPBAR.LE")]
     depths = [int(instructions[at].split("0x")[1]) for at in waits]
@@ -70,10 +74,10 @@ def test_weights_are_computed_while_the_values_of_the_step_before_are_multiplied
     for at, following, depth in zip(waits, waits[1:], depths, strict=False):
         if depth == 1:
             assert count(instructions[at - 4 : at], "HGMMA") == 1, "the wait comes as soon as both products are issued"
-            between, behind = instructions[at:following], instructions[following : following + one.keys]
-            powers = one.keys // 2 * (8 - one.polynomial) // 8
+            between, behind = instructions[at:following], instructions[following : following + kernel.keys]
+            powers = kernel.keys // 2 * (8 - kernel.polynomial) // 8
             assert count(between, "MUFU.EX2") >= powers
-            # What remains is packed, and scaled where a maximum rose.
+            # The remaining instructions pack, and scale where a maximum rose.
             assert count(behind[: behind.index(next(each for each in behind if each.startswith("BRA")))], "MUFU") == 0
             assert count(between, "HGMMA") == 0
 
@@ -81,7 +85,7 @@ def test_weights_are_computed_while_the_values_of_the_step_before_are_multiplied
 @given(st.sampled_from([64, 128, 192]), st.sampled_from(KEYS), st.integers(1, 260), st.sampled_from(["bf16", "fp16"]))
 def test_a_block_is_either_within_the_limits_or_refused_with_what_can_be(queries, keys, head_dim, dtype):
     try:
-        one = specialise(head_dim, dtype, queries, keys)
+        kernel = specialise(head_dim, dtype, queries, keys)
     except ValueError as refusal:
         words = str(refusal)
         assert re.search(r"take triton|at most 256|nearest that can|take 64 or 128|keys a step", words)
@@ -90,10 +94,10 @@ def test_a_block_is_either_within_the_limits_or_refused_with_what_can_be(queries
         if fitting := re.search(r"take (\d+) keys a step", words):
             assert specialise(head_dim, dtype, queries, int(fitting[1]))
         return
-    assert 2 <= one.stages <= attention_sm90.MOST_STAGES
-    assert one.smem_bytes <= attention_sm90.SHARED_BYTES
-    assert one.threads * one.register_bound <= 65536
-    assert one.head_dim == min(each for each in HEAD_DIMS if each >= head_dim)
+    assert 2 <= kernel.stages <= attention_sm90.MOST_STAGES
+    assert kernel.smem_bytes <= attention_sm90.SHARED_BYTES
+    assert kernel.threads * kernel.register_bound <= 65536
+    assert kernel.head_dim == min(each for each in HEAD_DIMS if each >= head_dim)
 
 
 @pytest.mark.parametrize(

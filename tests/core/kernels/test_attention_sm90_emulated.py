@@ -22,7 +22,7 @@ from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 HERE = Path(__file__).parent
-Instances = Callable[[Specialisation], Path]
+Instances = Callable[..., Path]
 # All that a specialisation varies in, in blocks that are small enough to emulate.
 INSTANCES = (
     Specialisation(64, 16, 64, 2),
@@ -50,7 +50,7 @@ LONG = {"bf16": "bfloat16", "fp16": "float16"}
 class Problem:
     """One launch: what it computes, on what, and how its units are handed out."""
 
-    one: Specialisation
+    kernel: Specialisation
     shape: Shape
     head_dim: int
     causal: bool
@@ -67,7 +67,7 @@ class Problem:
         shapes = (self.shape.q(self.head_dim), *2 * (self.shape.k(self.head_dim),))
         found = [generator.standard_normal(shape, np.float32) for shape in shapes]
         found[0] *= self.spread
-        found = [widen(round_to(each, LONG[self.one.dtype]), LONG[self.one.dtype]) for each in found]
+        found = [widen(round_to(each, LONG[self.kernel.dtype]), LONG[self.kernel.dtype]) for each in found]
         q, k, v = found
         if self.spoiled == "infinite":
             q[..., 0] = 1
@@ -89,35 +89,44 @@ class Problem:
         return np.arange(1, self.shape.seq_q + 1) + rest if self.causal else np.full(self.shape.seq_q, self.shape.seq_k)
 
 
-def problem(one: Specialisation, seed: int) -> Problem:
+def problem(tile: Specialisation, seed: int) -> Problem:
     """The problem of a number: one to a few blocks, odd lengths among them, one input in four out of the ordinary."""
-    generator = np.random.default_rng([seed, one.queries, one.keys, one.head_dim])
+    generator = np.random.default_rng([seed, tile.queries, tile.keys, tile.head_dim])
     causal = bool(generator.integers(2))
-    seq_q = int(generator.choice([1, 7, one.queries - 1, one.queries, one.queries + 9, 2 * one.queries + 1]))
-    seq_k = int(generator.choice([1, one.keys - 3, one.keys, one.keys + 1, 2 * one.keys, 3 * one.keys + 5]))
+    seq_q = int(generator.choice([1, 7, tile.queries - 1, tile.queries, tile.queries + 9, 2 * tile.queries + 1]))
+    seq_k = int(generator.choice([1, tile.keys - 3, tile.keys, tile.keys + 1, 2 * tile.keys, 3 * tile.keys + 5]))
     seq_k = max(seq_k, seq_q) if causal else seq_k
     kv_heads = int(generator.integers(1, 3))
     shape = Shape(int(generator.integers(1, 3)), kv_heads * int(generator.integers(1, 3)), kv_heads, seq_q, seq_k)
-    narrowest = max([dim for dim in HEAD_DIMS if dim < one.head_dim], default=0) + 8
-    head_dim = one.head_dim if generator.integers(2) else int(generator.integers(narrowest, one.head_dim + 1)) // 8 * 8
+    narrowest = max([dim for dim in HEAD_DIMS if dim < tile.head_dim], default=0) + 8
+    head_dim = (
+        tile.head_dim if generator.integers(2) else int(generator.integers(narrowest, tile.head_dim + 1)) // 8 * 8
+    )
     workers = int(generator.integers(1, 4)) if generator.integers(2) else None
     spoiled = str(generator.choice(["", "", "", "q", "k", "v", "infinite"]))
     if spoiled == "infinite" and (causal or seq_k < 2):
         spoiled = ""
     spread = float(generator.choice([1, 1, 8]))
-    return Problem(one, shape, head_dim, causal, workers, int(generator.integers(1, 5)), seed, spread, spoiled)
+    return Problem(tile, shape, head_dim, causal, workers, int(generator.integers(1, 5)), seed, spread, spoiled)
 
 
 @pytest.fixture(scope="module")
 def program(emulation: Callable[..., Path]) -> Instances:
-    """The program that runs an instance."""
+    """The program that runs an instance, of a source with a mistake where one is given: program(one, right, wrong)."""
     source, headers = attention_sm90.sources()
-    texts = {attention_sm90.SOURCE: source, **headers, "wgmma.cuh": "#pragma once\n"}
+    texts = {**headers, "wgmma.cuh": "#pragma once\n"}
     texts["ptx.cuh"] = (HERE / "emulated_ptx_sm90.cuh").read_text()
     texts["emulated_kernel.h"] = (HERE.parent / "gpu_double" / "emulated_kernel.h").read_text()
     texts["emulated_grid_sm90.h"] = (HERE / "emulated_grid_sm90.h").read_text()
     texts["launch.cpp"] = (HERE / "emulated_launch_attention.cpp").read_text()
-    return functools.cache(lambda one: emulation("launch.cpp", texts, *(o for o in one.options() if o[:2] == "-D")))
+
+    @functools.cache
+    def build(kernel: Specialisation, right: str = "", wrong: str = "") -> Path:
+        assert not right or source.count(right) == 1
+        mistaken = {attention_sm90.SOURCE: source.replace(right, wrong) if right else source}
+        return emulation("launch.cpp", texts | mistaken, *(option for option in kernel.options() if option[:2] == "-D"))
+
+    return build
 
 
 def framed(elements: int, dtype: type) -> NDArray[np.generic]:
@@ -125,19 +134,19 @@ def framed(elements: int, dtype: type) -> NDArray[np.generic]:
     return np.full((elements + 2 * SENTINELS) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)
 
 
-def asked(one: Problem) -> tuple[bytes, NDArray[np.generic], NDArray[np.generic]]:
-    """What the program is told of a problem, and O and lse as it finds them."""
-    words = [round_to(each, LONG[one.one.dtype]) for each in one.operands]
-    o, lse = framed(words[0].size, np.uint16), framed(words[0].size // one.head_dim, np.float32)
+def asked(case: Problem) -> tuple[bytes, NDArray[np.generic], NDArray[np.generic]]:
+    """Return the program's input for a problem, and O and lse as it finds them."""
+    words = [round_to(each, LONG[case.kernel.dtype]) for each in case.operands]
+    o, lse = framed(words[0].size, np.uint16), framed(words[0].size // case.head_dim, np.float32)
     maps = list[TensorMap]()
 
     def encode(**fields: int) -> bytes:
         maps.append(TensorMap(**fields))
         return b""
 
-    schedule = one.one.schedule(one.shape, one.together, one.workers)
+    schedule = case.kernel.schedule(case.shape, case.together, case.workers)
     addresses = (0, 0, 0, 2 * SENTINELS)
-    packed = one.one.bind(encode, addresses, 0, one.shape, one.head_dim, one.causal, schedule)
+    packed = case.kernel.bind(encode, addresses, 0, case.shape, case.head_dim, case.causal, schedule)
     numbers = [each.nbytes for each in (*words, o, lse)]
     for each in maps:
         numbers += [each.address, *each.shape, each.stride_bytes, *each.box]
@@ -145,7 +154,7 @@ def asked(one: Problem) -> tuple[bytes, NDArray[np.generic], NDArray[np.generic]
     numbers += [4 * SENTINELS]
     for parameter in packed[4:6]:
         numbers += np.frombuffer(parameter, np.int32).tolist()
-    numbers += [one.one.smem_bytes, 1 + one.seed % 3, one.seed]
+    numbers += [case.kernel.smem_bytes, 1 + case.seed % 3, case.seed]
     head = struct.pack(f"<{len(numbers)}q", *numbers)
     return head + b"".join(each.tobytes() for each in (*words, o, lse)), o, lse
 
@@ -164,55 +173,71 @@ def check_all(launch: Path, problems: Sequence[Problem]) -> None:
     assert not left
 
 
-def check(one: Problem, o: NDArray[np.generic], lse: NDArray[np.generic]) -> None:
+def check(case: Problem, o: NDArray[np.generic], lse: NDArray[np.generic]) -> None:
     """O and lse must be those of float64 within rounding, not a number where an input that is seen is none."""
     for buffer in (o, lse):
         for frame in (buffer[:SENTINELS], buffer[-SENTINELS:]):
-            assert set(frame.view(np.uint8)) == {0xFF}, f"{one} writes outside of its results"
-    q, k, v = one.operands
-    stored = o[SENTINELS:-SENTINELS].view(element_type(LONG[one.one.dtype]).storage)
-    found = widen(stored, LONG[one.one.dtype]).reshape(q.shape)
-    sums = lse[SENTINELS:-SENTINELS].reshape(one.shape.lse)
-    if one.spoiled in ("q", "k", "v"):
-        rows = spoiled_rows(one)
-        columns = np.arange(one.head_dim) == 3 if one.spoiled == "v" else np.ones(one.head_dim, bool)
-        assert np.isnan(found[rows][..., columns]).all(), f"{one} loses a NaN"
+            assert set(frame.view(np.uint8)) == {0xFF}, f"{case} writes outside of its results"
+    q, k, v = case.operands
+    stored = o[SENTINELS:-SENTINELS].view(element_type(LONG[case.kernel.dtype]).storage)
+    result = widen(stored, LONG[case.kernel.dtype]).reshape(q.shape)
+    sums = lse[SENTINELS:-SENTINELS].reshape(case.shape.lse)
+    if case.spoiled in ("q", "k", "v"):
+        rows = spoiled_rows(case)
+        columns = np.arange(case.head_dim) == 3 if case.spoiled == "v" else np.ones(case.head_dim, bool)
+        assert np.isnan(result[rows][..., columns]).all(), f"{case} loses a NaN"
         # A weight of 0 times a NaN is one: rows that step over a value without seeing it may have it too.
-        if one.spoiled != "v":
-            assert not np.isnan(found[~rows]).any(), f"{one} spreads a NaN"
-            assert (np.isnan(sums) == rows).all(), f"{one} has a wrong NaN in lse"
+        if case.spoiled != "v":
+            assert not np.isnan(result[~rows]).any(), f"{case} spreads a NaN"
+            assert (np.isnan(sums) == rows).all(), f"{case} has a wrong NaN in lse"
         return
-    if one.spoiled == "infinite":
-        k, v = k[:, :, ~one.hidden], v[:, :, ~one.hidden]
-    verification = verify_attention({"o": found}, q, k, v, None, one.causal, LONG[one.one.dtype])
-    assert verification.passed, f"{one}: {verification.message}"
-    np.testing.assert_allclose(sums, log_sums(one, q, k), rtol=1e-4, atol=1e-4, err_msg=str(one))
+    if case.spoiled == "infinite":
+        k, v = k[:, :, ~case.hidden], v[:, :, ~case.hidden]
+    verification = verify_attention({"o": result}, q, k, v, None, case.causal, LONG[case.kernel.dtype])
+    assert verification.passed, f"{case}: {verification.message}"
+    np.testing.assert_allclose(sums, log_sums(case, q, k), rtol=1e-4, atol=1e-4, err_msg=str(case))
 
 
-def spoiled_rows(one: Problem) -> NDArray[np.bool_]:
+def spoiled_rows(case: Problem) -> NDArray[np.bool_]:
     """The queries [batch, heads, seq_q] that see the NaN."""
-    rows = np.zeros(one.shape.lse, bool)
-    if one.spoiled == "q":
-        rows[-1, -1, one.shape.seq_q // 2] = True
+    rows = np.zeros(case.shape.lse, bool)
+    if case.spoiled == "q":
+        rows[-1, -1, case.shape.seq_q // 2] = True
     else:
-        rows[-1, -one.shape.group :] = one.ends > one.shape.seq_k // 2
+        rows[-1, -case.shape.group :] = case.ends > case.shape.seq_k // 2
     return rows
 
 
-def log_sums(one: Problem, q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_sums(case: Problem, q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return ln Σ exp of each query's scaled scores."""
-    keys = np.repeat(k.astype(np.float64), one.shape.group, axis=1)
-    scores = q.astype(np.float64) @ keys.swapaxes(2, 3) / np.sqrt(one.head_dim)
-    if one.causal:
-        scores = np.where(np.arange(one.shape.seq_k) < one.ends[:, None], scores, -np.inf)
+    keys = np.repeat(k.astype(np.float64), case.shape.group, axis=1)
+    scores = q.astype(np.float64) @ keys.swapaxes(2, 3) / np.sqrt(case.head_dim)
+    if case.causal:
+        scores = np.where(np.arange(case.shape.seq_k) < case.ends[:, None], scores, -np.inf)
     highest = scores.max(-1, keepdims=True)
     return (np.log(np.exp(scores - highest).sum(-1, keepdims=True)) + highest)[..., 0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one", INSTANCES, ids=lambda one: one.name)
-def test_attention_of_any_problem_is_that_of_float64(program, one):
-    check_all(program(one), [problem(one, seed) for seed in range(CASES_OF_EACH)])
+@pytest.mark.parametrize("kernel", INSTANCES, ids=lambda one: one.name)
+def test_attention_of_any_problem_is_that_of_float64(program, kernel):
+    check_all(program(kernel), [problem(kernel, seed) for seed in range(CASES_OF_EACH)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("fragment_column(0, i) >= seen", "fragment_column(0, i) > seen"),
+        ("results[i] *= shrink[i / 2 % 2]", "results[i] *= shrink[i % 2]"),
+        ("(step - 1) * TILE_N, key_head", "step * TILE_N, key_head"),
+        ("ptx::wgmma_wait_group<1>();", "ptx::wgmma_wait_group<2>();"),
+        ("quotient(block.head, attention.group, attention.by_group)", "0"),
+    ],
+)
+def test_a_mistake_is_seen(program, right, wrong):
+    with pytest.raises(AssertionError):
+        check_all(program(INSTANCES[0], right, wrong), [problem(INSTANCES[0], seed) for seed in range(30)])
 
 
 @pytest.mark.parametrize("seed", range(20))

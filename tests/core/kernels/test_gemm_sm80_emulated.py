@@ -233,7 +233,7 @@ def test_tiles_of_the_default_set_come_out_right(build, instance):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "seen"),
+    ("right", "wrong", "message"),
     [
         ("__syncthreads();\n                reading =", "reading =", ""),
         ("cp_async_wait_group<spec.stages - 2>", "cp_async_wait_group<spec.stages - 1>", ""),
@@ -248,13 +248,13 @@ def test_tiles_of_the_default_set_come_out_right(build, instance):
         ("ld_acquire_gpu(flags_ + slot_) != k_begin", "ld_acquire_gpu(flags_ + slot_) <= k_begin", "has not started"),
     ],
 )
-def test_the_emulation_sees_a_fault_put_into_the_kernel(build, right, wrong, seen):
+def test_the_emulation_sees_a_fault_put_into_the_kernel(build, right, wrong, message):
     program = build(SMALL, (right, wrong))
     sizes = (100, 60, 168)
     operands = random_operands(SMALL, sizes, (0, 0, 4))
     schedule = SMALL.schedule(*sizes, "split_k", 3)
-    if seen:
-        with pytest.raises(AssertionError, match=seen):
+    if message:
+        with pytest.raises(AssertionError, match=message):
             run(program, SMALL, operands, schedule)
     else:
         assert np.isnan(run(program, SMALL, operands, schedule)).any()

@@ -126,15 +126,15 @@ def test_few_instructions_stand_before_the_first_load(specialisation, shared_til
 def test_a_tile_is_either_built_within_the_limits_or_refused_with_one_that_is(m, n, k_bytes, in_type, out_type):
     k = k_bytes // gemm_sm90.INPUT_TYPES[in_type][0]
     try:
-        one = specialise(m, n, k, in_type=in_type, out_type=out_type)
+        tile = specialise(m, n, k, in_type=in_type, out_type=out_type)
     except ValueError as refusal:
         nearest = str(refusal).rstrip(".").rsplit(" ", 1)[1]
         assert specialise(*map(int, nearest.split("x")), in_type=in_type, out_type=out_type)
         return
-    assert 2 <= one.stages <= gemm_sm90.MOST_STAGES
-    assert one.smem_bytes <= gemm_sm90.SHARED_BYTES
-    assert one.threads * one.register_bound <= 65536
-    assert m // 64 // one.consumers * n // 2 <= gemm_sm90.MOST_SUMS[one.consumers]
+    assert 2 <= tile.stages <= gemm_sm90.MOST_STAGES
+    assert tile.smem_bytes <= gemm_sm90.SHARED_BYTES
+    assert tile.threads * tile.register_bound <= 65536
+    assert m // 64 // tile.consumers * n // 2 <= gemm_sm90.MOST_SUMS[tile.consumers]
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_tensor_maps_have_the_boxes_that_the_kernel_copies():
 
 
 def test_arguments_are_three_maps_the_schedule_and_two_addresses():
-    one = specialise(128, 128, cluster_m=2, shared_tiles=True)
-    schedule = one.schedule(4096, 4096, 4096, "stream_k", workers=60, group=8)
+    tile = specialise(128, 128, cluster_m=2, shared_tiles=True)
+    schedule = tile.schedule(4096, 4096, 4096, "stream_k", workers=60, group=8)
     encoded = (b"a" * 128, b"b" * 128, b"c" * 128)
-    arguments = one.arguments(encoded, schedule, 0x1000, 0x2000)
+    arguments = tile.arguments(encoded, schedule, 0x1000, 0x2000)
     assert arguments[:3] == list(encoded)
     assert arguments[3] == schedule.packed()
     assert struct.unpack("<7i", arguments[3][:28]) == (3, 16, 32, 64, 1, 60, 8)
     assert [struct.unpack("<Q", argument)[0] for argument in arguments[4:]] == [0x1000, 0x2000]
-    assert one.grid(schedule) == 120
-    assert one.workspace_bytes(schedule) == schedule.shared_tiles * 2 * 128 * 128 * 4
+    assert tile.grid(schedule) == 120
+    assert tile.workspace_bytes(schedule) == schedule.shared_tiles * 2 * 128 * 128 * 4

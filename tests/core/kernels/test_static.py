@@ -203,14 +203,14 @@ def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel_but_one_rival(
     command = [sys.executable, script, *left_out]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert not version or found["triton"] == version
-    assert found["kernels"]
-    for name, kernel in found["kernels"].items():
+    compiled = json.loads(done.stdout)
+    assert not version or compiled["triton"] == version
+    assert compiled["kernels"]
+    for name, kernel in compiled["kernels"].items():
         assert kernel["warnings"] == 0, name
         assert kernel["local_memory_instructions"] == 0, name
     # Serialised, each wgmma is followed by a wait for all: the machine code itself, whatever ptxas warns of.
-    serialised = {name for name, kernel in found["kernels"].items() if kernel["waits_for_all"] >= kernel["wgmmas"]}
+    serialised = {name for name, kernel in compiled["kernels"].items() if kernel["waits_for_all"] >= kernel["wgmmas"]}
     assert serialised <= {"triton_attention_bf16_d64_causal_128x128_s2_w4_descriptors"}
 
 

@@ -93,12 +93,12 @@ def mask_of(seq_q: int, seq_k: int, causal: bool) -> np.ndarray:
 
 
 @given(SIZES, SIZES, SIDES, SIDES, st.booleans())
-def test_key_steps_skip_what_no_query_sees_and_mask_only_the_diagonal_and_the_edge(seq_q, extra, held, step, causal):
+def test_key_steps_skip_what_no_query_sees_and_mask_only_the_diagonal_and_the_edge(seq_q, extra, rows, step, causal):
     seq_k = seq_q + extra - 1
     mask = mask_of(seq_q, seq_k, causal)
-    for first in range(0, seq_q, held):
-        seen = mask[first : first + held]
-        whole, end = key_steps(first, held, step, seq_q, seq_k, causal)
+    for first in range(0, seq_q, rows):
+        seen = mask[first : first + rows]
+        whole, end = key_steps(first, rows, step, seq_q, seq_k, causal)
         steps = [seen[:, begin : begin + step] for begin in range(0, seq_k, step)]
         assert [block.any() for block in steps] == [number < end for number in range(len(steps))]
         assert [block.all() and block.shape[1] == step for block in steps] == [n < whole for n in range(len(steps))]
@@ -106,18 +106,18 @@ def test_key_steps_skip_what_no_query_sees_and_mask_only_the_diagonal_and_the_ed
 
 @pytest.mark.slow
 @given(SIZES, SIZES, SIDES, SIDES, st.booleans())
-def test_query_steps_skip_queries_that_see_no_key_and_mask_only_the_diagonal(seq_q, extra, held, step, causal):
+def test_query_steps_skip_queries_that_see_no_key_and_mask_only_the_diagonal(seq_q, extra, rows, step, causal):
     seq_k = seq_q + extra - 1
     mask = mask_of(seq_q, seq_k, causal)
-    for first in range(0, seq_k, held):
-        begin, whole, end = query_steps(first, held, step, seq_q, seq_k, causal)
-        seen = mask[:, first : first + held]
+    for first in range(0, seq_k, rows):
+        begin, unmasked, end = query_steps(first, rows, step, seq_q, seq_k, causal)
+        seen = mask[:, first : first + rows]
         steps = [seen[start : start + step] for start in range(0, seq_q, step)]
         assert [block.any() for block in steps] == [begin <= number < end for number in range(len(steps))]
-        assert all(block.all() for block in steps[whole:end])
+        assert all(block.all() for block in steps[unmasked:end])
         # A block that hangs over the last key is masked as if the keys went on.
-        if first + held <= seq_k:
-            assert not any(block.all() for block in steps[begin:whole])
+        if first + rows <= seq_k:
+            assert not any(block.all() for block in steps[begin:unmasked])
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 12), st.booleans())

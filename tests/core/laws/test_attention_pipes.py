@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyperf_suite.laws.attention_pipes import (
     COMPARISONS,
     MULTIPLICATIONS,
-    HopperAttention,
+    HopperForward,
     round_cycles,
     softmax_cycles,
     tensor_cycles,
@@ -44,19 +44,19 @@ class Point(NamedTuple):
     """A published time, and how many cycles it is predicted to take at a clock."""
 
     head_dim: int
-    attention: HopperAttention
+    attention: HopperForward
     seconds: float
 
     def error(self, clock_hz: float) -> float:
         return self.attention.cycles(H100_BYTES_PER_S / clock_hz) / clock_hz / self.seconds - 1
 
 
-def in_turns(batch: int, heads: int, seq: int, head_dim: int, causal: bool, blocks: Blocks) -> HopperAttention:
+def in_turns(batch: int, heads: int, seq: int, head_dim: int, causal: bool, blocks: Blocks) -> HopperForward:
     """A library's kernel on an H100 or H200."""
     tiles = TiledAttention(
         *(batch, heads, seq, seq, head_dim, head_dim, causal, blocks, MULTIPROCESSORS), heaviest_first=False
     )
-    return HopperAttention.in_turns(tiles, MULTIPROCESSORS)
+    return HopperForward.in_turns(tiles, MULTIPROCESSORS)
 
 
 def charts(path: Path) -> Iterator[Point]:
@@ -113,13 +113,13 @@ def test_libraries_that_hand_out_heads_in_order_finish_later_than_the_heaviest_f
 
 def measured_cycles() -> dict[tuple[str, int, bool], tuple[float, float, Any]]:
     """Cycles, clock and the kernel's details of an H200's forward passes, by implementation, head_dim and mask."""
-    found = {}
+    cycles_of = {}
     for record in read_journal(H200_HEADS):
         if record.case["operator"] == "attention":
             case, clock_hz = record.parsed_case(), record.metrics["sm_clock"].value
             key = (case.implementation, case.parameters.head_dim, case.parameters.causal)
-            found[key] = (record.metrics["time"].value * clock_hz, clock_hz, record.kernel["details"])
-    return found
+            cycles_of[key] = (record.metrics["time"].value * clock_hz, clock_hz, record.kernel["details"])
+    return cycles_of
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -128,7 +128,7 @@ def test_tritons_share_of_cudnns_speed_is_predicted(head_dim: int, causal: bool)
     measured, heads = measured_cycles(), 4096 // head_dim
     triton, clock_hz, details = measured["triton", head_dim, causal]
     shape = (2, heads, 4096, 4096, head_dim, head_dim, causal, Blocks.parse(details["blocks"]), details["slots"])
-    ours = HopperAttention.by_triton(TiledAttention(*shape, details["heads_together"]), MULTIPROCESSORS)
+    ours = HopperForward.by_triton(TiledAttention(*shape, details["heads_together"]), MULTIPROCESSORS)
     cudnn = in_turns(2, heads, 4096, head_dim, causal, CUDNN)
     cycles = ours.cycles(H200_BYTES_PER_S / clock_hz)
     assert cycles == pytest.approx(triton, rel=0.02)
@@ -169,7 +169,7 @@ def test_what_hides_the_waits_of_our_triton_kernel_is_predicted() -> None:
     def cycles(text: str, resident: int) -> float:
         blocks = Blocks.parse(text)
         tiles = TiledAttention(2, 64, 4096, 4096, 64, 64, False, blocks, MULTIPROCESSORS * resident, 30)
-        return HopperAttention.by_triton(tiles, MULTIPROCESSORS).cycles(H200_BYTES_PER_S / 1.8e9)
+        return HopperForward.by_triton(tiles, MULTIPROCESSORS).cycles(H200_BYTES_PER_S / 1.8e9)
 
     # Three stages fetch keys in time; of two resident programs one multiplies during the other's softmax.
     assert cycles("128x128:s2:w8", 1) > 1.2 * cycles("128x128:s3:w8", 1) > 1.4 * cycles("128x64:s3:w4", 2)
@@ -184,7 +184,7 @@ def test_instructions_a_score_are_those_of_our_triton_kernels_machine_code() -> 
     configuration = attention_defaults.default_configuration("sm_90", 64, "bfloat16")
     binary = attention.compile_for("sm_90", configuration)
     instructions = disassemble(binary.cubin, binary.name).instructions
-    # Of whole blocks of keys and of masked ones there is a loop each; a thread has half a score a key.
+    # Whole blocks of keys and masked ones have a loop each; a thread has half a score a key.
     scores = 2 * configuration.block_n / 2
     per_score = {name: instructions[name] / scores for name in ("MUFU", "FMNMX", "FFMA", "FADD", "F2FP")}
     assert per_score == pytest.approx({"MUFU": 1, "FMNMX": 1, "FFMA": 1, "FADD": 1, "F2FP": 0.5}, rel=0.27)

@@ -20,13 +20,13 @@ def all_reduce_s(size_bytes: float) -> float:
 
 def exchanges() -> list[GradientExchange]:
     """Two models in buckets from many to one, after backward, and over several micro-batches."""
-    found = []
+    drawn = []
     for compute_s, total in ((20e-3, 12 * MB), (50e-3, 40 * MB)):
         for count in (1, 3, 12):
-            found.append(GradientExchange(compute_s, (total / count,) * count))
-        found.append(GradientExchange(compute_s, (total,), overlapped=False))
-        found.append(GradientExchange(2 * compute_s, (total / 3,) * 3, micro_batches=2, every_micro_batch=True))
-    return found
+            drawn.append(GradientExchange(compute_s, (total / count,) * count))
+        drawn.append(GradientExchange(compute_s, (total,), overlapped=False))
+        drawn.append(GradientExchange(2 * compute_s, (total / 3,) * 3, micro_batches=2, every_micro_batch=True))
+    return drawn
 
 
 def test_buckets_go_in_order_as_soon_as_they_are_full():

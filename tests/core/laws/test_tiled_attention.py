@@ -49,7 +49,12 @@ def mask(seq_q: int, seq_k: int, causal: bool) -> NDArray[np.bool_]:
     return key <= query + seq_k - seq_q if causal else np.ones((seq_q, seq_k), dtype=bool)
 
 
-@pytest.mark.parametrize("text", ["", "128", "128x64x32", "0x64", "128x64:s0", "axb", "128x64:w4:s3"])
+@pytest.mark.parametrize("text", ["64x32", "128x64:s3", "128x64:w4", "128x64:s3:w8:p", "64x32:p"])
+def test_blocks_are_read_as_they_are_written(text):
+    assert str(Blocks.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["128x64:p:s3", "", "128", "128x64x32", "0x64", "128x64:s0", "axb", "128x64:w4:s3"])
 def test_what_are_not_blocks_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"[Bb]locks"):
         Blocks.parse(text)

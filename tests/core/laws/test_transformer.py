@@ -57,16 +57,16 @@ def test_a_layer_multiplies_what_its_weights_say_and_ranks_cut_columns_in_and_ro
 
 
 def test_latent_attention_goes_down_to_ranks_that_are_not_cut_and_up_to_heads_that_are():
-    whole, cut = (sizes(DEEPSEEK, 4096, Sharding(8, sequence_parallel)) for sequence_parallel in (False, True))
-    assert whole["query down"] == (4096, 1536, 7168)
-    assert whole["latent down"] == (4096, 576, 7168)
-    assert whole["query up"] == (4096, 16 * 192, 1536)
-    assert whole["latent up"] == (4096, 16 * (128 + 128), 512)
-    assert whole["attention output"] == (4096, 7168, 16 * 128)
+    uncut, cut = (sizes(DEEPSEEK, 4096, Sharding(8, sequence_parallel)) for sequence_parallel in (False, True))
+    assert uncut["query down"] == (4096, 1536, 7168)
+    assert uncut["latent down"] == (4096, 576, 7168)
+    assert uncut["query up"] == (4096, 16 * 192, 1536)
+    assert uncut["latent up"] == (4096, 16 * (128 + 128), 512)
+    assert uncut["attention output"] == (4096, 7168, 16 * 128)
     # The sequence is cut where heads are not.
     assert cut["query down"] == (512, 1536, 7168)
     assert cut["router"] == (512, 256, 7168)
-    assert cut["query up"] == whole["query up"]
+    assert cut["query up"] == uncut["query up"]
     assert sizes(MODELS["deepseek-v2-lite"], 8)["query"] == (8, 16 * 192, 2048)
 
 

@@ -74,15 +74,15 @@ class FakeGpu:
 
     def slices(self, kernels: Sequence[Kernel], rounds: int, samples: int = 8) -> list[list[list[tuple[float, float]]]]:
         """For each kernel its slices of (seconds, Hz), all kernels in random order in each round, with pauses."""
-        taken: list[list[list[tuple[float, float]]]] = [[] for _ in kernels]
+        samples_of_kernels: list[list[list[tuple[float, float]]]] = [[] for _ in kernels]
         for _ in range(rounds):
             for number in self.draw.sample(range(len(kernels)), len(kernels)):
                 self.pass_s(self.draw.uniform(0.0, 0.1), IDLE_W)
                 noise = self.draw.gauss(0, SLICE_NOISE)
                 for _ in range(20):  # warm-up, which nobody times
                     self.launch(kernels[number])
-                taken[number].append([self.launch(kernels[number], noise) for _ in range(samples)])
-        return taken
+                samples_of_kernels[number].append([self.launch(kernels[number], noise) for _ in range(samples)])
+        return samples_of_kernels
 
 
 class FakeGpuStopwatch:

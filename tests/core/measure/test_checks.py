@@ -121,9 +121,9 @@ def one_in(count: int, seed: int) -> Callable[[int, int], float]:
 
 
 @pytest.mark.parametrize("can_stop", [True, False], ids=["host", "device"])
-@pytest.mark.parametrize(("count", "least"), [(10, 40), (100, 40), (1000, 38)])
-def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count, least, can_stop):
-    assert sum(is_caught(one_in(count, seed), can_stop=can_stop) for seed in range(40)) >= least
+@pytest.mark.parametrize(("count", "fewest"), [(10, 40), (100, 40), (1000, 38)])
+def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count, fewest, can_stop):
+    assert sum(is_caught(one_in(count, seed), can_stop=can_stop) for seed in range(40)) >= fewest
 
 
 def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught():
@@ -180,19 +180,19 @@ def test_checks_after_timing_go_on_for_twenty_milliseconds():
 
 
 def test_of_a_part_the_last_launch_is_looked_at_and_the_later_half_of_a_rotation(monkeypatch):
-    launches, seen, poisoned = Simulated(7), [], []
+    launches, checked, poisoned = Simulated(7), [], []
     checks = checks_of(launches)
     checks.before_timing()
-    monkeypatch.setattr(launches, "matches", lambda index, right: seen.append(index) or True)
+    monkeypatch.setattr(launches, "matches", lambda index, right: checked.append(index) or True)
     monkeypatch.setattr(launches, "poison", poisoned.append)
     launches.now_s += 1.0
     # Launches 16 to 19 wrote sets 2 to 5.
     checks.looked_at(lambda *_: [], 0, 20, 1)
-    assert (seen[0], sorted(seen), poisoned) == (5, [2, 3, 4, 5], [5])
+    assert (checked[0], sorted(checked), poisoned) == (5, [2, 3, 4, 5], [5])
     # A set that comes after two launches would be found in the cache.
-    seen.clear()
+    checked.clear()
     checks.looked_at(lambda *_: [], 20, 2, 1)
-    assert (seen, poisoned) == ([0, 6], [5])
+    assert (checked, poisoned) == ([0, 6], [5])
     assert checks.checked == 7 + 6
 
 
@@ -206,11 +206,13 @@ def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
     assert launches.launched == launched + 150
 
 
-@pytest.mark.parametrize(("sets", "least", "most"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
-def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(sets, least, most):
+@pytest.mark.parametrize(("sets", "shortest", "longest"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
+def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(
+    sets, shortest, longest
+):
     checks = SetChecks(Simulated(sets))
     for looks in (True, False):
-        assert {checks.samples_of_part(1000, 1, looks) for _ in range(1000)} == set(range(least, most + 1))
+        assert {checks.samples_of_part(1000, 1, looks) for _ in range(1000)} == set(range(shortest, longest + 1))
     assert {checks.samples_of_part(1000, 100, True) for _ in range(9)} == {1}
     checks.checking(Simulated(sets), can_stop=False)
     assert checks.samples_of_part(1000, 1, True) == 1000

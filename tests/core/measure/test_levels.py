@@ -32,13 +32,13 @@ def judged(samples: list[float], reasons=("",) * SLICES, loops_s=LOOPS_S):
 @pytest.mark.parametrize("fast_of_ten", [1, 5])
 def test_launches_of_two_levels_are_reported_by_their_mean(fast_of_ten):
     slow_s, fast_s = 600e-6, 200e-6
-    found = judged(noisy(*[fast_s] * fast_of_ten, *[slow_s] * (10 - fast_of_ten)))
+    measurement = judged(noisy(*[fast_s] * fast_of_ten, *[slow_s] * (10 - fast_of_ten)))
     mean_s = (fast_of_ten * fast_s + (10 - fast_of_ten) * slow_s) / 10
-    assert found.levels["kind"] == "two levels"
-    assert found.value == pytest.approx(mean_s, rel=0.01)
-    assert found.interval[:2] == pytest.approx((mean_s, mean_s), rel=0.02)
-    assert (found.levels["fast_s"], found.levels["slow_s"]) == pytest.approx((fast_s, slow_s), rel=0.01)
-    assert found.levels["slow_share"] == pytest.approx(1 - fast_of_ten / 10)
+    assert measurement.levels["kind"] == "two levels"
+    assert measurement.value == pytest.approx(mean_s, rel=0.01)
+    assert measurement.interval[:2] == pytest.approx((mean_s, mean_s), rel=0.02)
+    assert (measurement.levels["fast_s"], measurement.levels["slow_s"]) == pytest.approx((fast_s, slow_s), rel=0.01)
+    assert measurement.levels["slow_share"] == pytest.approx(1 - fast_of_ten / 10)
 
 
 def test_a_mean_whose_interval_is_wide_has_not_converged():

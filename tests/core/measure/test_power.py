@@ -29,14 +29,14 @@ def load(kernel: Kernel, gpu: FakeGpu, uuid: str = "", rule: SettleRule | None =
 
 
 def test_a_kernel_that_draws_a_tenth_more_power_is_slower_under_a_load_that_has_settled():
-    (_, frugal_w, frugal), (found, greedy_w, greedy) = (load(Kernel(5e-4, watts), FakeGpu(4)) for watts in (800, 880))
-    assert found.is_settled
-    assert 10 <= found.seconds < 11
+    (_, frugal_w, frugal), (settled, greedy_w, greedy) = (load(Kernel(5e-4, watts), FakeGpu(4)) for watts in (800, 880))
+    assert settled.is_settled
+    assert 10 <= settled.seconds < 11
     assert greedy[0] / frugal[0] > 1.02
     # Both draw what the cap allows, so that the slower one takes more joules a launch.
     assert frugal_w == pytest.approx(CAP_W, rel=0.01)
     assert greedy_w == pytest.approx(CAP_W, rel=0.01)
-    assert found.busy == pytest.approx(1.0, abs=0.01)
+    assert settled.busy == pytest.approx(1.0, abs=0.01)
 
 
 class Rising:
@@ -65,30 +65,30 @@ class Rising:
 @pytest.mark.parametrize(("hz_per_s", "settled_after_s"), [(122e6 / 15, 15), (122e6 / 8, 10), (122e6 / 25, None)])
 def test_a_load_whose_clock_rises_is_not_sampled_before_it_settles(hz_per_s, settled_after_s):
     watch = Rising(hz_per_s)
-    found = settle(int, watch, 0, 1, 1e-3, rule=SettleRule(time_cap_s=20.0), clock=watch.clock)
+    settled = settle(int, watch, 0, 1, 1e-3, rule=SettleRule(time_cap_s=20.0), clock=watch.clock)
     if settled_after_s is None:
-        assert (found.is_settled, round(found.seconds)) == (False, 20)
-        assert found.change > 0.005
+        assert (settled.is_settled, round(settled.seconds)) == (False, 20)
+        assert settled.change > 0.005
     else:
-        assert found.is_settled
-        assert settled_after_s <= found.seconds <= settled_after_s + 2.1
+        assert settled.is_settled
+        assert settled_after_s <= settled.seconds <= settled_after_s + 2.1
         assert watch.hz == 1441e6
-    assert found.launches == round(1e3 * watch.now_s)
+    assert settled.launches == round(1e3 * watch.now_s)
 
 
 def test_samples_of_a_load_come_after_it_has_settled():
     gpu = FakeGpu(1)
     kernel = Kernel(5e-4, 1000)
-    watch, found = FakeGpuStopwatch(gpu, kernel), []
+    watch, loads = FakeGpuStopwatch(gpu, kernel), []
 
     def loaded(warm) -> int:
-        found.append(settle(int, watch, warm.launches, warm.launches_per_sample, warm.launch_s, clock=gpu.clock))
-        return found[0].launches
+        loads.append(settle(int, watch, warm.launches, warm.launches_per_sample, warm.launch_s, clock=gpu.clock))
+        return loads[0].launches
 
     rule = StopRule(time_cap_s=0.5, block_s=0.1)
     measurement = to_the_end(sampling(int, watch, rule, SteadyRule(), clock=gpu.clock, settle=loaded))
-    begun = next(first for at, first in watch.calls if at > found[0].seconds)
-    assert begun >= measurement.warmup_launches + found[0].launches
+    begun = next(first for at, first in watch.calls if at > loads[0].seconds)
+    assert begun >= measurement.warmup_launches + loads[0].launches
     clocks = watch.clocks_hz(len(measurement.seconds))
     assert max(clocks) / min(clocks) < 1.005
     assert clocks[0] < 0.95 * HIGHEST_HZ

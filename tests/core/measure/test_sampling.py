@@ -23,14 +23,14 @@ def noisy(seconds: float, spread: float, noise: np.ndarray = NOISE):
 
 def test_quiet_launches_converge_soon_and_on_the_right_value(replay):
     stopwatch = replay(noisy(1e-3, 0.01))
-    found = measure(ignore, stopwatch, clock=stopwatch.clock)
-    assert found.converged
-    assert found.steady
-    assert found.stopped_by == "interval"
-    assert found.value == pytest.approx(1e-3, rel=0.01)
-    assert found.relative_half_width <= 0.01
-    assert found.q20 < found.value < found.q80
-    assert len(found.seconds) < 200
+    measurement = measure(ignore, stopwatch, clock=stopwatch.clock)
+    assert measurement.converged
+    assert measurement.steady
+    assert measurement.stopped_by == "interval"
+    assert measurement.value == pytest.approx(1e-3, rel=0.01)
+    assert measurement.relative_half_width <= 0.01
+    assert measurement.q20 < measurement.value < measurement.q80
+    assert len(measurement.seconds) < 200
 
 
 def test_launches_that_wander_end_at_the_limit_and_admit_it(replay):
@@ -89,26 +89,26 @@ def test_a_watch_discards_blocks_for_its_reason_and_nothing_else(replay):
     def watch():
         return "throttled" if len(stopwatch.calls) % 3 == 0 else None
 
-    found = measure(ignore, stopwatch, watch=watch, clock=stopwatch.clock)
-    assert found.discarded
-    assert {reason for _, reason in found.discarded} == {"throttled"}
-    assert len(found.kept) + len(found.discarded) == len(found.seconds)
-    out = {index for index, _ in found.discarded}
-    assert found.kept == tuple(s for index, s in enumerate(found.seconds) if index not in out)
-    assert found.value == np.median(found.kept)
+    measurement = measure(ignore, stopwatch, watch=watch, clock=stopwatch.clock)
+    assert measurement.discarded
+    assert {reason for _, reason in measurement.discarded} == {"throttled"}
+    assert len(measurement.kept) + len(measurement.discarded) == len(measurement.seconds)
+    out = {index for index, _ in measurement.discarded}
+    assert measurement.kept == tuple(s for index, s in enumerate(measurement.seconds) if index not in out)
+    assert measurement.value == np.median(measurement.kept)
 
 
 def test_samples_are_kept_with_their_reasons_and_never_converge_where_a_watch_rules_out_all(replay):
     reasons = iter(["power brake", *["thermal slowdown"] * 10_000])
     stopwatch = replay(noisy(1e-3, 0.001))
     rule = StopRule(time_cap_s=1.0)
-    found = measure(ignore, stopwatch, rule, watch=lambda: next(reasons), clock=stopwatch.clock)
-    assert found.kept == found.seconds
-    assert not found.discarded
-    assert found.kept_despite == ("power brake", "thermal slowdown")
-    assert found.relative_half_width < rule.relative_half_width  # precise, but of a machine that throttles
-    assert not found.converged
-    assert found.value == pytest.approx(1e-3, rel=0.01)
+    measurement = measure(ignore, stopwatch, rule, watch=lambda: next(reasons), clock=stopwatch.clock)
+    assert measurement.kept == measurement.seconds
+    assert not measurement.discarded
+    assert measurement.kept_despite == ("power brake", "thermal slowdown")
+    assert measurement.relative_half_width < rule.relative_half_width  # precise, but of a machine that throttles
+    assert not measurement.converged
+    assert measurement.value == pytest.approx(1e-3, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +291,11 @@ def test_precise_is_what_has_each_of_the_things_asked_for_and_no_more(samples, i
 
 
 @pytest.mark.parametrize(
-    ("taken", "elapsed_s", "limit"),
+    ("samples", "elapsed_s", "limit"),
     [(1999, 4.9, None), (2000, 0.0, "max_samples"), (3, 5.0, "time_cap"), (2, 5.0, None)],
 )
-def test_a_limit_is_reached_where_it_is_met(taken, elapsed_s, limit):
-    assert StopRule().reached_limit(taken, elapsed_s) == limit
+def test_a_limit_is_reached_where_it_is_met(samples, elapsed_s, limit):
+    assert StopRule().reached_limit(samples, elapsed_s) == limit
 
 
 def test_a_block_fills_its_time_or_half_of_what_is_left():

@@ -80,10 +80,10 @@ def test_elements_are_found_by_their_place_and_sized_in_float32_unless_they_are_
 @pytest.mark.parametrize("most_elements", [1, 6, 9, 1 << 22])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_the_first_that_is_not_finite_is_found_panel_by_panel(kind, most_elements):
-    made = (lambda values: values) if kind == "array" else pytest.importorskip("torch").from_numpy
+    convert = (lambda values: values) if kind == "array" else pytest.importorskip("torch").from_numpy
     values = np.zeros((2, 5, 3), np.float32)
-    assert first_not_finite(made(values), most_elements) is None
+    assert first_not_finite(convert(values), most_elements) is None
     values[1, 4, 1] = np.inf
-    assert first_not_finite(made(values), most_elements) == (1, 4, 1)
+    assert first_not_finite(convert(values), most_elements) == (1, 4, 1)
     values[1, 2, 2] = np.nan
-    assert first_not_finite(made(values), most_elements) == (1, 2, 2)
+    assert first_not_finite(convert(values), most_elements) == (1, 2, 2)

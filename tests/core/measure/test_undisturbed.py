@@ -31,8 +31,8 @@ def run(random: np.random.Generator, busy_share: float = 0.0) -> tuple[np.ndarra
 
 
 # Disturbed slices spread more than the figure errs, so intervals are wider than they need be there, never narrower.
-@pytest.mark.parametrize(("busy_share", "least", "most"), [(0.0, 0.85, 0.95), (0.3, 0.9, 1.0)])
-def test_the_interval_of_a_run_holds_the_figure_of_another_as_often_as_it_says(busy_share, least, most):
+@pytest.mark.parametrize(("busy_share", "lowest", "highest"), [(0.0, 0.85, 0.95), (0.3, 0.9, 1.0)])
+def test_the_interval_of_a_run_holds_the_figure_of_another_as_often_as_it_says(busy_share, lowest, highest):
     random = np.random.default_rng(5)
     figures, bounds = [], []
     for _ in range(60):
@@ -40,7 +40,7 @@ def test_the_interval_of_a_run_holds_the_figure_of_another_as_often_as_it_says(b
         figures.append(float(np.quantile(samples, UNDISTURBED)))
         bounds.append(another_runs(figures[-1], undisturbed_interval(samples, slices, 0.9)))
     held = [bounds[one][0] <= figures[two] <= bounds[one][1] for one, two in itertools.permutations(range(60), 2)]
-    assert least <= np.mean(held) <= most
+    assert lowest <= np.mean(held) <= highest
 
 
 def test_slices_are_the_unit_and_one_of_them_says_little():
@@ -220,16 +220,16 @@ def machine(tmp_path, monkeypatch):
     ids=str,
 )
 def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reason):
-    found = Disturbances(lambda: machine.loop_s)
-    with found:
+    disturbances = Disturbances(lambda: machine.loop_s)
+    with disturbances:
         machine(**happened, now_s=65.0)
-    assert found.reasons == [reason]
+    assert disturbances.reasons == [reason]
     loop_s = happened.get("loop_s", 1e-3)
     # Stretches are of five seconds, and the loop is the mean of that before and that after.
     assert Disturbances._stretches == {(PYTHON_LOOP, 13): [pytest.approx((1e-3 + loop_s) / 2)]}
-    with found:
+    with disturbances:
         pass
-    report = found.report()
+    report = disturbances.report()
     assert report["slices"] == ({reason: [0, 1] if reason == SLOW else [0]} if reason else {})
     assert report["clean_share"] == (0.0 if reason == SLOW else 0.5 if reason else 1.0)
     assert report["loop_s"] == [pytest.approx((1e-3 + loop_s) / 2), loop_s]

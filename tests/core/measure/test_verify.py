@@ -139,14 +139,14 @@ def test_what_depends_on_the_operands_alone_is_computed_once(small, flop_budget)
 def test_a_large_product_passes_with_its_norm_over_all_elements_and_a_fault_in_it_is_found(large, fault):
     a, b, out = large
     faulty = out.T if fault == "transposed" else wrong(out, fault) if fault else out
-    found = verify_product(faulty, a, b, "float32", "float32")
-    assert found.method == "sampled"
+    verdict = verify_product(faulty, a, b, "float32", "float32")
+    assert verdict.method == "sampled"
     if fault is None:
-        assert found.passed
-        assert 1e-8 < found.relative_norm < 2e-6
+        assert verdict.passed
+        assert 1e-8 < verdict.relative_norm < 2e-6
         return
-    assert_found(found, faulty, out)
-    assert fault != "transposed" or found.relative_norm == pytest.approx(np.sqrt(2), rel=0.01)
+    assert_found(verdict, faulty, out)
+    assert fault != "transposed" or verdict.relative_norm == pytest.approx(np.sqrt(2), rel=0.01)
 
 
 @pytest.mark.parametrize("fault", ["element", "rows swapped", "column not written", "tile not written", "tile doubled"])

@@ -133,7 +133,7 @@ def test_a_kernel_fails_that(mistake, backward, budget):
 
 
 @pytest.mark.parametrize(
-    ("shape", "place", "seen", "message"),
+    ("shape", "place", "is_visible", "message"),
     [
         ((1, 4, 4, 1, 4096, 64), np.s_[:, 0], False, "misses the first key"),
         ((1, 4, 4, 1, 4096, 64), np.s_[:, -1], False, "misses the last key"),
@@ -141,11 +141,11 @@ def test_a_kernel_fails_that(mistake, backward, budget):
     ],
     ids=["first", "last", "too many"],
 )
-def test_one_key_of_thousands_is_seen_though_each_output_is_within_its_limit(shape, place, seen, message):
+def test_one_key_of_thousands_is_seen_though_each_output_is_within_its_limit(shape, place, is_visible, message):
     attention = Attention(shape, causal=True)
-    attention.mask[place] = seen
+    attention.mask[place] = is_visible
     verdict = attention.verify(attention.outputs(backward=False))
-    assert seen or verdict.worst_element_ratio < 1
+    assert is_visible or verdict.worst_element_ratio < 1
     assert not verdict.passed
     assert message in verdict.message
 
@@ -271,8 +271,8 @@ def test_limits_of_one_query_that_sees_two_keys_are_those_worked_out_by_hand():
     found = Roundings.of("bfloat16", 4, 9)
     single = 2.0**-24
     assert found == Roundings(2.0**-8, 2.0**-126, 2 * single, (3 + 16) * single)
-    u, least, of_scores, of_others = 2.0**-8, 2.0**-20, 2.0**-6, 2.0**-7
-    limits, scale = Roundings(u, least, of_scores, of_others), 0.5
+    u, smallest, of_scores, of_others = 2.0**-8, 2.0**-20, 2.0**-6, 2.0**-7
+    limits, scale = Roundings(u, smallest, of_scores, of_others), 0.5
     keys, values, q, do = along(1, 3, 2), along(1, -2, 5), along(2), along(1.5)
     head = KeyHead.of(keys, values)
     assert (head.longest_key, head.longest_value) == (3, 5)
@@ -281,13 +281,13 @@ def test_limits_of_one_query_that_sees_two_keys_are_those_worked_out_by_hand():
     p = np.array([1, np.e**2]) / (1 + np.e**2)
     o, size = p[0] - 2 * p[1], 1.5
     relative = np.array([1, 3]) * (u + 2 * single) + u * (1 + size) + of_scores * size + of_others
-    wobble = p * relative + least
+    wobble = p * relative + smallest
     assert panel.p[0] == pytest.approx(p)
     assert panel.relative[0] == pytest.approx(relative)
     assert panel.log_sum_exp == pytest.approx(np.log(np.e + np.e**3))
     spread = wobble**2 @ [1, 4] + o**2 * np.sum(wobble**2)
     assert panel.o[0] == pytest.approx([o, 0, 0, 0])
-    assert panel.o_limit[0] == pytest.approx([4 * np.sqrt(spread) - u * o + least] + [least] * 3)
+    assert panel.o_limit[0] == pytest.approx([4 * np.sqrt(spread) - u * o + smallest] + [smallest] * 3)
     # A mask that misses the first key moves the output by p / (1 - p); the last has too much weight to say.
     weights = module.mask_weights(panel, np.array([2]), head, scale)
     beyond = np.exp(2) / (np.e + np.e**3)
@@ -296,14 +296,14 @@ def test_limits_of_one_query_that_sees_two_keys_are_those_worked_out_by_hand():
     dp, delta = np.array([1.5, -3.0]), 1.5 * o
     of_delta = u * np.sqrt(delta**2 + np.sum((p * dp) ** 2))
     of_values = of_scores * 5 / 2 * 1.5
-    error = p * (abs(dp) * u + of_values + of_delta + abs(dp - delta) * (relative + u)) + least
+    error = p * (abs(dp) * u + of_values + of_delta + abs(dp - delta) * (relative + u)) + smallest
     ds = p * (dp - delta)
     assert gradients.ds[0] == pytest.approx(ds)
     assert gradients.error_squares[0] == pytest.approx(error**2)
     dq, dq_limit = gradients.of_queries(head, scale, limits)
     expected = 0.5 * (ds[0] + 3 * ds[1])
     assert dq[0] == pytest.approx([expected, 0, 0, 0])
-    assert dq_limit[0][0] == pytest.approx(4 * 0.5 * np.sqrt(error**2 @ [1, 9]) + u * abs(expected) + least)
+    assert dq_limit[0][0] == pytest.approx(4 * 0.5 * np.sqrt(error**2 @ [1, 9]) + u * abs(expected) + smallest)
     of_keys = module.KeyGradients(head, scale)
     for _ in range(2):  # two heads share the key head
         of_keys.add(gradients)
@@ -311,21 +311,21 @@ def test_limits_of_one_query_that_sees_two_keys_are_those_worked_out_by_hand():
     sums = of_keys.references(limits)
     assert sums["dk"][:, 0] == pytest.approx([*(2 * ds), 0])
     assert sums["dv"][:, 0] == pytest.approx([*(2 * 1.5 * p), 0])
-    dk_limit = 4 * np.sqrt(2 * 0.25 * error**2 * 4) + u * abs(2 * ds) + least
-    dv_limit = 4 * np.sqrt(2 * wobble**2 * 1.5**2) + u * 3 * p + least
-    assert sums["dk_limit"][:, 0] == pytest.approx([*dk_limit, least])
-    assert sums["dv_limit"][:, 0] == pytest.approx([*dv_limit, least])
+    dk_limit = 4 * np.sqrt(2 * 0.25 * error**2 * 4) + u * abs(2 * ds) + smallest
+    dv_limit = 4 * np.sqrt(2 * wobble**2 * 1.5**2) + u * 3 * p + smallest
+    assert sums["dk_limit"][:, 0] == pytest.approx([*dk_limit, smallest])
+    assert sums["dv_limit"][:, 0] == pytest.approx([*dv_limit, smallest])
 
 
 @pytest.mark.parametrize(
-    ("share", "limit", "found"), [(0.6, 1.0, True), (0.4, 1.0, False), (1.0, 1.0, True), (1.0, 1.7, False)]
+    ("share", "limit", "is_wrong"), [(0.6, 1.0, True), (0.4, 1.0, False), (1.0, 1.0, True), (1.0, 1.7, False)]
 )
-def test_a_mask_is_wrong_where_half_of_a_mistake_is_in_the_errors_and_more_than_rounding_makes(share, limit, found):
+def test_a_mask_is_wrong_where_half_of_a_mistake_is_in_the_errors_and_more_than_rounding_makes(share, limit, is_wrong):
     # Three outputs that move by a half: 0.75 in all. Limits of 0.7 let rounding deviate by 0.06, of which six are 0.36.
     errors, weights = module.MaskErrors(), np.array([[0.5], [0.0], [0.0]])
     o, v = np.zeros((1, 3)), np.ones((2, 3))
     errors.add(np.full((1, 3), 0.5 * share), o, np.full((1, 3), 0.7 * limit), weights, np.array([2]), v)
-    assert (errors.explanation() == module.MISTAKES[0]) is found
+    assert (errors.explanation() == module.MISTAKES[0]) is is_wrong
 
 
 def test_queries_are_taken_from_equal_spans_with_the_first_and_the_last_of_all():

@@ -20,11 +20,11 @@ def halved(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
 
 
-def judged(found, right, tolerance: Tolerance):
+def judged(result, right, tolerance: Tolerance):
     """The verdict on an array that was found, given the right one."""
     trees = [
         {"kind": "array", "dtype": str(each.dtype), "shape": list(each.shape), "values": each}
-        for each in map(np.asarray, (found, right))
+        for each in map(np.asarray, (result, right))
     ]
     return compare(*trees, lambda _, spec: spec["values"], tolerance)
 
@@ -70,26 +70,26 @@ def test_a_tolerance_that_is_given_counts_alone():
 
 
 SINGLE, HALF = 2.0**-24, 2.0**-11  # unit roundoffs
-ALL, FIRST = slice(None), 0
+EVERY_ROW, FIRST = slice(None), 0
 
 
 @pytest.mark.parametrize(
     ("dtype", "at", "off", "unit", "tolerance"),
     [
         # Sigma is (16 + sqrt(2 K)) units of 1, and an element may be off by 4 (sigma + 16 units): 17.4 and 133.7.
-        ("float32", ALL, 16, SINGLE, Tolerance()),
+        ("float32", EVERY_ROW, 16, SINGLE, Tolerance()),
         ("float32", FIRST, 132, SINGLE, Tolerance()),
-        ("float32", ALL, 56, SINGLE, Tolerance(terms=800)),
-        ("float32", ALL, 224, SINGLE, Tolerance(terms=800, unusual=True)),  # four times that
-        ("float32", ALL, 52, SINGLE, Tolerance(sizes={"out": np.full(100, 3.0)})),
-        ("float32", ALL, 68, SINGLE, Tolerance(pools={"out": Pool(1.0, 1.0, 2.0)})),  # of size 2 x 1 x (1 + 1/1)
-        ("float32", ALL, 24, SINGLE, Tolerance(terms=0.1, sizes={"out": np.full(100, 1.4)})),  # K is 1 at least
+        ("float32", EVERY_ROW, 56, SINGLE, Tolerance(terms=800)),
+        ("float32", EVERY_ROW, 224, SINGLE, Tolerance(terms=800, unusual=True)),  # four times that
+        ("float32", EVERY_ROW, 52, SINGLE, Tolerance(sizes={"out": np.full(100, 3.0)})),
+        ("float32", EVERY_ROW, 68, SINGLE, Tolerance(pools={"out": Pool(1.0, 1.0, 2.0)})),  # of size 2 x 1 x (1 + 1/1)
+        ("float32", EVERY_ROW, 24, SINGLE, Tolerance(terms=0.1, sizes={"out": np.full(100, 1.4)})),  # K is 1 at least
         # Two units of 16 bits, and sums in float32: 2 and 16.
-        ("float16", ALL, 2, HALF, Tolerance()),
+        ("float16", EVERY_ROW, 2, HALF, Tolerance()),
         ("float16", FIRST, 16, HALF, Tolerance()),
-        ("float64", ALL, 16, 2.0**-53, Tolerance()),
+        ("float64", EVERY_ROW, 16, 2.0**-53, Tolerance()),
         # The author's tolerance: the norm, and of an element ten times that and that of the root mean square.
-        ("float32", ALL, 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
+        ("float32", EVERY_ROW, 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
         ("float32", FIRST, 10 * 2.0**14, SINGLE, Tolerance(relative=2.0**-10)),
     ],
 )
@@ -102,7 +102,12 @@ def test_errors_are_allowed_up_to_the_limit_and_not_by_a_step_more(dtype, at, of
 
 @pytest.mark.parametrize(
     ("at", "off", "reason"),
-    [(ALL, 0.04, "precision"), (ALL, 0.06, "wrong values"), (FIRST, 0.09, "precision"), (FIRST, 0.11, "wrong values")],
+    [
+        (EVERY_ROW, 0.04, "precision"),
+        (EVERY_ROW, 0.06, "wrong values"),
+        (FIRST, 0.09, "precision"),
+        (FIRST, 0.11, "wrong values"),
+    ],
 )
 def test_up_to_a_twentieth_an_error_looks_like_a_narrower_type(at, off, reason):
     found = np.ones(10_000, np.float32)
@@ -130,7 +135,7 @@ def tuple_of(*items):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "reason"),
+    ("result", "expected", "reason"),
     [
         (plain("a"), plain("a"), ""),
         (plain("a"), plain("b"), "wrong values"),
@@ -166,13 +171,13 @@ def tuple_of(*items):
     ],
     ids=str,
 )
-def test_results_of_any_kind_are_compared_item_by_item(found, expected, reason):
-    verdict = compare(found, expected, lambda _, spec: spec["values"], Tolerance())
+def test_results_of_any_kind_are_compared_item_by_item(result, expected, reason):
+    verdict = compare(result, expected, lambda _, spec: spec["values"], Tolerance())
     assert (verdict.reason, verdict.passed) == (reason, not reason), verdict.message
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "verdict"),
+    ("result", "expected", "verdict"),
     [
         (plain(1), plain(1), Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: equal")),
         *(
@@ -215,8 +220,8 @@ def test_results_of_any_kind_are_compared_item_by_item(found, expected, reason):
     ],
     ids=lambda each: getattr(each, "message", ""),
 )
-def test_a_verdict_says_where_and_how_far_off(found, expected, verdict):
-    assert compare(found, expected, lambda _, spec: spec["values"], Tolerance()) == verdict
+def test_a_verdict_says_where_and_how_far_off(result, expected, verdict):
+    assert compare(result, expected, lambda _, spec: spec["values"], Tolerance()) == verdict
 
 
 # The largest finite values of IEEE 754 and of OCP's 8-bit floating point; what is beyond is infinite, or saturates.
@@ -294,16 +299,16 @@ def test_a_relative_tolerance_of_nothing_allows_nothing():
 
 def test_long_arrays_are_compared_block_by_block_to_the_same_figures(monkeypatch):
     x = np.sort(np.abs(normal(100))) * np.float32(3)  # each block has larger values than the one before
-    found = x + np.float32(1e-5)
-    whole = judged(found, x.astype(float), Tolerance())
+    result = x + np.float32(1e-5)
+    whole = judged(result, x.astype(float), Tolerance())
     monkeypatch.setattr(verify_result, "_BLOCK", 7)
-    parts = judged(found, x.astype(float), Tolerance())
+    parts = judged(result, x.astype(float), Tolerance())
     assert parts.worst_at == whole.worst_at
     for figure in ("relative_norm", "relative_norm_limit", "worst_element_ratio"):
         assert getattr(parts, figure) == pytest.approx(getattr(whole, figure))
     rms = math.sqrt(np.mean(x.astype(float) ** 2))
-    assert parts.relative_norm == pytest.approx(math.sqrt(np.mean((found - x.astype(float)) ** 2)) / rms)
+    assert parts.relative_norm == pytest.approx(math.sqrt(np.mean((result - x.astype(float)) ** 2)) / rms)
     # The sizes of a pool follow an element's own: 2 x 1.5 x (1 + |r| / 0.5), and sigma is that in 17.4 units.
-    pooled = judged(found, x.astype(float), Tolerance(pools={"out": Pool(1.5, 0.5, 2.0)}))
+    pooled = judged(result, x.astype(float), Tolerance(pools={"out": Pool(1.5, 0.5, 2.0)}))
     sigma = (16 + math.sqrt(2)) * SINGLE * 3 * (1 + np.abs(x.astype(float)) / 0.5)
     assert pooled.relative_norm_limit == pytest.approx(math.sqrt(np.mean(sigma**2)) / rms)

@@ -1,4 +1,5 @@
-// What a declaration of ours has to have in common with one of NVIDIA's; for files that are compiled and never run.
+// Checks of properties that a declaration of ours shares with one of NVIDIA's; for files that are compiled and never
+// run.
 //
 // `ours` has to name the namespace of our declarations before the macros are used.
 #pragma once
@@ -6,7 +7,7 @@
 #include <cstddef>
 #include <type_traits>
 
-// Of a number, an enumeration or a pointer how many bytes it has; 0 of anything else, whose layout is compared by itself.
+// Bytes of a number, an enumeration or a pointer; 0 for anything else, whose layout is compared by itself.
 template <typename T> constexpr std::size_t scalar_bytes() {
     if constexpr (std::is_scalar_v<T>)
         return sizeof(T);

@@ -58,21 +58,21 @@ def assert_right(command: Sequence[str | Path], lines: Sequence[str]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def heights(isa: str, most: int) -> Iterator[str]:
+def heights(isa: str, max_rows: int) -> Iterator[str]:
     """Products and attentions of every number of rows that a micro-kernel takes, and one more."""
-    for rows in range(1, most + 2):
+    for rows in range(1, max_rows + 2):
         for dtype, outs in test_gemm.RESULTS.items():
             yield f"product {isa} {dtype} {outs[0]} 0 0 {rows} 5 7 {rows} 1 7 0 1 1 1 0 0 0 {rows}"
         for dtype in test_attention.LIMIT:
             yield f"attention {isa} {dtype} 0 1 1 1 {rows} 11 9 {rows} 1 1 {rows}"
 
 
-def drawn_products(isa: str, rounds: int, most: int, cores: int = 1) -> Iterator[str]:
+def drawn_products(isa: str, rounds: int, max_size: int, cores: int = 1) -> Iterator[str]:
     """In each round every dtype, layout of storage and schedule; the rest is drawn: sizes from one, paddings, tiles."""
     draw = random.Random(f"products of {isa}")
 
     def size() -> int:
-        return draw.choice((1, draw.randint(1, 17), draw.randint(1, most), draw.randint(1, most)))
+        return draw.choice((1, draw.randint(1, 17), draw.randint(1, max_size), draw.randint(1, max_size)))
 
     for _ in range(rounds):
         for dtype, outs in test_gemm.RESULTS.items():
@@ -89,7 +89,7 @@ def drawn_products(isa: str, rounds: int, most: int, cores: int = 1) -> Iterator
                     yield f"product {isa} {types} {layout} {m} {n} {k} {tile} {how} {padding} {draw.randint(0, 99)}"
 
 
-def drawn_attentions(isa: str, rounds: int, most: int, cores: int = 1) -> Iterator[str]:
+def drawn_attentions(isa: str, rounds: int, max_size: int, cores: int = 1) -> Iterator[str]:
     """In each round both dtypes, with and without the causal mask; the rest is drawn."""
     draw = random.Random(f"attentions of {isa}")
     for _ in range(rounds):
@@ -97,10 +97,10 @@ def drawn_attentions(isa: str, rounds: int, most: int, cores: int = 1) -> Iterat
             for causal in (0, 1):
                 kv_heads = draw.randint(1, 2)
                 heads = kv_heads * draw.randint(1, 2)
-                keys = draw.choice((1, draw.randint(1, 17), draw.randint(1, most)))
-                queries = draw.randint(1, keys if causal else most)
+                keys = draw.choice((1, draw.randint(1, 17), draw.randint(1, max_size)))
+                queries = draw.randint(1, keys if causal else max_size)
                 width = draw.choice((1, draw.randint(1, 17), draw.randint(1, 80)))
-                blocks = draw.choice(("0 0", f"{draw.randint(1, most)} {draw.randint(1, 3)}"))
+                blocks = draw.choice(("0 0", f"{draw.randint(1, max_size)} {draw.randint(1, 3)}"))
                 sizes = f"{draw.randint(1, 2)} {heads} {kv_heads} {queries} {keys} {width}"
                 how = f"{blocks} {draw.randint(1, cores)} {draw.randint(0, 99)}"
                 yield f"attention {isa} {dtype} {causal} {sizes} {how}"

@@ -40,16 +40,16 @@ def loops(file: Path) -> Iterator[str]:
     """The instructions of every loop of a micro-kernel: from where a branch leads back to, up to that branch."""
     command = [DISASSEMBLER, "-d", "--no-show-raw-insn", file]
     code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    function, seen = "", {}
+    function, instructions = "", {}
     for line in code.splitlines():
         address, _, instruction = line.strip().partition(":\t")
         if not instruction:
-            function, seen = line, {}
+            function, instructions = line, {}
             continue
-        seen[int(address, 16)] = instruction
+        instructions[int(address, 16)] = instruction
         branch = re.match(r"b\.\w+\t([0-9a-f]+) <", instruction)
-        if branch and int(branch[1], 16) in seen and "micro" in function:
-            yield "\n".join(each for at, each in seen.items() if at >= int(branch[1], 16))
+        if branch and int(branch[1], 16) in instructions and "micro" in function:
+            yield "\n".join(each for at, each in instructions.items() if at >= int(branch[1], 16))
 
 
 @pytest.fixture(scope="session")
@@ -57,21 +57,21 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return emulated(tmp_path_factory.mktemp("arm"), "-O3")
 
 
-def cases(rounds: int, most: int, cores: int = 1) -> list[str]:
-    lines = [*heights("neon", ROWS), *drawn_products("neon", rounds, most, cores)]
-    return [*lines, *drawn_attentions("neon", 2 * rounds, most, cores)]
+def cases(rounds: int, max_size: int, cores: int = 1) -> list[str]:
+    lines = [*heights("neon", ROWS), *drawn_products("neon", rounds, max_size, cores)]
+    return [*lines, *drawn_attentions("neon", 2 * rounds, max_size, cores)]
 
 
 def test_the_one_set_of_kernels_is_neon_and_others_are_refused_by_name(arm):
     assert answers(arm, ["isas"])[0].split() == ["neon:fma,fma"]
-    outcome, _, sentence = answers(arm, list(drawn_products("avx2", rounds=1, most=8))[:1])[0].partition(" ")
+    outcome, _, sentence = answers(arm, list(drawn_products("avx2", rounds=1, max_size=8))[:1])[0].partition(" ")
     assert outcome == "refused"
     assert "'avx2'" in sentence
     assert sentence.endswith("can run neon.")
 
 
 def test_every_layout_schedule_and_height_of_the_micro_kernels_is_right(arm):
-    assert_right(arm, cases(rounds=3, most=90, cores=CORES))
+    assert_right(arm, cases(rounds=3, max_size=90, cores=CORES))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -95,4 +95,4 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized):
-    assert_right(sanitized, cases(rounds=1, most=40))
+    assert_right(sanitized, cases(rounds=1, max_size=40))

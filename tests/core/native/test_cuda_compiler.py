@@ -162,7 +162,7 @@ def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, n
     assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("what", ["folder", "file"])
+@pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -174,22 +174,22 @@ def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, n
         ),
     ],
 )
-def test_what_others_own_or_could_have_written_is_not_read(compiler, folder, what, spoil, words):
+def test_what_others_own_or_could_have_written_is_not_read(compiler, folder, kind, spoil, words):
     compiled(compiler())
-    spoil(folder if what == "folder" else entry(folder))
+    spoil(folder if kind == "folder" else entry(folder))
     with pytest.warns(RuntimeWarning, match=words):
         assert not compiled(compiler()).from_cache
 
 
 def test_a_link_in_the_folder_is_neither_read_nor_written_through(compiler, folder, tmp_path):
-    whole = compiled(compiler())
+    first = compiled(compiler())
     file, elsewhere = entry(folder), tmp_path / "elsewhere"
     file.rename(elsewhere)
     file.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
     with pytest.warns(RuntimeWarning, match="symbolic link"):
         again = compiled(compiler())
-    assert (again.from_cache, again.cubin) == (False, whole.cubin)
+    assert (again.from_cache, again.cubin) == (False, first.cubin)
     assert elsewhere.read_bytes() == before
 
 
@@ -207,7 +207,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "another kernel's"])
 def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage):
-    whole = compiled(compiler())
+    first = compiled(compiler())
     file = entry(folder)
     if damage == "another kernel's":
         compiled(compiler(), ADD_ONE.replace("1.0f", "2.0f"))
@@ -216,7 +216,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage)
     else:
         file.write_bytes(DAMAGES[damage](file.read_bytes()))
     again = compiled(compiler())
-    assert (again.from_cache, again.cubin) == (False, whole.cubin)
+    assert (again.from_cache, again.cubin) == (False, first.cubin)
     assert compiled(compiler()).from_cache
 
 

@@ -124,13 +124,13 @@ def test_every_operand_set_is_launched_before_the_stream_is_held(device, fake):
     stopwatch = device.stopwatch()
     stopwatch.sets = 3
     work = Work(device, stopwatch)
-    held = []
+    holds = []
     fake.log()
-    stopwatch.time(lambda index: (work.launch(index), held.append(bool(fake.log().count(HOLD)))), 4, 2, 1)
+    stopwatch.time(lambda index: (work.launch(index), holds.append(bool(fake.log().count(HOLD)))), 4, 2, 1)
     before = work.indices[: work.indices.index(6) + 1]
     assert set(before) == {4, 5, 6}
-    assert held[len(before)] is True
-    assert not any(held[: len(before)])
+    assert holds[len(before)] is True
+    assert not any(holds[: len(before)])
     assert work.indices[len(before) :] == [4, 5]
 
 

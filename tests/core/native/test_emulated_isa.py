@@ -29,8 +29,8 @@ def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanit
     if name not in usable:
         pytest.skip(f"this processor cannot run {name}, which is not emulated")
     assert usable[name] == UNITS.get(name, usable[name])
-    lines = [*cpu_cases.heights(name, 32), *cpu_cases.drawn_products(name, rounds=3, most=100)]
-    lines += cpu_cases.drawn_attentions(name, 12, most=100)
+    lines = [*cpu_cases.heights(name, 32), *cpu_cases.drawn_products(name, rounds=3, max_size=100)]
+    lines += cpu_cases.drawn_attentions(name, 12, max_size=100)
     cpu_cases.assert_right([sanitized], lines)
     for peak in cpu_cases.answers([sanitized], [f"peak {name} {dtype}" for dtype in ("float32", "bfloat16")]):
         assert float(peak.removeprefix("flop_per_s ")) > 0

@@ -117,12 +117,12 @@ def test_a_device_that_is_not_done_is_waited_for_until_the_deadline(nccl, commun
 def test_everything_is_given_back_and_the_callers_context_is_left_as_it_was(nccl, cuda, fake):
     library = nccl.Library()
     context = cuda.Context(cuda.Driver())
-    one = nccl.Communicator(library, nccl.CudaDevice(context), library.unique_id(), 0, 1, 20)
-    buffer = nccl.Buffer(one, 16)
-    rests = nccl.Collective(one, "bisection", 1, "float32", buffer, buffer)
+    communicator = nccl.Communicator(library, nccl.CudaDevice(context), library.unique_id(), 0, 1, 20)
+    buffer = nccl.Buffer(communicator, 16)
+    rests = nccl.Collective(communicator, "bisection", 1, "float32", buffer, buffer)
     rests.time(2, 20, graph_calls=1)
     assert fake.get("live") > 3
-    one.finalize(20)
-    del one, buffer, rests, context
+    communicator.finalize(20)
+    del communicator, buffer, rests, context
     gc.collect()
     assert (fake.get("live"), fake.get("context_depth")) == (0, 0)

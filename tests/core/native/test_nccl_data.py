@@ -51,18 +51,18 @@ def pattern_of(operation: str, ranks: int) -> list[tuple[int, int]]:
 def expected(operation: str, rank: int, ranks: int, count: int, root: int) -> np.ndarray | None:
     """Expected output of the rank; None where it receives nothing."""
     part = [sent(each, count) for each in range(ranks)]
-    whole = [sent(each, ranks * count) for each in range(ranks)]
+    inputs = [sent(each, ranks * count) for each in range(ranks)]
     mine = slice(rank * count, (rank + 1) * count)
     half = ranks // 2
     received: dict[str, Callable[[], np.ndarray | None]] = {
         "all_reduce": lambda: sum(part),
         "all_gather": lambda: np.concatenate(part),
-        "reduce_scatter": lambda: sum(whole)[mine],
+        "reduce_scatter": lambda: sum(inputs)[mine],
         "broadcast": lambda: part[root],
         "reduce": lambda: sum(part) if rank == root else None,
         "gather": lambda: np.concatenate(part) if rank == root else None,
-        "scatter": lambda: whole[root][mine],
-        "all_to_all": lambda: np.concatenate([each[mine] for each in whole]),
+        "scatter": lambda: inputs[root][mine],
+        "all_to_all": lambda: np.concatenate([each[mine] for each in inputs]),
         "send_receive": lambda: part[rank - 1],
         "bisection": lambda: part[(rank + half) % (2 * half)] if rank < 2 * half else None,
         "ping_pong": lambda: {0: part[-1], ranks - 1: part[0]}.get(rank),
@@ -185,7 +185,7 @@ def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
 
 
 @pytest.mark.parametrize(
-    ("factor", "dtype", "held"),
+    ("factor", "dtype", "rounded"),
     [
         (1 / 3, "float16", np.float16(1 / 3)),
         (2049.0, "float16", np.float16(2049)),  # a tie, to even
@@ -195,7 +195,7 @@ def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
         (-3.0, "int8", -3),
     ],
 )
-def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dtype, held):
+def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dtype, rounded):
     def program(communicator):
         send, receive = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8)
         send.write(encoded(np.ones(1), dtype))
@@ -203,7 +203,7 @@ def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dty
         nccl.Collective(communicator, "all_reduce", 1, dtype, send, receive, **options).run(DEADLINE_S)
         return decoded(receive.read(len(encoded(np.ones(1), dtype))), dtype)[0]
 
-    assert ranks.results(1, program) == [float(held)]
+    assert ranks.results(1, program) == [float(rounded)]
 
 
 def test_types_of_eight_bits_of_floating_point_are_moved_as_they_are(nccl, ranks):
@@ -288,8 +288,8 @@ def test_ranks_make_a_symmetric_window_together_and_it_is_given_back(nccl, ranks
 
 
 def test_windows_of_other_sizes_are_refused_and_no_window_is_no_error(nccl, ranks, fake_libnccl, monkeypatch):
-    def program(communicator, rest=0):
-        return nccl.Buffer(communicator, 8 + rest, window_within_s=DEADLINE_S).registered
+    def program(communicator, more_bytes=0):
+        return nccl.Buffer(communicator, 8 + more_bytes, window_within_s=DEADLINE_S).registered
 
     unequal = ranks.outcomes(2, lambda communicator: program(communicator, communicator.rank))
     assert any(

@@ -175,7 +175,9 @@ def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, endi
     collective = all_reduce(nccl, communicator)
     collective.time(1, 20, graph_calls=1)
     communicator.abort() if ending == "abort" else communicator.finalize(20)
-    said = rf"The communicator of rank 0 of 1 was {ending.removesuffix('e')}ed and takes no more work: make a new one"
+    message = (
+        rf"The communicator of rank 0 of 1 was {ending.removesuffix('e')}ed and takes no more work: make a new one"
+    )
     for call in (
         lambda: collective.run(1),
         lambda: collective.time(1, 1),
@@ -185,7 +187,7 @@ def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, endi
         lambda: communicator.finalize(1),
         communicator.async_error,
     ):
-        with pytest.raises(nccl.Aborted, match=said):
+        with pytest.raises(nccl.Aborted, match=message):
             call()
     communicator.abort()  # which has nothing left to do
 
@@ -268,8 +270,8 @@ def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl
         nccl.Communicator(library, device, library.unique_id(), 0, 1, 0)
     with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128, several a multiple of that"):
         nccl.Communicator(library, device, b"abc", 0, 1, 1)
-    one, other = alone(nccl), alone(nccl)
-    buffer = nccl.Buffer(one, 16)
+    communicator, other = alone(nccl), alone(nccl)
+    buffer = nccl.Buffer(communicator, 16)
     with pytest.raises(ValueError, match="a send buffer of another communicator"):
         nccl.Collective(other, "all_reduce", 4, "float32", buffer, in_place=True)
     with pytest.raises(ValueError, match="8 bytes from byte 12 on were asked for and the buffer has 16"):
@@ -279,7 +281,7 @@ def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl
     with pytest.raises(ValueError, match="An array with gaps was given to write"):
         buffer.write(np.zeros((2, 2), np.float32)[:, :1])
     with pytest.raises(ValueError, match="A buffer of 0 bytes was asked for"):
-        nccl.Buffer(one, 0)
+        nccl.Buffer(communicator, 0)
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     older = alone(nccl)
     with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 cannot split a communicator, 2\.18 or later can"):

@@ -69,15 +69,15 @@ def test_a_copy_that_does_not_serve_is_not_passed_over(native, nccl, fake_libncc
 def test_each_setting_reaches_a_library_that_has_it_and_an_older_one_is_named(nccl, fake_libnccl, monkeypatch, version):
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
     assert nccl.SETTINGS == SETTINGS
-    library, said = nccl.Library(), ctypes.CDLL(str(fake_libnccl(version))).fake_config
-    known = [name for name, since in SETTINGS.items() if since <= version]
-    for number, name in enumerate(known[1:], 2):
+    library, word_at = nccl.Library(), ctypes.CDLL(str(fake_libnccl(version))).fake_config
+    available = [name for name, since in SETTINGS.items() if since <= version]
+    for number, name in enumerate(available[1:], 2):
         settings = {"blocking": 1, name: number}
         nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20, settings).finalize(20)
         # The field's place, in integers from `blocking` on; a pointer before it is two.
-        words = [said(at) for at in range(26)]
+        words = [word_at(at) for at in range(26)]
         assert (words[0], words.count(number)) == (1, 1), name
-    for name in SETTINGS.keys() - known:
+    for name in SETTINGS.keys() - available:
         with pytest.raises(
             nccl.NotAvailable, match=rf"NCCL {library.version_text} has no setting {name}, 2\.\d+\.\d or"
         ):

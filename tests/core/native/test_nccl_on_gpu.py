@@ -142,11 +142,11 @@ def test_it_is_captured_replayed_registered_split_and_multiplied_before_it_sums(
 def test_a_rank_left_alone_ends_at_its_deadline(tmp_path, silicon, how):
     alone, other = run(LEFT_ALONE.format(how=how), 2, tmp_path)
     try:
-        said = alone.communicate(timeout=120)[0]
+        output = alone.communicate(timeout=120)[0]
     finally:
         other.send_signal(signal.SIGKILL)
         other.communicate()
-    assert alone.returncode == 3, said
-    assert "DeadlineExceeded On rank 0 of 2, all_reduce of 1024 float32 did not end within 2 s" in said or (
-        "NcclError On rank 0 of 2" in said  # over sockets NCCL may see that the connection broke
+    assert alone.returncode == 3, output
+    assert "DeadlineExceeded On rank 0 of 2, all_reduce of 1024 float32 did not end within 2 s" in output or (
+        "NcclError On rank 0 of 2" in output  # over sockets NCCL may see that the connection broke
     )

@@ -139,7 +139,7 @@ class Recorder:
 
 def calls() -> dict[str, str]:
     """How each function of the library is called, those too that are called because another failed."""
-    found: dict[str, str] = {}
+    by_function: dict[str, str] = {}
     for failing in ("", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmSampleGet"):
         library = Recorder(failing)
         manager = Nvml(library)
@@ -147,8 +147,8 @@ def calls() -> dict[str, str]:
             if not name.startswith("_"):
                 for uuid in ("GPU-1", "GPU-1", "MIG-1"):
                     method(*[uuid] * len(inspect.signature(method).parameters))
-        found |= library.calls
-    return found
+        by_function |= library.calls
+    return by_function
 
 
 def declarations() -> str:

@@ -61,9 +61,9 @@ def sweep(axes: AlignmentAxes) -> list[Case]:
     return list({case.case_id: case for case in PROBE.sweep(axes)}.values())
 
 
-def rows(found: Findings, title: str, implementation: str = "") -> list[dict[str, object]]:
+def rows(findings: Findings, title: str, implementation: str = "") -> list[dict[str, object]]:
     """The lines of a table, those of one implementation if it is named."""
-    named = made_up.lines(found, title)
+    named = made_up.lines(findings, title)
     return [row for row in named if row["implementation, dtype, layout"].startswith(implementation)]
 
 
@@ -104,19 +104,19 @@ def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
 
 
 def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None:
-    found = findings(odd_is_half)
-    classes = {(row["along"], row["divides by"]): row for row in rows(found, "Throughput", "torch")}
+    report = findings(odd_is_half)
+    classes = {(row["along"], row["divides by"]): row for row in rows(report, "Throughput", "torch")}
     assert classes["K", 1]["rate / next aligned"].value == pytest.approx(0.5, rel=0.01)
     assert classes["K", 1]["gain by padding"].value == pytest.approx(2, rel=0.01)
     assert classes["K", 2]["rate / next aligned"].value == pytest.approx(1, rel=0.01)
     assert classes["N", 1]["rate / next aligned"].value == pytest.approx(1, rel=0.01)
-    best = next(each for each in remarks(found, "divisor") if each.values["sweep_setting"].startswith("torch"))
+    best = next(each for each in remarks(report, "divisor") if each.values["sweep_setting"].startswith("torch"))
     assert (best.values["sweep_name"], best.values["divisor"], best.effect) == ("K", 1, "gain")
     assert best.values["gain"].value == pytest.approx(2, rel=0.01)
-    (calls,) = remarks(found, "winning")
+    (calls,) = remarks(report, "winning")
     assert (calls.values["winning"], calls.values["tried"]) == (1, 9)
     assert calls.values["gain"].value == pytest.approx(2 / 1.1, rel=0.01)
-    verdicts = {(row["M x N x K"], row["size"]): row["verdict"] for row in rows(found, "Pad or not", "torch")}
+    verdicts = {(row["M x N x K"], row["size"]): row["verdict"] for row in rows(report, "Pad or not", "torch")}
     assert verdicts.pop(("256 x 1024 x K", 1023)) == "pad, even at each call"
     assert set(verdicts.values()) == {"leave it"}
 
@@ -202,26 +202,26 @@ def test_a_slope_is_no_cliff_and_its_search_ends() -> None:
 
 
 def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:
-    made = records(
+    measured = records(
         sweep(axes(along=("n",), span=(1.0, 2.0))),
         lambda case: by_work(case) * (2 if case.parameters.n > 1300 else 1),
     )
-    requested = PROBE.follow_up(made)
+    requested = PROBE.follow_up(measured)
     failed = [replace(record, outcome="failed") for record in records(requested, by_work)]
     assert requested
-    assert PROBE.follow_up(made + failed) == []
+    assert PROBE.follow_up(measured + failed) == []
 
 
 def test_one_process_has_the_interval_of_its_own_samples() -> None:
-    found = PROBE.findings(records(sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
-    gains = {row["size"]: row["gain if built so"] for row in rows(found, "Pad or not", "torch")}
+    report = PROBE.findings(records(sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
+    gains = {row["size"]: row["gain if built so"] for row in rows(report, "Pad or not", "torch")}
     assert (gains[1023].processes, gains[1023].low, gains[1023].high) == (
         1,
         pytest.approx(2, rel=0.01),
         gains[1023].value,
     )
-    assert [each.kind for each in found.remarks].count("caution") == 1
-    assert found.remarks[0].kind == "caution"
+    assert [each.kind for each in report.remarks].count("caution") == 1
+    assert report.remarks[0].kind == "caution"
     assert not [each for each in findings(odd_is_half, along=("k",)).remarks if each.kind == "caution"]
 
 

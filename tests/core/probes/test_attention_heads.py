@@ -134,19 +134,29 @@ def test_rival_blocks_are_tried_in_forward_passes_of_the_head_dims_that_have_som
     assert len({case for case in swept if not case.parameters.blocks}) == len(swept) - len(tried)
 
 
+def test_the_hopper_kernel_has_rivals_of_its_own_and_no_backward_pass() -> None:
+    fields = {"implementation": ("cuda_sm90",), "hidden": (4096,), "heads": (32,), "seq": (4096,)}
+    tried = [case.parameters for case in cases(blocks=("chosen", "rivals"), **fields)]
+    assert not any(p.backward for p in tried)
+    assert [str(p.blocks) for p in tried if p.blocks] == ["128x176", "128x160", "128x96", "192x64"]
+
+
 def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, blocks in (((8, 0), ("chosen",)), ((9, 0), ("chosen", "rivals")), ((10, 0), ("chosen",))):
         gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
         monkeypatch.setattr(attention_heads, "gpus", lambda gpu=gpu: [gpu])
         assert PROBE.axes("standard", Device("cuda")).blocks == blocks
+        implementations = PROBE.axes("quick", Device("cuda")).implementation
+        assert ("cuda_sm90" in implementations) is (capability == (9, 0))
+        assert "triton" in implementations
     assert PROBE.axes("quick", Device("cuda")).blocks == ("chosen",)
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
-    found = findings(Machine())
+    report = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
     ratios = {}
-    for each in remarks(found, "slow", kernel="sdpa_default, float32"):
+    for each in remarks(report, "slow", kernel="sdpa_default, float32"):
         assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
         assert "with the same parameters" in each.template
         ratios[each.values["of_pass"]] = each.values["faster"]
@@ -155,7 +165,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert ratios["forward"].value == pytest.approx(expected)
     assert ratios["backward"].value == pytest.approx(expected)
     assert ratios["forward"].low == pytest.approx(expected)
-    assert remarks(found, "cause", kernel="sdpa_default, float32") == []
+    assert remarks(report, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_noise_is_not_turned_into_advice() -> None:
@@ -266,14 +276,14 @@ def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
 
 
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:
-    found = PROBE.findings(read_journal(H200_HEADS))
+    report = PROBE.findings(read_journal(H200_HEADS))
     columns = {
         each.values["kernel"].partition(",")[0]: each.values["columns"]
-        for each in remarks(found, "columns")
+        for each in remarks(report, "columns")
         if "causal" not in each.values["what"]
     }
     assert columns == {"sdpa_cudnn": 113, "sdpa_flash": 27, "triton": 230}
-    assert {each.values["units"] for each in remarks(found, "columns")} == {"softmax at 64, tensor cores at 128"}
+    assert {each.values["units"] for each in remarks(report, "columns")} == {"softmax at 64, tensor cores at 128"}
 
 
 def test_the_law_of_head_size_is_the_machines_and_is_judged_on_sizes_left_out() -> None:

@@ -38,20 +38,20 @@ def records(cases: Iterable[Case] | None = None, seconds: Any = None, **fields: 
 
 
 def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
-    found = PROBE.findings(records())
-    library, dtypes, other = (each.values for each in found.remarks)
+    report = PROBE.findings(records())
+    library, dtypes, float32 = (each.values for each in report.remarks)
     assert (library["dtype"], library["mean"].value, library["schedule_workers"]) == (
         "bfloat16",
         pytest.approx(1 / 3),
         1,
     )
-    assert (other["dtype"], other["mean"].value, other["products"]) == ("float32", pytest.approx(1 / 2), 2)
+    assert (float32["dtype"], float32["mean"].value, float32["products"]) == ("float32", pytest.approx(1 / 2), 2)
     assert (dtypes["dtype"], dtypes["mean"].value, "float32" in dtypes["what"]) == (
         "bfloat16",
         pytest.approx(2 / 3),
         True,
     )
-    assert {round(row[-1].value, 9) for row in found.tables[0].rows} == {0.5, round(1 / 3, 9)}
+    assert {round(row[-1].value, 9) for row in report.tables[0].rows} == {0.5, round(1 / 3, 9)}
 
 
 def test_widths_in_steps_of_8_are_asked_of_the_kernel_that_takes_them() -> None:
@@ -87,15 +87,15 @@ def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> Non
 def test_under_a_sustained_load_watts_and_joules_for_a_tflop_are_told_and_of_a_burst_neither() -> None:
     axes = replace(AXES, mode=("burst", "sustained"), dtype=("float32",), shape=(Shape(1000, 1000, 1000),))
     taken = records(PROBE.sweep(axes), metrics={"power": made_up.metric(700.0, "W")})
-    found = PROBE.findings(taken)
-    loads = [each for each in found.remarks if "joules" in each.values]
+    report = PROBE.findings(taken)
+    loads = [each for each in report.remarks if "joules" in each.values]
     # 2 GFLOP in 1 s by torch at 700 W, in 2 s by ours.
     assert [(each.values["implementation"], each.values["joules"].value) for each in loads] == [
         ("native", pytest.approx(700e3)),
         ("torch", pytest.approx(350e3)),
     ]
     assert {each.values["watts"].value for each in loads} == {700.0}
-    rows = made_up.lines(found, "Our matmul and the library's")
+    rows = made_up.lines(report, "Our matmul and the library's")
     assert {(row["mode"], row["J/TFLOP"] and round(row["J/TFLOP"].value)) for row in rows} == {
         ("burst", None),
         ("sustained", 700_000),

@@ -39,35 +39,35 @@ def in_blocks(policy: str, batch: int) -> float:
 
 
 def a_record(
-    case: Case, process: int, held: StateBytes, rate_of_batch: Callable[[int], float], wobble: float
+    case: Case, process: int, held_bytes: StateBytes, rate_of_batch: Callable[[int], float], wobble: float
 ) -> Record:
     p = case.parameters
-    policy, peak = str(p.checkpointing), held(str(p.checkpointing), p.batch)
+    policy, peak = str(p.checkpointing), held_bytes(str(p.checkpointing), p.batch)
     seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + wobble * (process - 1))
     if p.budget_bytes and peak > p.budget_bytes:
         reason = f"Batch {p.batch} does not fit: it is made up."
         return made_up.a_record(case, process=process, outcome="unsupported", reason=reason)
     fixed = 1e6 * FIXED_MB
-    bytes_ = {"kept": peak - fixed, "fixed": fixed, "peak": peak, "peak_of_one": held(policy, 1)}
+    bytes_ = {"kept": peak - fixed, "fixed": fixed, "peak": peak, "peak_of_one": held_bytes(policy, 1)}
     return made_up.a_record(case, seconds, process=process, metrics=bytes_ | {"budget": float(p.budget_bytes)})
 
 
 def searched(
     axes: CheckpointingAxes = AXES,
-    held: StateBytes = straight,
+    held_bytes: StateBytes = straight,
     rate_of_batch: Callable[[int], float] = lambda batch: 1.0,
     wobble: float = 0.001,
 ) -> tuple[list[Record], int]:
     """Records of a whole run, and how many rounds its search took."""
     records, cases, rounds = [], list(PROBE.sweep(axes)), -1
-    known = set()
+    requested_ids = set()
     while cases:
         rounds += 1
         assert rounds < 12, "the search wanders"
         for case in cases:
-            assert case.case_id not in known
-            known.add(case.case_id)
-            records += [a_record(case, process, held, rate_of_batch, wobble) for process in range(3)]
+            assert case.case_id not in requested_ids
+            requested_ids.add(case.case_id)
+            records += [a_record(case, process, held_bytes, rate_of_batch, wobble) for process in range(3)]
         cases = PROBE.follow_up(records)
     return records, rounds
 
@@ -81,13 +81,13 @@ def batches(records: list[Record], outcome: str) -> dict[str, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("held", [straight, in_blocks])
+@pytest.mark.parametrize("held_bytes", [straight, in_blocks])
 @pytest.mark.parametrize("start", [1, 4, 64])
-def test_the_search_ends_at_the_last_batch_that_fits_and_has_seen_the_next_fail(held, start):
-    records, _ = searched(replace(AXES, batch=(start,)), held)
+def test_the_search_ends_at_the_last_batch_that_fits_and_has_seen_the_next_fail(held_bytes, start):
+    records, _ = searched(replace(AXES, batch=(start,)), held_bytes)
     for policy, fitting in batches(records, "ok").items():
         last = max(fitting)
-        assert held(policy, last) <= 100e6 < held(policy, last + 1)
+        assert held_bytes(policy, last) <= 100e6 < held_bytes(policy, last + 1)
         assert last + 1 in batches(records, "unsupported")[policy]
 
 
@@ -121,8 +121,8 @@ def test_a_batch_that_failed_ends_its_search():
 
 
 def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
-    found = PROBE.findings(searched()[0])
-    costs = {each.message.values["checkpointing"]: each for each in found.verdicts if each.claim == COSTS}
+    report = PROBE.findings(searched()[0])
+    costs = {each.message.values["checkpointing"]: each for each in report.verdicts if each.claim == COSTS}
     assert set(costs) == {"every:1", "every:2"}
     every = costs["every:1"]
     assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
@@ -134,10 +134,10 @@ def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
     )
     assert message["by_flop"].predicted
     assert 0.75 <= message["by_flop"].value < 0.8
-    (selective,) = (each for each in found.remarks if isinstance(each, Remark) and "by_flop" in each.values)
+    (selective,) = (each for each in report.remarks if isinstance(each, Remark) and "by_flop" in each.values)
     assert (selective.values["checkpointing"], selective.values["by_flop"].value) == ("selective", 1)
     assert selective.values["measured"].value == pytest.approx(0.95)
-    peaks = {(row["checkpointing"], row["batch"]): row["peak"] for row in cells(found.tables[1])}
+    peaks = {(row["checkpointing"], row["batch"]): row["peak"] for row in cells(report.tables[1])}
     assert (peaks["every:1", 4], peaks["none", 4]) == (Quantity(20e6, "MB"), Quantity(46e6, "MB"))
 
 

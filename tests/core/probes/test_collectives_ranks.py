@@ -35,9 +35,11 @@ def test_the_straggler_is_who_arrives_last_and_has_the_smallest_own_time(network
     assert found["wait"] > 0.05
 
 
-@pytest.mark.parametrize("made", [{"noise": 0.02}, {"late": {1: 0.5e-6}}], ids=["by chance", "by next to nothing"])
-def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(network: Any, made: dict[str, Any]) -> None:
-    found = said(PROBE.findings(network(**made).records(cases(op=ARRIVING))), "straggler")
+@pytest.mark.parametrize("settings", [{"noise": 0.02}, {"late": {1: 0.5e-6}}], ids=["by chance", "by next to nothing"])
+def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(
+    network: Any, settings: dict[str, Any]
+) -> None:
+    found = said(PROBE.findings(network(**settings).records(cases(op=ARRIVING))), "straggler")
     assert found["kind"] == ""
     assert found["chance"] > 0.01 or found["wait"] < 0.05
 

@@ -69,7 +69,7 @@ def seconds_of(case: Case) -> float:
 
 def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0) -> list[Record]:
     """Every case in each process; the ranks are `skew` apart in steps without exchange."""
-    random, made = np.random.default_rng(0), []
+    random, records = np.random.default_rng(0), []
     for process, case in itertools.product(range(PROCESSES), cases):
         seconds = seconds_of(case) * float(np.exp(noise * random.standard_normal()))
         p, details = case.parameters, {}
@@ -77,8 +77,8 @@ def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0) -> list
             details = {"buckets": buckets_of(p), "wire_bytes": p.exchanges * p.gradient_bytes}
         own = [seconds / skew, seconds] if getattr(p, "exchange", "") == "none" else [seconds] * 2
         sampling = {"rank_samples_s": [[each] * 3 for each in own]}
-        made.append(a_record(case, float(np.mean(own)), process=process, details=details, sampling=sampling))
-    return made
+        records.append(a_record(case, float(np.mean(own)), process=process, details=details, sampling=sampling))
+    return records
 
 
 def swept(axes: DataParallelAxes) -> list[Case]:

@@ -57,14 +57,14 @@ def test_the_law_finds_start_and_row_and_holds_on_what_it_has_not_seen():
 
 def test_waves_are_rounded_up_for_each_expert_in_a_loop_and_once_in_one_launch():
     axes = replace(AXES, implementation=("loop", "padded", "grouped_mm"), experts=(4,), shape=(Shape(256, 64, 32),))
-    found = {
+    waves_of = {
         (row.implementation, row.p.skew): row.by_name("waves")
         for row in rows_of(made(axes, tile=[32, 32, 16], slots=6), computed=PROBE.computed)
     }
     # 64 rows each are 2 x 2 tiles: a wave an expert, or 16 tiles in 3 waves of 6 slots.
-    assert (found["loop", 0.0], found["grouped_mm", 0.0], found["padded", 0.0]) == (4, 3, 3)
+    assert (waves_of["loop", 0.0], waves_of["grouped_mm", 0.0], waves_of["padded", 0.0]) == (4, 3, 3)
     # 123, 61, 41 and 31 rows are 8, 4, 4 and 2 tiles; padded, four times 8.
-    assert (found["loop", 1.0], found["grouped_mm", 1.0], found["padded", 1.0]) == (5, 3, 6)
+    assert (waves_of["loop", 1.0], waves_of["grouped_mm", 1.0], waves_of["padded", 1.0]) == (5, 3, 6)
 
 
 def test_claims_are_tried_where_they_speak():

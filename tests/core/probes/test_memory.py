@@ -92,13 +92,14 @@ def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
 
 
 def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bits():
-    whole = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
-    formula = float(activation_bytes(whole.dimensions, whole.batch, whole.seq, recompute="nothing"))
+    explicit = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
+    formula = float(activation_bytes(explicit.dimensions, explicit.batch, explicit.seq, recompute="nothing"))
     found = judged(
-        PROBE.findings([record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa"))]), FORMULA
+        PROBE.findings([record(explicit, activations=1.02 * formula), record(replace(explicit, attention="sdpa"))]),
+        FORMULA,
     )
     assert (found.measured.value, found.message.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
-    (row,) = (row for row in cells(PROBE.findings([record(whole, activations=2 * formula)]).tables[0]))
+    (row,) = (row for row in cells(PROBE.findings([record(explicit, activations=2 * formula)]).tables[0]))
     assert row["of the 16-bit formula"].value == pytest.approx(2)
 
 
@@ -120,12 +121,12 @@ def test_the_laws_error_is_that_of_the_worst_configuration():
 
 def test_checkpointing_keeps_a_share_of_the_activations():
     policies = {"none": 5000, "every:1": 1000, "selective": 4000}
-    found = PROBE.findings(
+    report = PROBE.findings(
         [
             record(replace(SMALL, checkpointing=Checkpointing.parse(each)), activations=kept)
             for each, kept in policies.items()
         ]
     )
-    (row,) = cells(found.tables[1])
+    (row,) = cells(report.tables[1])
     assert row["configuration"] == "gpt, sdpa, float32, 2 x 16"
     assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)

@@ -33,14 +33,14 @@ WAYS = "Ways to train in parallel (predicted)"
 
 def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
     findings = judged(Network().records(cases(op=TRAINED)), TrainingSizes(1.0, LLAMA_7B))
-    found = {row["parallelism"]: row for row in table(findings, WAYS)}
-    assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
-    assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
+    ways = {row["parallelism"]: row for row in table(findings, WAYS)}
+    assert [*ways] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
+    assert {row["network"] for row in ways.values()} == {"enough", "network-bound"}
     message = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
-    highest = max(found, key=lambda way: found[way]["too slow below compute of"])
+    highest = max(ways, key=lambda way: ways[way]["too slow below compute of"])
     assert set(message) == {"DDP", highest}
-    assert message["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
-    rate = found["DDP"]["on the bus a step"] / found["DDP"]["communication"]
+    assert message["DDP"]["bound"].value == ways["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
+    rate = ways["DDP"]["on the bus a step"] / ways["DDP"]["communication"]
     assert message["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
     assert message["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
     assert not remarks(findings, "Not judged")

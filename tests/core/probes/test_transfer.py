@@ -29,9 +29,9 @@ def law_s(start_s: float, gb_per_s: float, case: Case) -> float:
     return start_s + case.parameters.size_bytes / gb_per_s / 1e9
 
 
-def ways(found: Findings) -> dict[str, dict[str, Cell]]:
+def ways(findings: Findings) -> dict[str, dict[str, Cell]]:
     """The cells of the first table, by way and column."""
-    return {str(line["way"]): line for line in cells(found.tables[0])}
+    return {str(line["way"]): line for line in cells(findings.tables[0])}
 
 
 def test_latency_and_bandwidth_are_found_again():

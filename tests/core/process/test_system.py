@@ -52,14 +52,14 @@ def test_folders_of_dead_owners_are_swept_and_those_of_living_ones_stay(temporar
     name = system.owned_name("worker", sleeper.pid)
     (temporary / f"{name}abc" / "deep").mkdir(parents=True)
     (temporary / f"{name}abc" / "deep" / "file").write_text("much")
-    own = system.OwnedFolder("run")
+    living = system.OwnedFolder("run")
     system.sweep()
-    assert {path.name for path in temporary.iterdir()} == {f"{name}abc", Path(own.name).name}
+    assert {path.name for path in temporary.iterdir()} == {f"{name}abc", Path(living.name).name}
     sleeper.kill()
     sleeper.wait()
     system.sweep()
-    assert [path.name for path in temporary.iterdir()] == [Path(own.name).name]
-    own.cleanup()
+    assert [path.name for path in temporary.iterdir()] == [Path(living.name).name]
+    living.cleanup()
     assert not list(temporary.iterdir())
 
 
@@ -86,7 +86,7 @@ print(Path(own.name).is_dir())
 
 def test_a_process_without_descriptors_left_takes_nobody_for_dead(temporary):
     """A sweep that cannot read /proc would remove the folders of running processes."""
-    own = system.OwnedFolder("run")
+    living = system.OwnedFolder("run")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
@@ -95,7 +95,7 @@ def test_a_process_without_descriptors_left_takes_nobody_for_dead(temporary):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert alive == (True, True)
     assert not system.is_alive(2**22 + 1, 1)
-    own.cleanup()
+    living.cleanup()
 
 
 def test_sweeping_follows_no_link_and_takes_nothing_with_another_name(temporary, sleeper, tmp_path_factory):

@@ -7,17 +7,17 @@ import psutil
 
 def ranks_of(parent: int) -> list[psutil.Process]:
     """Processes of ranks that run now, by rank."""
-    found = {}
+    by_rank = {}
     for process in psutil.Process(parent).children(recursive=True):
         try:
             environ, name = process.environ(), process.name()
         except psutil.Error:
             continue
         if name.startswith("rank "):  # a copy of the suite's own launcher
-            found[int(name.removeprefix("rank "))] = process
+            by_rank[int(name.removeprefix("rank "))] = process
         if "RANK" in environ and "LOCAL_RANK" in environ:
-            found[int(environ["RANK"])] = process
-    return [found[rank] for rank in sorted(found)]
+            by_rank[int(environ["RANK"])] = process
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:

@@ -109,16 +109,16 @@ def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed, dri
     moment_s = chance.choice([0.0, chance.uniform(0, 0.1), chance.uniform(0, 2), chance.uniform(0, 6)])
     time.sleep(moment_s)
     getattr(ranks[victim], deed)()
-    began, said = time.monotonic(), ""
+    began, output = time.monotonic(), ""
     # Ends what is read below.
     late = threading.Timer(IN_TIME_S, end_all, [launcher.pid])
     late.start()
     others = [rank for rank in range(3) if rank != victim]
-    while who_named(said, victim) != others:
+    while who_named(output, victim) != others:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
-        assert line, f"rank {victim}, {deed} after {moment_s:.2f} s:\n{said}"
-        said += line
+        assert line, f"rank {victim}, {deed} after {moment_s:.2f} s:\n{output}"
+        output += line
     late.cancel()
     print(f"drill {drill}: {deed} of rank {victim} after {moment_s:.2f} s, named in {time.monotonic() - began:.1f} s")
 
@@ -142,13 +142,13 @@ def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch, tmp_
     ranks[1].suspend()
     late = threading.Timer(30, end_all, [launcher.pid])  # ends what is read below
     late.start()
-    said = ""
+    output = ""
     # Rank 0 keeps the sentence as what became of its case, and reports it, in lines as wide as a terminal.
-    while ": Rank 1 " not in said or "1 of 1 cases failed" not in said:
+    while ": Rank 1 " not in output or "1 of 1 cases failed" not in output:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
-        assert line, said
-        said = " ".join(f"{said} {line}".split()) + " "
+        assert line, output
+        output = " ".join(f"{output} {line}".split()) + " "
     late.cancel()
 
 

@@ -103,17 +103,17 @@ def test_products_are_known_within_a_third_of_a_percent_and_decided_in_a_fifth_o
 def test_a_clock_that_did_not_move_leaves_the_elasticity_unknown_and_the_interval_says_so():
     draw = np.random.default_rng(0)
     seconds, clocks = 1e-3 * draw.normal(1, 1e-3, 40), 1.75e9 * draw.normal(1, 1e-3, 40)
-    found = at_one_clock(seconds, clocks, [8] * 5, 1.5e9)
-    assert found.elasticity is None
-    assert found.seconds == pytest.approx(1e-3 * 1.75 / 1.5, rel=2e-3)
-    assert found.low == pytest.approx(1e-3 * (1.75 / 1.5) ** 0.4, rel=5e-3)
-    assert found.high == pytest.approx(found.seconds, rel=5e-3)
+    converted = at_one_clock(seconds, clocks, [8] * 5, 1.5e9)
+    assert converted.elasticity is None
+    assert converted.seconds == pytest.approx(1e-3 * 1.75 / 1.5, rel=2e-3)
+    assert converted.low == pytest.approx(1e-3 * (1.75 / 1.5) ** 0.4, rel=5e-3)
+    assert converted.high == pytest.approx(converted.seconds, rel=5e-3)
     # A launch that does not compute, or is over before the GPU is full, keeps its seconds.
     for is_compute, scale in ((False, 1.0), (True, 1e-3)):
         kept = at_one_clock(seconds * scale, clocks, [8] * 5, 1.5e9, is_compute=is_compute)
         assert kept.seconds == pytest.approx(1e-3 * scale, rel=2e-3)
         assert kept.log_of_doubt == 0
-    assert found.log_of_doubt == pytest.approx(0.6 * math.log(1.75 / 1.5), rel=5e-3)
+    assert converted.log_of_doubt == pytest.approx(0.6 * math.log(1.75 / 1.5), rel=5e-3)
 
 
 def test_copies_keep_their_seconds_where_the_clock_moves():
@@ -170,7 +170,7 @@ def test_a_discarded_sample_leaves_every_other_in_its_own_slice():
 def test_slices_of_a_case_that_lost_one_pair_with_those_of_their_own_rounds(discarded):
     # The machine takes 1 % more from round to round, the second case twice as long: each pair has the ratio 2.
     first, second = ([[(scale * 1e-3 * 1.01**n, 1.5e9)] * 4 for n in range(10)] for scale in (1, 2))
-    whole = taken(first)
+    complete = taken(first)
     samples = [sample for part in second for sample in part]
     metrics = {
         name: Metric(unit, 1, 1, 1, 1, 1, [sample[column] for sample in samples])
@@ -186,7 +186,7 @@ def test_slices_of_a_case_that_lost_one_pair_with_those_of_their_own_rounds(disc
     )
     [reading] = readings([record])
     assert [n for _, n in reading.slices] == [n for n in range(10) if n != discarded]
-    together = replace(whole, groups=("g",), seconds=reading.seconds / 2)
+    together = replace(complete, groups=("g",), seconds=reading.seconds / 2)
     assert _pair_error(reading, replace(together, slices={("g", n): each[0][0] for n, each in enumerate(first)})) < 1e-9
 
 
@@ -214,12 +214,14 @@ def test_a_kernel_that_draws_more_power_is_equal_at_one_clock_and_slower_under_a
     assert sustained[1] / sustained[0] > 1.02
 
 
-@pytest.mark.parametrize(("slower", "least", "most"), [(1.01, 0.95, 1.0), (1.0, 0.0, 0.01)])
+@pytest.mark.parametrize(("slower", "lowest", "highest"), [(1.01, 0.95, 1.0), (1.0, 0.0, 0.01)])
 @pytest.mark.slow
-def test_of_400_pairs_of_ten_slices_a_change_of_one_percent_is_found_and_none_where_there_is_none(slower, least, most):
+def test_of_400_pairs_of_ten_slices_a_change_of_one_percent_is_found_and_none_where_there_is_none(
+    slower, lowest, highest
+):
     found = 0
     for seed in range(400):
         old, new = map(taken, FakeGpu(seed).slices([Kernel(5e-4), Kernel(5e-4 * slower)], 10))
         ratio = speedup(new, old)
         found += (ratio.low > 1 or ratio.high < 1) and abs(math.log(ratio.value)) > MARGIN
-    assert least <= found / 400 <= most
+    assert lowest <= found / 400 <= highest

@@ -72,13 +72,13 @@ def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tm
 def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_path):
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0)])
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:40])
+    line = path.read_bytes()
+    path.write_bytes(line + line[:40])
     with pytest.warns(DamagedJournal, match="torn"):
         assert len(read_journal(path)) == 1
     with pytest.warns(DamagedJournal, match="set aside"):
         write(path, [a_record(1)])
-    assert (tmp_path / "records.jsonl.torn").read_bytes().startswith(whole[:40])
+    assert (tmp_path / "records.jsonl.torn").read_bytes().startswith(line[:40])
     assert len(read_journal(path)) == 2
 
 
@@ -200,7 +200,7 @@ def test_a_record_without_what_readers_use_or_with_what_they_stumble_over_is_ref
 
 
 @pytest.mark.parametrize(
-    "held",
+    "fields",
     [
         {"quality": {"converged": False, "discarded": [[0, "throttled"]], "disturbances": {"drift": 99.9}}},
         {"quality": {"converged": True, "discarded": [], "disturbances": {"clean_share": 0, "drift": 0.0}}},
@@ -209,8 +209,8 @@ def test_a_record_without_what_readers_use_or_with_what_they_stumble_over_is_ref
         {"outcome": "failed", "metrics": {}, "work": {}, "quality": {}},
     ],
 )
-def test_a_record_of_several_ranks_with_samples_left_out_or_without_a_time_is_read_as_it_is(held):
-    stored = a_record(0).to_json() | held
+def test_a_record_of_several_ranks_with_samples_left_out_or_without_a_time_is_read_as_it_is(fields):
+    stored = a_record(0).to_json() | fields
     assert Record.from_json(stored).to_json() == stored
 
 

@@ -86,13 +86,13 @@ def test_a_budget_that_is_used_up_leaves_it_undecided_and_says_what_more_would_c
 def test_every_pair_is_written_before_the_next_is_measured(measured):
     written = []
     calls = measured(noisy(lambda case: 1.1))
-    seen = []
+    counts = []
     compare_case(
         OLD, NEW, case_of(64), CPU,
         journal=written.append,
-        progress=lambda case, pairs: seen.append((len(calls), len(written), len(pairs))),
+        progress=lambda case, pairs: counts.append((len(calls), len(written), len(pairs))),
     )  # fmt: skip
-    assert seen == [(number, number, number) for number in range(1, len(calls) + 1)]
+    assert counts == [(number, number, number) for number in range(1, len(calls) + 1)]
     assert written[3]["pair"] == 3
     assert written[3]["old"] == case_of(64).old.to_json()
 
@@ -196,11 +196,11 @@ def test_a_line_of_a_pair_says_what_was_measured_of_which_cases(measured):
     assert finding.details["kernels"] == {side: {"name": "k", "path": "p"} for side in ("old", "new")}
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.02, False), (0.03, True)])
-def test_time_that_other_guests_took_is_said_beyond_two_percent(measured, share, said):
+@pytest.mark.parametrize(("share", "is_said"), [(0.02, False), (0.03, True)])
+def test_time_that_other_guests_took_is_said_beyond_two_percent(measured, share, is_said):
     measured(lambda case: made_up_pair(1.1, machine={"steal_share": share}))
     sentence = compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,))).sentence
-    assert ("Other guests of this machine took 3 % of its time." in sentence) is said
+    assert ("Other guests of this machine took 3 % of its time." in sentence) is is_said
 
 
 def test_a_clock_that_differs_by_a_hundredth_is_not_said_and_a_budget_is_spent_to_its_end(measured, monkeypatch):

@@ -98,13 +98,13 @@ def test_what_cannot_be_compared_is_one_sentence(repository, run, arguments, wor
 
 
 def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_path):
-    given = ("bench.py", "--max-pairs", "1", "--results", str(tmp_path / "results"))
-    done = CliRunner().invoke(selfcheck, [*given, "--shifts", "0:2"], catch_exceptions=False)
+    arguments = ("bench.py", "--max-pairs", "1", "--results", str(tmp_path / "results"))
+    done = CliRunner().invoke(selfcheck, [*arguments, "--shifts", "0:2"], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     (folder,) = (tmp_path / "results").glob("*/selfcheck-*")
     made = [json.loads(line) for line in (folder / "comparisons.jsonl").read_text().splitlines()]
     assert [each["label"] for each in made] == [f"bench.py:squares[{kernel} n=64]" for kernel in ("loop", "again")]
-    refused = CliRunner().invoke(selfcheck, [*given, "--shifts", "0,5"])
+    refused = CliRunner().invoke(selfcheck, [*arguments, "--shifts", "0,5"])
     assert refused.exit_code == 2
     assert "use --shifts 0" in refused.stderr
 

@@ -20,16 +20,18 @@ SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_s
 def repository(tmp_path, monkeypatch):
     """A repository with three commits: version 1, version 2, which is checked out, and one that does not build."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
-    made = Repository(tmp_path / "checkout")
-    made.write(**{".gitignore": "build\n"})
+    checkout = Repository(tmp_path / "checkout")
+    checkout.write(**{".gitignore": "build\n"})
     for version in ("1", "2"):
-        made.commit(f"v{version}", **{"setup.py": SETUP, "pyperf_suite/__init__.py": f"__version__ = '{version}'\n"})
-    made.commit(
+        checkout.commit(
+            f"v{version}", **{"setup.py": SETUP, "pyperf_suite/__init__.py": f"__version__ = '{version}'\n"}
+        )
+    checkout.commit(
         "broken",
         **{"setup.py": "print('compiling', flush=True)\nraise SystemExit('gemm.cpp:7: error: no semicolon')\n"},
     )
-    made.git("checkout", "-q", "v2")
-    return made
+    checkout.git("checkout", "-q", "v2")
+    return checkout
 
 
 @pytest.fixture
@@ -127,19 +129,19 @@ def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, whi
 
 
 def test_an_interpreter_that_has_the_suite_is_an_arm_and_others_are_refused(tmp_path):
-    other = tmp_path / "python"
-    other.write_text("#!/bin/sh\necho '[[3, 11, 0], {}]'\n")
-    other.chmod(0o755)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho '[[3, 11, 0], {}]'\n")
+    python.chmod(0o755)
     with pytest.raises(UserError, match=r"has no pyperf_suite: install it there"):
-        interpreter_arm(other)
+        interpreter_arm(python)
     with pytest.raises(UserError, match="does not run"):
         interpreter_arm(tmp_path / "absent")
-    other.write_text("#!/bin/sh\n")
+    python.write_text("#!/bin/sh\n")
     with pytest.raises(UserError, match="no Python interpreter"):
-        interpreter_arm(other)
-    other.write_text('#!/bin/sh\necho \'[[3, 11, 0], {"pyperf_suite": "7"}]\'\n')
-    arm = interpreter_arm(other)
-    assert (arm.python, arm.build, arm.name) == (other, None, f"{other} (7)")
+        interpreter_arm(python)
+    python.write_text('#!/bin/sh\necho \'[[3, 11, 0], {"pyperf_suite": "7"}]\'\n')
+    arm = interpreter_arm(python)
+    assert (arm.python, arm.build, arm.name) == (python, None, f"{python} (7)")
     assert arm.variables["PYTHONPATH"] == ""
 
 

@@ -90,15 +90,15 @@ def stepped(points: int = 40, at: int = 25, step: float = STEP) -> np.ndarray:
 
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says():
     generator = np.random.default_rng(5)
-    held = found = 0
+    hits = tries = 0
     for _ in range(200):
         logs = noise(generator, 60, 0.5, 0.01)
         logs[40:] += STEP
         for change in find_changes(np.exp(logs)):
-            found += 1
-            held += change.ratio.low <= 1.05 <= change.ratio.high
-    assert found > 150
-    assert 0.9 * found <= held
+            tries += 1
+            hits += change.ratio.low <= 1.05 <= change.ratio.high
+    assert tries > 150
+    assert 0.9 * tries <= hits
 
 
 def test_a_step_below_the_least_effect_is_not_nominated():

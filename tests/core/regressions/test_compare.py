@@ -191,13 +191,13 @@ def test_one_alarm_among_many_benchmarks_must_be_rarer():
 
 
 def test_welchs_comparison_adds_processes_and_runs():
-    seen = difference([1.0, 1.1], [1.2, 1.3, 1.25], RunNoise(0.03, 6.0, ""))
+    change = difference([1.0, 1.1], [1.2, 1.3, 1.25], RunNoise(0.03, 6.0, ""))
     old, new = np.log([1.0, 1.1]), np.log([1.2, 1.3, 1.25])
     parts = [(2 * 0.03**2, 6), (np.var(old, ddof=1) / 2, 1), (np.var(new, ddof=1) / 3, 2)]
     variance = sum(part for part, _ in parts)
-    assert seen.centre == pytest.approx(new.mean() - old.mean())
-    assert seen.error == pytest.approx(math.sqrt(variance))
-    assert seen.freedom == pytest.approx(variance**2 / sum(part**2 / freedom for part, freedom in parts))
+    assert change.centre == pytest.approx(new.mean() - old.mean())
+    assert change.error == pytest.approx(math.sqrt(variance))
+    assert change.freedom == pytest.approx(variance**2 / sum(part**2 / freedom for part, freedom in parts))
 
 
 @pytest.mark.parametrize("processes", [1, 3])

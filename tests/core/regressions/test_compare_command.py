@@ -104,7 +104,7 @@ def test_a_time_converted_with_an_unknown_elasticity_is_named_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (("latest~99", "latest"), "goes back beyond the first run"),
         (("20250101T000000Z-0000", "latest"), "There is no run"),
@@ -115,10 +115,10 @@ def test_a_time_converted_with_an_unknown_elasticity_is_named_in_one_sentence(
         (("latest~1", "latest", "-k", "cublas"), "holds no benchmark that matches 'cublas'"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence_and_exit_code_2(compare, write_run, arguments, said):
+def test_what_cannot_be_compared_is_one_sentence_and_exit_code_2(compare, write_run, arguments, sentence):
     for day, machine in ((1, "cpu-made-up-2c"), (2, "cpu-other-8c"), (3, "cpu-made-up-2c")):
         write_run(run_id(day), [1e-3] * 3, machine=machine)
     done = compare(*arguments)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert sentence in done.stderr
     assert "Traceback" not in done.output

@@ -58,13 +58,18 @@ def test_every_series_with_its_runs_is_json_on_request(history):
     answer = json.loads(invoke("history", "--results", history, "--json").stdout)
     series = {each["case_id"]: each for each in answer["series"]}
     assert set(series) == {SMALL.case_id, LARGE.case_id}
-    own = series[SMALL.case_id]
-    assert (own["label"], own["metric"], own["unit_of_measure"], len(own["points"])) == (SMALL.label, "time", "s", 20)
-    point = own["points"][10]
+    small = series[SMALL.case_id]
+    assert (small["label"], small["metric"], small["unit_of_measure"], len(small["points"])) == (
+        SMALL.label,
+        "time",
+        "s",
+        20,
+    )
+    point = small["points"][10]
     assert (point["run_id"], point["commit"]) == ("20260111T000000Z-000b", f"{11:040x}")
     assert point["low"] <= point["value"] <= point["high"]
-    assert own["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
-    assert [each["index"] for each in own["changes"]] == [10]
+    assert small["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
+    assert [each["index"] for each in small["changes"]] == [10]
     assert len(json.loads(invoke("history", SMALL.case_id, "--results", history, "--json").stdout)["series"]) == 1
 
 

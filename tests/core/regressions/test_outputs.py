@@ -40,7 +40,13 @@ def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentenc
     )
 
 
-ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", ratio=None), finding("slower", ratio=1.05)]
+EVERY_VERDICT = [
+    finding(),
+    finding("faster"),
+    finding("undecided"),
+    finding("failed", ratio=None),
+    finding("slower", ratio=1.05),
+]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +89,8 @@ def test_what_lies_beyond_the_margin_as_a_whole_is_probably_slower(verdict, low,
 
 def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smaller():
     smaller, larger = finding("slower", "b", 1.05), finding("slower", "a", 1.2)
-    assert by_urgency([*ALL[:4], smaller, larger])[:2] == [larger, smaller]
-    assert by_urgency(ALL)[-1].verdict == "equivalent"
+    assert by_urgency([*EVERY_VERDICT[:4], smaller, larger])[:2] == [larger, smaller]
+    assert by_urgency(EVERY_VERDICT)[-1].verdict == "equivalent"
 
 
 def shown(findings, notes=(), width=100):
@@ -131,12 +137,12 @@ def test_a_summary_of_ten_thousand_benchmarks_fits_a_job_page_and_says_what_it_l
 
 
 def test_junit_fails_a_regression_and_skips_what_stayed_open():
-    suite = ElementTree.fromstring(junit_xml("ab", ALL))
+    suite = ElementTree.fromstring(junit_xml("ab", EVERY_VERDICT))
     assert suite.attrib | {"time": ""} == {
         "name": "ab", "tests": "5", "failures": "1", "errors": "1", "skipped": "1", "time": "",
     }  # fmt: skip
     assert [test[0].tag for test in suite] == ["system-out", "system-out", "skipped", "error", "failure"]
-    suite = ElementTree.fromstring(junit_xml("ab", ALL, "never"))
+    suite = ElementTree.fromstring(junit_xml("ab", EVERY_VERDICT, "never"))
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
 
 
@@ -155,7 +161,7 @@ def front_end():
 @front_end.command()
 @outcome_options
 def judge(outcome):
-    finish(ALL, outcome, "judged", ["Be careful."])
+    finish(EVERY_VERDICT, outcome, "judged", ["Be careful."])
 
 
 def invoke(*arguments):

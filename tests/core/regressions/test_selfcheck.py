@@ -65,16 +65,16 @@ def test_wherever_a_plan_is_cut_every_shift_and_every_benchmark_has_had_its_shar
 
 
 def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
-    found = open_selfcheck(made(tmp_path, {0.0: 40, 0.05: 20}).path)
-    lines = [json.loads(line) for line in (found.path / COMPARISONS).read_text().splitlines()]
+    checked = open_selfcheck(made(tmp_path, {0.0: 40, 0.05: 20}).path)
+    lines = [json.loads(line) for line in (checked.path / COMPARISONS).read_text().splitlines()]
     alarms = sum(line["shift"] == 0 and line["verdict"] == "slower" for line in lines)
-    assert (found.false_alarms.hits, found.false_alarms.tries) == (alarms, 40)
+    assert (checked.false_alarms.hits, checked.false_alarms.tries) == (alarms, 40)
     assert 0 < alarms < 15
-    assert (found.rate(0.05, "slower").hits, found.rate(0.05, "slower").tries) == (20, 20)
-    assert change_at(found, 0.05) == pytest.approx(0.05)
-    assert "of an injected" not in found.sentence()
-    assert f"in {found.false_alarms} of 40 comparisons (margin 1 %)" in found.sentence()
-    assert "5 % in 100.0 % [83.2, 100.0] of 20" in found.sentence()
+    assert (checked.rate(0.05, "slower").hits, checked.rate(0.05, "slower").tries) == (20, 20)
+    assert change_at(checked, 0.05) == pytest.approx(0.05)
+    assert "of an injected" not in checked.sentence()
+    assert f"in {checked.false_alarms} of 40 comparisons (margin 1 %)" in checked.sentence()
+    assert "5 % in 100.0 % [83.2, 100.0] of 20" in checked.sentence()
 
 
 def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(tmp_path):
@@ -134,15 +134,15 @@ def test_a_line_that_is_no_comparison_or_has_figures_that_are_none_is_left_out(t
 
 def test_two_selfchecks_never_write_the_same_file(tmp_path):
     pytest.importorskip("fcntl")
-    found = start(tmp_path, "cpu-x", SETTINGS)
+    checked = start(tmp_path, "cpu-x", SETTINGS)
     plan = planned({0.0: 1}, CASES, 0)
 
     def meanwhile(*arguments):
         with pytest.raises(UserError, match="Another process"):
-            make_comparisons(found, plan, verdict_of)
+            make_comparisons(checked, plan, verdict_of)
         return verdict_of(*arguments)
 
-    assert len(make_comparisons(found, plan, meanwhile).comparisons) == 1
+    assert len(make_comparisons(checked, plan, meanwhile).comparisons) == 1
 
 
 def test_a_selfcheck_of_another_rule_is_not_gone_on_with(tmp_path):
@@ -191,7 +191,7 @@ def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (("--shifts", "fast"), "is not a slowdown in percent"),
         (("--shifts", "60"), "from 0 to 50 percent"),
@@ -204,11 +204,11 @@ def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tm
         (("--results", "pyproject.toml/x"), "cannot be written"),
     ],
 )
-def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, arguments, said):
+def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, arguments, sentence):
     (tmp_path / "pyproject.toml").write_text("")
     done = invoke("--shifts", "0:1", *arguments)
     assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
+    assert sentence in " ".join(done.stderr.split())
 
 
 REPEATED = [a_product(n, implementation="torch", schedule="library@1") for n in (16, 32)]

@@ -57,7 +57,7 @@ def test_what_is_no_share_between_nothing_and_all_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("[tool.pyperf_suite.regressions]\nmargins = 3", "maps probes or labels"),
         ("[tool.pyperf_suite.regressions]\nmargin = 3", "not between 0 and 100 %"),
@@ -69,8 +69,8 @@ def test_what_is_no_share_between_nothing_and_all_is_refused(text):
         ("\udcff\udcfe", "is not TOML"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_sentence_that_names_it(tmp_path, text, said):
+def test_a_mistake_in_the_file_is_one_sentence_that_names_it(tmp_path, text, sentence):
     with pytest.raises(UserError, match=r"pyproject\.toml") as error:
         written(tmp_path, text)
-    assert said in str(error.value)
+    assert sentence in str(error.value)
     assert "\n" not in str(error.value)

@@ -140,13 +140,13 @@ def test_a_step_with_an_upgrade_is_undecided_between_both_and_the_command_is_nam
         point._replace(state={**point.state, "packages": {"numpy": "2.4.6" if index < upgraded else "2.5.0"}})
         for index, point in enumerate(series.points)
     )
-    [found] = search([replace(series, points=points, probe=probe)]).current
-    finding = found.judgement()
+    [nomination] = search([replace(series, points=points, probe=probe)]).current
+    finding = nomination.judgement()
     assert finding.verdict == "undecided"
     assert "numpy 2.4.6 -> 2.5.0: code and numpy cannot be told apart" in finding.sentence
     assert sides in finding.sentence
-    [found] = search([replace(series, points=points, probe="test_it.py::test_a")]).current
-    assert "code and numpy cannot be told apart." in found.sentence  # ab pairs no tests
+    [nomination] = search([replace(series, points=points, probe="test_it.py::test_a")]).current
+    assert "code and numpy cannot be told apart." in nomination.sentence  # ab pairs no tests
 
 
 def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
@@ -317,9 +317,9 @@ def test_a_newest_night_like_others_or_without_a_slower_commit_is_not_rerun(
 )
 def test_the_sum_of_small_steps_is_a_drift(levels, total, noise):
     values = 1e-3 * levels * np.exp(noise * np.random.default_rng(1).standard_normal(200))
-    [found] = search([a_series(values)]).current
-    finding = found.judgement()
-    assert found.is_drift
+    [nomination] = search([a_series(values)]).current
+    finding = nomination.judgement()
+    assert nomination.is_drift
     assert abs(math.log(finding.ratio.value / total)) < 0.05
     assert (finding.verdict, finding.details["commit_before"], finding.details["commit_after"]) == (
         "undecided",
@@ -327,8 +327,8 @@ def test_the_sum_of_small_steps_is_a_drift(levels, total, noise):
         commit(199),
     )
     passed = next(index for index, level in enumerate(levels) if level > 1.02)
-    assert passed - 10 <= found.change.index <= passed + 15
-    assert f"in small steps, beyond +2.0 % since {found.first.started_at[:16]}Z" in finding.sentence
+    assert passed - 10 <= nomination.change.index <= passed + 15
+    assert f"in small steps, beyond +2.0 % since {nomination.first.started_at[:16]}Z" in finding.sentence
 
 
 def test_a_drift_of_one_commit_or_of_the_sentinel_is_the_machines():
@@ -430,18 +430,18 @@ def test_a_change_that_was_made_good_again_is_undone_and_what_undid_it_is_not():
 
 def test_a_change_between_runs_of_the_same_clean_commit_is_not_the_codes():
     values = times((20, 1.0), (6, 1.1))
-    [found] = nominations(a_series(values, commits=["a" * 40] * 26))
-    assert found.same_code
-    assert "machine" in found.sentence
-    [found] = nominations(a_series(values, commits=["a" * 40] * 21 + ["b" * 40] * 5))
-    assert not found.same_code  # a point beside it is of another, and no place is that sure
-    [found] = nominations(a_series(values, commits=[""] * 26))
-    assert not found.same_code
-    assert "do not name the commits" in found.sentence
+    [nomination] = nominations(a_series(values, commits=["a" * 40] * 26))
+    assert nomination.same_code
+    assert "machine" in nomination.sentence
+    [nomination] = nominations(a_series(values, commits=["a" * 40] * 21 + ["b" * 40] * 5))
+    assert not nomination.same_code  # a point beside it is of another, and no place is that sure
+    [nomination] = nominations(a_series(values, commits=[""] * 26))
+    assert not nomination.same_code
+    assert "do not name the commits" in nomination.sentence
     dirty = a_series(values, commits=["a" * 40] * 26)
     dirty = replace(dirty, points=tuple(point._replace(dirty=True) for point in dirty.points))
-    [found] = nominations(dirty)
-    assert not found.same_code
+    [nomination] = nominations(dirty)
+    assert not nomination.same_code
 
 
 def test_what_lies_among_the_newest_points_or_after_a_date_is_recent():

@@ -219,17 +219,17 @@ def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository
     arm = repository.arm(sys.executable)
     assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
     assert arm.software["python"] == ".".join(map(str, sys.version_info[:3]))
-    other = tmp_path / "python"
-    other.write_text("#!/bin/sh\necho '[[3, 8, 1], {}]'\n")
-    other.chmod(0o755)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho '[[3, 8, 1], {}]'\n")
+    python.chmod(0o755)
     with pytest.raises(UserError, match=r"Python 3\.8\.1, and kernels run in 3\.9 or newer"):
-        repository.arm(str(other))
-    other.write_text("#!/bin/sh\necho what >&2\nexit 1\n")
+        repository.arm(str(python))
+    python.write_text("#!/bin/sh\necho what >&2\nexit 1\n")
     with pytest.raises(UserError, match=r"no Python interpreter .*what"):
-        repository.arm(str(other))
-    other.chmod(0o644)
+        repository.arm(str(python))
+    python.chmod(0o644)
     with pytest.raises(UserError, match="does not run"):
-        repository.arm(str(other))
+        repository.arm(str(python))
 
 
 def test_without_git_the_present_files_are_an_arm_and_revisions_are_refused(repository, tmp_path, monkeypatch):

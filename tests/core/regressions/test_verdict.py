@@ -178,7 +178,7 @@ def test_an_alarm_of_one_benchmark_of_a_suite_is_rare_enough_to_stand_among_the_
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("fields", "message"),
     [
         ({"margin": -0.01}, "margin"),
         ({"margin": math.nan}, "margin"),
@@ -189,9 +189,9 @@ def test_an_alarm_of_one_benchmark_of_a_suite_is_rare_enough_to_stand_among_the_
         ({"max_pairs": 0}, "one pair"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        SequentialRule(**given)
+def test_a_rule_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        SequentialRule(**fields)
 
 
 @pytest.mark.parametrize(

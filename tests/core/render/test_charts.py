@@ -51,9 +51,9 @@ def one_chart(*series: Series, **more: Any) -> Chart:
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=300), st.integers(2, 50))
-def test_thinning_keeps_the_lowest_and_the_highest_and_the_order(y: list[float], most: int) -> None:
-    places = kept(y, most)
-    assert len(places) <= max(most, min(len(y), most))
+def test_thinning_keeps_the_lowest_and_the_highest_and_the_order(y: list[float], max_points: int) -> None:
+    places = kept(y, max_points)
+    assert len(places) <= max(max_points, min(len(y), max_points))
     assert places == sorted(set(places))
     assert {min(y), max(y)} <= {y[place] for place in places}
 
@@ -82,14 +82,14 @@ def test_values_without_a_place_on_the_axes_are_left_out() -> None:
 
 
 def test_charts_that_are_compared_share_a_range_where_they_show_the_same_quantity() -> None:
-    one, other, third = charts_of(
+    first, second, third = charts_of(
         figure(*(panel(points([1], [height]), y_label=name) for name, height in (("us", 1), ("us", 9), ("GB/s", 2))))
     )[0]
-    assert one.y_range == other.y_range
-    assert other.y_range[1] >= 9 > 3 > third.y_range[1]
+    assert first.y_range == second.y_range
+    assert second.y_range[1] >= 9 > 3 > third.y_range[1]
     rows = tuple((panel(points([x], [1.0]), x_label=label),) for label, x in (("N", 1), ("N", 9), ("K", 5)))
-    one, other, third = (row[0] for row in charts_of(Figure("f", "t", "c", rows)))
-    assert one.x_range == other.x_range
+    first, second, third = (row[0] for row in charts_of(Figure("f", "t", "c", rows)))
+    assert first.x_range == second.x_range
     assert third.x_range[1] < 9
 
 
@@ -309,8 +309,8 @@ def test_verdicts_stand_below_their_claim_with_their_outcome_and_noise_is_left_o
 
 
 @given(st.text())
-def test_no_text_becomes_markup_or_turns_the_direction_of_writing(said: str) -> None:
-    html = str(macros().careful("t", [said + "\u202e"]))
+def test_no_text_becomes_markup_or_turns_the_direction_of_writing(words: str) -> None:
+    html = str(macros().careful("t", [words + "\u202e"]))
     inner = html.partition("<li>")[2].partition("</li>")[0]
     assert not set("<>\"'\u202e\u2066\x00") & set(inner)
 

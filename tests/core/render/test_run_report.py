@@ -109,31 +109,31 @@ def test_a_person_gets_the_summary_behind_the_document(run: Path) -> None:
 
 def test_dashboards_get_each_measure_of_each_case_with_the_ends_of_its_interval() -> None:
     accept = COMMITTED.parents[1] / "cuda-nvidia-h200-132sm-140gib" / "20261126T060929Z-f016"
-    found = json.loads(invoke("findings", accept, "--bmf").stdout, parse_constant=pytest.fail)
-    assert len(found) == 7  # 5 cases in two processes, 2 that are read once; no sentinel
-    by_two = found["accept layer_pass[torch layer=copy seq=8192 hidden=8192 dtype=bfloat16]"]
+    metrics = json.loads(invoke("findings", accept, "--bmf").stdout, parse_constant=pytest.fail)
+    assert len(metrics) == 7  # 5 cases in two processes, 2 that are read once; no sentinel
+    by_two = metrics["accept layer_pass[torch layer=copy seq=8192 hidden=8192 dtype=bfloat16]"]
     assert by_two["latency"] == pytest.approx(
         {"value": 66023.9992, "lower_value": 65893.3322, "upper_value": 66154.6662}
     )
     assert by_two["sm_clock"] == {"value": 1959696675.0, "lower_value": 1959126330.0, "upper_value": 1960267020.0}
-    assert found["accept topology[system]"]["cores"] == {"value": 16, "lower_value": 16, "upper_value": 16}
+    assert metrics["accept topology[system]"]["cores"] == {"value": 16, "lower_value": 16, "upper_value": 16}
     alone = COMMITTED.parents[1] / "cpu-intel-xeon-processor-2c" / "20261121T054856Z-a027"
-    found = json.loads(invoke("findings", alone, "--bmf").stdout)
-    assert len(found) == 18
-    by_one = found["collectives collective[gloo op=all_gather bytes=65536 ranks=2]"]
+    metrics = json.loads(invoke("findings", alone, "--bmf").stdout)
+    assert len(metrics) == 18
+    by_one = metrics["collectives collective[gloo op=all_gather bytes=65536 ranks=2]"]
     assert by_one["latency"] == pytest.approx({"value": 231040.5, "lower_value": 205294.5, "upper_value": 257671.5})
 
 
 @pytest.mark.slow
 def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
     records = [record for record in read_run(run).records() if record.probe == "optimizer"]
-    found = find_probe("optimizer").findings(records)
+    report = find_probe("optimizer").findings(records)
     [message] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
     assert [each["measured"]["value"] for each in message["verdicts"]] == [
-        each.measured.value for each in found.verdicts
+        each.measured.value for each in report.verdicts
     ]
-    assert [each["outcome"] for each in message["verdicts"]] == [each.outcome for each in found.verdicts]
-    for table, held in zip(message["tables"], found.tables, strict=True):
+    assert [each["outcome"] for each in message["verdicts"]] == [each.outcome for each in report.verdicts]
+    for table, held in zip(message["tables"], report.tables, strict=True):
         cells = [cell for row in table["rows"] for cell in row]
         values = [cell["value"] if isinstance(cell, dict) else cell for cell in cells]
         assert values == [getattr(cell, "value", cell) for row in held.rows for cell in row]
@@ -178,12 +178,8 @@ def objects(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: dict[str, Any]) -> None:
-    documented: dict[str, list[str]] = {}
-    for line in (REPOSITORY / "docs/findings.md").read_text().splitlines():
-        if line.startswith("## "):
-            documented[line[3:]] = []
-        elif found := re.match(r"\| `(\w+)` \|", line):
-            documented[list(documented)[-1]].append(found[1])
+    rows = re.findall(r"^\| ([a-z ]+) \| (`.*?`) \|", (REPOSITORY / "docs/findings.md").read_text(), re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", fields) for name, fields in rows}
     made_up = json.loads(as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {}))))
     seen: dict[str, list[str]] = {}
     for kind, held in (*objects(committed), *objects(made_up)):
@@ -267,8 +263,8 @@ def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_i
     plan = RunRequest(("tile_wave",), device="cpu", axes=("workers=1",)).plan()
     run = create_run(tmp_path, identity(plan.device), plan)
     drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
-    found = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
-    assert [path.name for path in write_all(found, [], run)] == [
+    findings = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
+    assert [path.name for path in write_all(findings, [], run)] == [
         "drawn.png",
         "findings.md",
         "findings.json",
@@ -282,7 +278,7 @@ def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_i
     with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
         assert write_all({}, [], RunFolder(tmp_path / "absent", {})) == []
     with pytest.warns(UserWarning, match="drawn could not be written"):
-        assert draw_all(found, tmp_path / "absent") == []
+        assert draw_all(findings, tmp_path / "absent") == []
 
 
 # The command that measures a probe again.

@@ -37,9 +37,9 @@ CLAIM = Claim("it is twice", "A Guide", 2.0, 2.0)
 WORDS = "words that go on for longer than any terminal is wide, with numbers such as 1.25 and names_of_things"
 
 
-def printed(*found: Findings, width: int = 60, records: tuple[Record, ...] = ()) -> str:
+def printed(*findings: Findings, width: int = 60, records: tuple[Record, ...] = ()) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_findings(console, {f"probe{n}": each for n, each in enumerate(found)}, records)
+    print_findings(console, {f"probe{n}": each for n, each in enumerate(findings)}, records)
     return console.file.getvalue()
 
 
@@ -104,14 +104,14 @@ def test_noise_is_not_told_and_cautions_come_first() -> None:
 
 def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> None:
     verdicts = [CLAIM.judge(f"case {n} takes {{measured}}", 2.0) for n in range(9)]
-    found = Findings((*verdicts, CLAIM.judge("another takes {measured}", 3.0)))
+    report = Findings((*verdicts, CLAIM.judge("another takes {measured}", 3.0)))
     console = Console(file=io.StringIO(), width=60)
-    print_remarks_and_tables(console, found)
+    print_remarks_and_tables(console, report)
     text = console.file.getvalue()
     assert text.count("A Guide") == 1
     assert "holds in 6 more cases" in text
     assert "does not hold here: another takes 3.00 ×" in text
-    assert printed(found, width=WIDE).count("holds: case") == 9
+    assert printed(report, width=WIDE).count("holds: case") == 9
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -86,13 +86,14 @@ def test_rows_that_did_not_converge_are_marked_in_the_table_with_a_line_that_say
         return table("", columns, rows), made.file.getvalue().splitlines()
 
     rows = rows_of(records)
-    whole, lines = drawn(rows)
-    assert [[said.endswith("*") for said in row] for row in written(whole).rows] == [[False] * 4, [False, *[True] * 3]]
+    full_table, lines = drawn(rows)
+    marks = [[said.endswith("*") for said in row] for row in written(full_table).rows]
+    assert marks == [[False] * 4, [False, *[True] * 3]]
     legend = "* measuring ended at its time limit, before the interval was as narrow as required"
     assert lines[-1] == f"  {legend}"
-    assert markdown_table(whole)[-1] == f"\\{legend}"
-    whole, lines = drawn(rows[:1])
-    assert "*" not in "".join([*lines, *markdown_table(whole)])
+    assert markdown_table(full_table)[-1] == f"\\{legend}"
+    full_table, lines = drawn(rows[:1])
+    assert "*" not in "".join([*lines, *markdown_table(full_table)])
 
 
 @pytest.mark.parametrize("unit", UNITS)

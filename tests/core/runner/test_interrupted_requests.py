@@ -132,14 +132,14 @@ def test_a_request_that_is_left_in_the_middle_leaves_no_answer_for_the_next_one(
 
 
 def test_ranks_that_were_interrupted_get_no_further_request(monkeypatch):
-    said = []
-    group = SimpleNamespace(watchdog=SimpleNamespace(announce=said.append), close=lambda: None)
+    announced = []
+    group = SimpleNamespace(watchdog=SimpleNamespace(announce=announced.append), close=lambda: None)
     ranked = replace(SMALL, operator="collective", parameters=CollectiveParameters("all_reduce", 1024, 2))
     monkeypatch.setattr(workers, "lead", Mock(side_effect=KeyboardInterrupt))
     measuring = workers.GroupWorkers(group, CPU, 20)
     with pytest.raises(KeyboardInterrupt):
         list(measuring.measure_by_turns(0, [ranked], None))
-    assert said == ["Rank 0 was interrupted while the ranks measured a case."]
+    assert announced == ["Rank 0 was interrupted while the ranks measured a case."]
     with pytest.raises(UserError, match="interrupted"):
         list(measuring.measure_by_turns(0, [ranked], None))
     measuring.close()

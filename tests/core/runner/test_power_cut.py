@@ -30,9 +30,9 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     names: dict[int, Path] = {}
     real = {name: getattr(os, name) for name in ("open", "write", "fsync", "ftruncate", "replace", "mkdir", "close")}
 
-    def opened(path: Any, flags: int, *mode: int, **other: Any) -> int:
+    def opened(path: Any, flags: int, *mode: int, **options: Any) -> int:
         is_new = bool(flags & os.O_CREAT) and not Path(path).exists()
-        descriptor: int = real["open"](path, flags, *mode, **other)
+        descriptor: int = real["open"](path, flags, *mode, **options)
         names[descriptor] = Path(path)
         if is_new:
             done.append(("create", Path(path)))
@@ -52,12 +52,12 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
         real["ftruncate"](descriptor, size)
         done.append(("cut", names[descriptor], size))
 
-    def renamed(source: Any, target: Any, **other: Any) -> None:
-        real["replace"](source, target, **other)
+    def renamed(source: Any, target: Any, **options: Any) -> None:
+        real["replace"](source, target, **options)
         done.append(("rename", Path(source), Path(target)))
 
-    def made(path: Any, *mode: int, **other: Any) -> None:
-        real["mkdir"](path, *mode, **other)
+    def made(path: Any, *mode: int, **options: Any) -> None:
+        real["mkdir"](path, *mode, **options)
         done.append(("mkdir", Path(path)))
 
     doubles = {"open": opened, "write": written, "fsync": synced, "ftruncate": cut, "replace": renamed, "mkdir": made}
@@ -68,36 +68,36 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
 
 def undecided(done: list[Operation]) -> list[int]:
     """Operations that nothing had forced to the disk by the end: any one of them may be missing after a cut."""
-    found = []
-    for at, (what, path, *_) in enumerate(done):
+    indices = []
+    for at, (operation, path, *_) in enumerate(done):
         later = done[at + 1 :]
-        if what in ("write", "cut") and ("sync", path) not in later:
-            found.append(at)
-        if what in ("create", "mkdir") and ("sync", path.parent) not in later:
-            found.append(at)
-        if what == "rename" and ("sync", done[at][2].parent) not in later:
-            found.append(at)
-    return found
+        if operation in ("write", "cut") and ("sync", path) not in later:
+            indices.append(at)
+        if operation in ("create", "mkdir") and ("sync", path.parent) not in later:
+            indices.append(at)
+        if operation == "rename" and ("sync", done[at][2].parent) not in later:
+            indices.append(at)
+    return indices
 
 
 def replay(done: list[Operation], missing: int | None, root: Path, there: Path) -> None:
     """Lay below `there` what the operations below `root` leave, all but the one that is missing."""
     folders, contents, places = {root}, {}, {}
-    for at, (what, path, *rest) in enumerate(done):
-        if at == missing or what == "sync" or (what != "mkdir" and path.parent not in folders):
+    for at, (operation, path, *details) in enumerate(done):
+        if at == missing or operation == "sync" or (operation != "mkdir" and path.parent not in folders):
             continue
-        if what == "mkdir" and path.parent in folders:
+        if operation == "mkdir" and path.parent in folders:
             folders.add(path)
-        elif what == "create":
+        elif operation == "create":
             places[path] = at
             contents[at] = bytearray()
-        elif what in ("write", "cut") and path in places:
+        elif operation in ("write", "cut") and path in places:
             content = contents[places[path]]
-            offset, data = (rest[0], rest[1]) if what == "write" else (rest[0], b"")
+            offset, data = (details[0], details[1]) if operation == "write" else (details[0], b"")
             content.extend(b"\0" * max(0, offset - len(content)))
             content[offset:] = data
-        elif what == "rename" and path in places:
-            places[rest[0]] = places.pop(path)
+        elif operation == "rename" and path in places:
+            places[details[0]] = places.pop(path)
     for folder in sorted(folders):
         (there / folder.relative_to(root)).mkdir(parents=True, exist_ok=True)
     for path, inode in places.items():

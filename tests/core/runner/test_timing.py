@@ -158,8 +158,8 @@ def on_a_gpu(monkeypatch, kernel: FakeKernel, mode: str, **fields: Any) -> tuple
 
 @pytest.mark.parametrize("watts", [800, 880])
 def test_a_load_on_a_gpu_is_sampled_once_it_has_settled_and_has_watts_and_a_clock(monkeypatch, watts):
-    found, _, fake = on_a_gpu(monkeypatch, FakeKernel(5e-4, watts), "sustained")
-    load, metrics = found["sampling"]["load"], found["metrics"]
+    reply, _, fake = on_a_gpu(monkeypatch, FakeKernel(5e-4, watts), "sustained")
+    load, metrics = reply["sampling"]["load"], reply["metrics"]
     assert load["settled"] is True
     assert 10 <= load["seconds"] < 11
     assert (load["power_by"], metrics["power"]["unit"]) == ("counter", "W")
@@ -168,7 +168,7 @@ def test_a_load_on_a_gpu_is_sampled_once_it_has_settled_and_has_watts_and_a_cloc
     # The clock at which these watts are the cap, and launches that no block held back.
     assert metrics["sm_clock"]["value"] == pytest.approx(1.5e9 * (700 / watts) ** (1 / 2.5), rel=0.01)
     assert fake.queueing == {"held", "open"}
-    assert found["sampling"]["empty_s"] == pytest.approx([1e-6] * 3)
+    assert reply["sampling"]["empty_s"] == pytest.approx([1e-6] * 3)
 
 
 def test_a_burst_on_a_gpu_has_no_load_and_no_watts(monkeypatch):
@@ -197,14 +197,14 @@ def test_nothing_is_checked_while_a_load_lasts_and_what_it_left_is_checked_at_it
             return self.verify_last(index).wrong == 0
 
     monkeypatch.setitem(globals(), "Launches", Counted)
-    found, launches, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "sustained")
-    assert found["outcome"] == "ok"
+    reply, launches, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "sustained")
+    assert reply["outcome"] == "ok"
     # The launches of eleven seconds, all but the warm-up's.
     assert max(np.diff(checked)) > 20_000
     assert checked[-1] == len(launches.launched)
     # A load that goes wrong is seen, too.
-    found, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 810), "sustained", is_right=lambda launched: launched < 10_000)
-    assert found["outcome"] == "failed"
+    reply, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 810), "sustained", is_right=lambda launched: launched < 10_000)
+    assert reply["outcome"] == "failed"
 
 
 def test_without_an_effort_launches_are_checked_and_not_timed():
@@ -235,13 +235,13 @@ def test_figures_that_are_read_are_an_answer_without_launches():
     ],
 )
 def test_what_is_wrong_fails_with_the_moment_and_what_was_seen(launches, when):
-    found = answer(launches)
-    assert found["outcome"] == "failed"
-    assert found["reason"].startswith(f"Wrong result {when}: ")
-    assert "it is off" in found["reason"]
-    assert found["verification"]["message"] in found["reason"]
-    assert (found["verification"]["passed"], found["verification"]["references"]) == (False, ["nobody"])
-    assert (found["kernel"]["name"], found["work"]) == ("made up", {"flop": 7, "bytes": 5})
+    reply = answer(launches)
+    assert reply["outcome"] == "failed"
+    assert reply["reason"].startswith(f"Wrong result {when}: ")
+    assert "it is off" in reply["reason"]
+    assert reply["verification"]["message"] in reply["reason"]
+    assert (reply["verification"]["passed"], reply["verification"]["references"]) == (False, ["nobody"])
+    assert (reply["kernel"]["name"], reply["work"]) == ("made up", {"flop": 7, "bytes": 5})
 
 
 def test_what_sees_more_is_looked_at_as_a_whole_before_and_after():

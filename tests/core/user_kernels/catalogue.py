@@ -224,15 +224,15 @@ def trial(
 
 def _answer(case: Case, effort: Effort, device: Device, pool: WorkerPool | None) -> dict[str, Any]:
     """Measure in this process where the code runs in others, else in a pool's, which the code may end."""
-    found, checked = dict[str, Any](), 0
+    earlier, checked = dict[str, Any](), 0
     for process in range(effort.processes):
         if pool is not None:
             answer = pool.measure(process, case, effort)
         else:
-            answer = to_the_end(measuring(case, effort, device, earlier=found))
+            answer = to_the_end(measuring(case, effort, device, earlier=earlier))
         if answer["outcome"] != "ok":
             break
-        found = joined(found, answer["verification"])
+        earlier = joined(earlier, answer["verification"])
         checked += answer["verification"]["launches_checked"]
         answer["verification"]["excludes_errors_in_one_of"] = int(1 / excluded_rate(checked))
     return answer

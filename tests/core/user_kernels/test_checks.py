@@ -70,7 +70,7 @@ class Launches:
     def make(self) -> None:
         pass
 
-    def fill(self, index: int, made: int = -1) -> None:
+    def fill(self, index: int, slot: int = -1) -> None:
         pass
 
 
@@ -229,16 +229,18 @@ def test_a_gpu_works_no_longer_than_its_events_report_over_six_tenths_and_5_ms(s
 
 
 @pytest.mark.parametrize(
-    ("moved", "path", "earlier", "found"),
+    ("moved", "path", "earlier", "expected"),
     [(41_000_000, "cpu", {}, 7.0), (39_000_000, "cpu", {}, None), (41_000_000, "gpu", {}, None),
      (41_000_000, "cpu", {"copied_bytes_per_s": 5.0}, 5.0)],
 )  # fmt: skip
-def test_what_claims_more_than_4_gb_a_second_is_compared_with_a_copy(monkeypatch, moved, path, earlier, found) -> None:
+def test_what_claims_more_than_4_gb_a_second_is_compared_with_a_copy(
+    monkeypatch, moved, path, earlier, expected
+) -> None:
     monkeypatch.setattr(module, "copied_bytes_per_s", lambda _: 7.0)
     launches = Launches(0.01, work=SimpleNamespace(bytes=moved), kernel=SimpleNamespace(path=path))
     checks = checks_of(launches, earlier=earlier)
     checks._compare_with_a_copy()
-    assert checks.report().get("copied_bytes_per_s") == found
+    assert checks.report().get("copied_bytes_per_s") == expected
 
 
 def test_the_rate_of_a_copy_is_that_of_the_fastest_of_five(monkeypatch) -> None:

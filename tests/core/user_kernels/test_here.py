@@ -46,22 +46,22 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", RIGHT)
-def test_a_right_kernel_is_measured(measured: Measure, what: str) -> None:
-    found = measured(RIGHT[what])
+@pytest.mark.parametrize("kernel", RIGHT)
+def test_a_right_kernel_is_measured(measured: Measure, kernel: str) -> None:
+    found = measured(RIGHT[kernel])
     assert found["outcome"] == "ok", found["reason"]
     assert found["verification"]["passed"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_kernel_costs_its_case_and_says_where(measured: Measure, what: str) -> None:
-    body, words = WRONG[what]
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_wrong_kernel_costs_its_case_and_says_where(measured: Measure, kernel: str) -> None:
+    body, words = WRONG[kernel]
     launch = "function, suite.rand(64), reference=lambda x: x.astype('float64') + 1"
     found = measured(launch, f"def function(x):\n    {body}\n")
     assert found["outcome"] == "failed"
     assert words in found["reason"]
-    assert what in ENDS_THE_PROCESS or "bench.py:3" in found["reason"] or "bench.py:4" in found["reason"]
+    assert kernel in ENDS_THE_PROCESS or "bench.py:3" in found["reason"] or "bench.py:4" in found["reason"]
     assert measured("lambda x: x + 1, suite.rand(8)", name="next.py")["outcome"] == "ok"
 
 

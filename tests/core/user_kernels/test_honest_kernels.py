@@ -16,16 +16,16 @@ HONEST = entries("honest_kernels.md")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Place of each kernel: in a module of its own, imported by one file for all, so one process makes inputs."""
-    folder, found = tmp_path_factory.mktemp("honest"), {}
+    folder, by_kernel = tmp_path_factory.mktemp("honest"), {}
     for number, entry in enumerate(HONEST):
         library = next(iter(reversed(entry.needs)), "numpy")
         (folder / f"honest_{number}.py").write_text(entry.text(name_of(entry)), "utf-8")
         with (folder / f"all_{library}.py").open("a") as file:
             file.write(f"from honest_{number} import case as case_{number}\n")
-        found[entry.name] = f"all_{library}.py:case_{number}"
+        by_kernel[entry.name] = f"all_{library}.py:case_{number}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(declared.ROOT_VARIABLE, str(folder))
-        yield found
+        yield by_kernel
         kept.forget_reference()
 
 

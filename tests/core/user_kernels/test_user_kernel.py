@@ -94,9 +94,9 @@ def right(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", RIGHT)
-def test_a_right_kernel_is_measured(right, what):
-    result = measured(f"right.py:kernel{list(RIGHT).index(what)}", named(RIGHT[what]))
+@pytest.mark.parametrize("kernel", RIGHT)
+def test_a_right_kernel_is_measured(right, kernel):
+    result = measured(f"right.py:kernel{list(RIGHT).index(kernel)}", named(RIGHT[kernel]))
     assert result["outcome"] == "ok", result["reason"]
     assert result["metrics"]["time"]["value"] > 0
     assert result["verification"]["timed_launches_checked"] >= 1
@@ -215,12 +215,12 @@ def wrong(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_kernel_costs_its_case_and_says_where(wrong, what):
-    at = list(WRONG).index(what)
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_wrong_kernel_costs_its_case_and_says_where(wrong, kernel):
+    at = list(WRONG).index(kernel)
     result = measured(f"wrong.py:kernel{at}")
     assert result["outcome"] == "failed"
-    assert WRONG[what][1] in result["reason"]
+    assert WRONG[kernel][1] in result["reason"]
     # The function begins in line 3, and what raises stands in line 4.
     assert f"wrong{at}.py:3" in result["reason"] or f"wrong{at}.py:4" in result["reason"]
 

@@ -222,7 +222,7 @@ def test_an_output_that_nobody_wrote_is_wrong_in_every_element(op: str) -> None:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_rank_that_was_left_out_of_a_reduction_is_seen(reduction: str, dtype: str) -> None:
     parameters = CollectiveParameters("all_reduce", 400, 4, dtype, reduction=reduction)
-    whole = RankData(parameters, 0)
+    complete = RankData(parameters, 0)
     for missing in range(4):
         inputs = []
         for rank in range(4):
@@ -232,7 +232,7 @@ def test_a_rank_that_was_left_out_of_a_reduction_is_seen(reduction: str, dtype: 
                 inputs.append(memory.array)
         output = ArrayMemory(parameters.count, dtype)
         output.write(0, reduced(parameters, inputs))
-        assert whole.check(output).wrong > 0
+        assert complete.check(output).wrong > 0
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_to_all", "broadcast", "send_receive"])

@@ -85,7 +85,7 @@ def test_a_very_long_name_is_cut_and_read_at_once(filler):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "kernel"),
     [
         (
             "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
@@ -99,8 +99,8 @@ def test_a_very_long_name_is_cut_and_read_at_once(filler):
         ),
     ],
 )
-def test_a_forward_kernels_name_tells_its_bucket_and_blocks(name: str, found: FlashKernel) -> None:
-    assert flash_kernel(["ampere_sgemm_64x64_nn", name]) == found
+def test_a_forward_kernels_name_tells_its_bucket_and_blocks(name: str, kernel: FlashKernel) -> None:
+    assert flash_kernel(["ampere_sgemm_64x64_nn", name]) == kernel
 
 
 def test_backward_kernels_and_other_libraries_tell_nothing() -> None:

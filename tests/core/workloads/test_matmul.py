@@ -59,7 +59,7 @@ def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
 
 def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None:
     torch = pytest.importorskip("torch")
-    seen = []
+    precisions = []
 
     class Recording:
         get_float32_matmul_precision = staticmethod(torch.get_float32_matmul_precision)
@@ -67,14 +67,14 @@ def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None
 
         @staticmethod
         def mm(a: object, b: object, out: object) -> None:
-            seen.append(torch.get_float32_matmul_precision())
+            precisions.append(torch.get_float32_matmul_precision())
             raise RuntimeError("and it failed")
 
     a = torch.ones(2, 2)
     before = torch.get_float32_matmul_precision()
     with pytest.raises(RuntimeError, match="and it failed"):
         bind(Recording, of("tfloat32", 2, 2, 2), a, a, torch.empty(2, 2)).launch()
-    assert seen == ["high"]
+    assert precisions == ["high"]
     assert torch.get_float32_matmul_precision() == before
 
 

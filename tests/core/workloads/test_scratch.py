@@ -35,11 +35,11 @@ class Counted:
         return arrays(self.value, self.size)
 
 
-def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(arrays: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert arrays.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array)
-        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
+        assert arrays[name].dtype == array.dtype
 
 
 def test_names_of_other_keys_are_others(tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ class Sets:
 
     def __init__(self, remembers: bool = False) -> None:
         self._remembers = remembers
-        self._seen: set[tuple[int, int]] = set()
+        self._known_inputs: set[tuple[int, int]] = set()
         self._holds = dict.fromkeys(range(self.sets), 0)
-        self._made = 0
+        self._inputs_made = 0
         self._last_used = dict.fromkeys(range(self.sets), 0)
         self._launched = 0
 
     def make(self) -> None:
-        self._made += 1
+        self._inputs_made += 1
 
-    def fill(self, index: int, made: int = -1) -> None:
-        self._holds[index % self.sets] = self._made + 1 + made
+    def fill(self, index: int, slot: int = -1) -> None:
+        self._holds[index % self.sets] = self._inputs_made + 1 + slot
 
     def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
         seconds = [self._launch_s(index % self.sets) for index in range(first, first + samples * batch)]
@@ -37,8 +37,8 @@ class Sets:
         self._launched += 1
         is_cached = self._launched - self._last_used[index] <= self.sets // 2
         self._last_used[index] = self._launched
-        known = self._remembers and (index, self._holds[index]) in self._seen
-        self._seen.add((index, self._holds[index]))
+        known = self._remembers and (index, self._holds[index]) in self._known_inputs
+        self._known_inputs.add((index, self._holds[index]))
         return (1e-5 if known else 2e-5) * (1 if is_cached else 1.5)
 
 

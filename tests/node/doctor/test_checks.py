@@ -70,10 +70,12 @@ def broken(opened: Opened) -> Opened:
     return Opened(opened.copy, {"error": "OSError: file too short"})
 
 
-def of_gpu(uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes: Any = (), **said: Any) -> list[Check]:
+def of_gpu(
+    uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes: Any = (), **values: Any
+) -> list[Check]:
     """The checks of that H100, of which NVML says something else."""
     described = dataclasses.replace(H100.gpu, uuid=uuid, compute_capability=capability)
-    return gpu.reading_checks(0, gpu.GpuReading(described, {**H100.values, **said}, processes))
+    return gpu.reading_checks(0, gpu.GpuReading(described, {**H100.values, **values}, processes))
 
 
 def of_software(gpus: int = 0, torch: Any = CPU_TORCH, driver_cuda: Any = None, **changed: Any) -> list[Check]:
@@ -235,12 +237,12 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("checks", "what", "changed", "verdict", "words"), LINES)
+@pytest.mark.parametrize(("checks", "name", "changed", "verdict", "words"), LINES)
 def test_what_differs_from_a_machine_that_is_fit_is_judged_with_what_to_do(
-    machine, checks, what, changed, verdict, words
+    machine, checks, name, changed, verdict, words
 ):
     found = host.cpu_checks(machine(SERVER | changed)) if checks == "files" else checks(**changed)
-    [check] = [each for each in found if each.what == what]
+    [check] = [each for each in found if each.what == name]
     assert check.verdict == verdict, check
     assert words in "\n".join(map(str, (check.found, check.why, check.advice, check.command)))
     assert bool(check.advice) == check.needs_attention

@@ -19,7 +19,7 @@ class Expected:
     """A job and its figures, its ranks, what it waits for as (name, rank), and what libnvidia-ml's double reports."""
 
     job: str
-    found: frozenset[tuple[str, int | None]] = frozenset()
+    patterns: frozenset[tuple[str, int | None]] = frozenset()
     figures: tuple[float, ...] = ()
     ranks: int = 1
     gpu: Mapping[str, str] = field(default_factory=dict)
@@ -83,9 +83,9 @@ def main() -> None:
         right, others, shares = 0, [], []
         for run in range(count):
             found, record = named(CASES[name], folder / name.replace(" ", "_") / str(run), library)
-            right += found == CASES[name].found
+            right += found == CASES[name].patterns
             shares.append(record["own_cpu_share"])
-            others += [sorted(map(str, found))] if found != CASES[name].found else []
+            others += [sorted(map(str, found))] if found != CASES[name].patterns else []
         print(f"{name}: {right} of {count}; own CPU {max(shares):.2%} of a core at most; others: {others}", flush=True)
 
 

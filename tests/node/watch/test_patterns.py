@@ -64,8 +64,8 @@ def test_a_main_thread_that_sleeps_until_a_timer_ends_is_named() -> None:
     assert not judge(samples(*on_ranks({**slept, "waits": {"timer": 0.15, "running": 0.85}})))
 
 
-def names(found) -> set[tuple[str, int | None]]:
-    return {(each.name, each.rank) for each in found}
+def names(patterns) -> set[tuple[str, int | None]]:
+    return {(each.name, each.rank) for each in patterns}
 
 
 def on_ranks(*changes: dict) -> list[RankSample]:
@@ -135,23 +135,23 @@ def test_the_start_of_a_job_and_too_few_samples_are_not_judged():
 
 @pytest.mark.parametrize("stepped", [True, False])
 def test_nothing_is_said_of_a_running_job_before_a_step_ended_or_it_is_a_minute_old(stepped, monkeypatch):
-    said: list[str] = []
+    lines: list[str] = []
     watching = object.__new__(_Watching)
     watching.__dict__.update(_patterns=patterns, _record=record, _job=None, _flop_per_token=None, _dtype="bfloat16")
-    watching.__dict__.update(kept=[], recent=deque(maxlen=60), steps={}, _said=set(), _has_started=False)
-    monkeypatch.setattr(watching, "_say", said.append, raising=False)
+    watching.__dict__.update(kept=[], recent=deque(maxlen=60), steps={}, _printed=set(), _has_started=False)
+    monkeypatch.setattr(watching, "_say", lines.append, raising=False)
     importing = samples(*on_ranks(ONE_THREAD), count=40)  # one thread imports
     hungry = [replace(each, at_s=each.at_s + 40) for each in samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}))]
     said_at_s = []
-    for each in [*importing, *hungry]:
-        watching.kept.append(each)
-        watching.recent.append(each)
-        if stepped and each.at_s == 41:
+    for sample in [*importing, *hungry]:
+        watching.kept.append(sample)
+        watching.recent.append(sample)
+        if stepped and sample.at_s == 41:
             watching.steps[0] = EndedSteps(first_s=41.0)
-        if each.at_s % 10 == 0:
+        if sample.at_s % 10 == 0:
             watching._judge()
-            said_at_s += [each.at_s] * (len(said) - len(said_at_s))
-    assert [line.split(":")[1] for line in said] == [" data"]
+            said_at_s += [sample.at_s] * (len(lines) - len(said_at_s))
+    assert [line.split(":")[1] for line in lines] == [" data"]
     assert said_at_s == [60 if stepped else 70]
 
 

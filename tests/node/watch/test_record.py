@@ -39,15 +39,15 @@ def written(results: Path, number: int = 0, samples=STARVED, ended: bool = True,
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended):
-    found = findings_of(read_watch(written(tmp_path, ended=ended)))
-    [named] = [each for each in found.remarks if isinstance(each, Remark) and "pattern" in each.values]
+    report = findings_of(read_watch(written(tmp_path, ended=ended)))
+    [named] = [each for each in report.remarks if isinstance(each, Remark) and "pattern" in each.values]
     [pattern] = judge(STARVED)
     assert named.values["waits"] == pattern.evidence.values["waits"]
     assert sentence(named) == f"data: {sentence(pattern.evidence)}. Next: {pattern.advice}"
-    assert found.remarks[0].values["seconds"].value == 40.0
-    assert ("own" in found.remarks[0].values) == ended
-    assert [row[0] for row in found.tables[0].rows] == [0, 1]
-    [figure] = found.figures
+    assert report.remarks[0].values["seconds"].value == 40.0
+    assert ("own" in report.remarks[0].values) == ended
+    assert [row[0] for row in report.tables[0].rows] == [0, 1]
+    [figure] = report.figures
     drawn = {panel.y_label: [series.label for series in panel.series] for row in figure.rows for panel in row}
     assert drawn["main thread has work"] == ["rank 0", "rank 1"]
     assert drawn["loaders busy"] == ["rank 0"]

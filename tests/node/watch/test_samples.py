@@ -27,7 +27,7 @@ def process(pid, parent, name="python", arguments=TRAIN, cpu_s=1.0, in_group=Fal
 
 
 def test_a_shell_or_launcher_does_not_train_but_its_busy_child():
-    found = teams(
+    groups = teams(
         job(
             process(1, 0, "bash", ("bash", "run.sh"), 0.0),
             process(2, 1, "tee", ("tee", "log"), 0.1),
@@ -36,7 +36,7 @@ def test_a_shell_or_launcher_does_not_train_but_its_busy_child():
             process(5, 3, "python", ("python", "-c", "from multiprocessing.resource_tracker import main"), 0.0),
         )
     )
-    [team] = found
+    [team] = groups
     assert (team.rank, team.trainer.pid, [each.pid for each in team.loaders]) == (0, 3, [4])
     assert {each.pid for each in team.members} == {1, 2, 3, 4, 5}
 

@@ -125,7 +125,7 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "sentence"),
     [
         (("--", "true"), 0, "exit code 0"),
         (("--", "false"), 1, "exit code 1"),
@@ -133,11 +133,11 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
         (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "exit code 137"),
     ],
 )
-def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arguments, code, said):
+def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arguments, code, sentence):
     process = started(tmp_path, *arguments)
     _, message = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said in message
+    assert sentence in message
     assert len(message.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*/*"))
 
@@ -159,16 +159,16 @@ def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(t
 )
 def test_a_command_that_runs_as_another_user_is_said_to_be_hard_to_read(tmp_path):
     # As nobody, but with root's way into folders, for Python may lie in one of root's.
-    other = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_read_search")
+    as_nobody = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_read_search")
     program = tmp_path / "sleep"
     shutil.copy("/bin/sleep", program)
     tmp_path.chmod(0o777)
     program.chmod(0o4755)
     watch = (sys.executable, "-m", "pyperf_suite", "watch", "--interval", "0.2", "--results", str(tmp_path / "r"))
-    other = (*other, "--ambient-caps=+dac_read_search")
-    if subprocess.run((*other, "true"), capture_output=True).returncode:
+    as_nobody = (*as_nobody, "--ambient-caps=+dac_read_search")
+    if subprocess.run((*as_nobody, "true"), capture_output=True).returncode:
         pytest.skip("setpriv cannot make another user here")
-    command = (*other, *watch, "--", str(program), "1.5")
+    command = (*as_nobody, *watch, "--", str(program), "1.5")
     done = subprocess.run(command, env={**os.environ, "HOME": "/tmp"}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "another user" in done.stderr
@@ -182,6 +182,6 @@ def test_each_job_is_named_for_what_it_waits_for(tmp_path, name):
     # gets another one. Ranks that have no CPU there are told so, and nothing else that they wait for.
     for run in ("first", "second", "third"):
         patterns, _ = runs.named(case, tmp_path / run, library)
-        if case.found <= patterns or "no CPU" in {kind for kind, _ in patterns}:
+        if case.patterns <= patterns or "no CPU" in {kind for kind, _ in patterns}:
             return
     pytest.fail(f"{name} is not named in three runs, the last one has {patterns or 'nothing'}")

@@ -80,15 +80,15 @@ def said_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) -> 
     """
     scored, fused = (study(gpus, global_batch, how, network_bytes_per_s) for how in (False, True))
     rows = []
-    for found, piped, zero in (
+    for plans, piped, zero in (
         (fused, False, 1),
         (scored, False, 1),
         (scored, False, 2),
         (scored, False, 3),
         (scored, True, 1),
     ):
-        columns = found.grid.columns
-        row = found.fastest_fitting(((columns["pipeline"] > 1) == piped) & (columns["zero_stage"] == zero))
+        columns = plans.grid.columns
+        row = plans.fastest_fitting(((columns["pipeline"] > 1) == piped) & (columns["zero_stage"] == zero))
         assert row is not None
         rows.append(row)
     return "".join(
@@ -100,7 +100,7 @@ def said_of(gpus: int, global_batch: int, network_bytes_per_s: float | None) -> 
 GPUS = (16, 32, 64, 128, 512)
 TWO_PORTS = 12.5e9  # two ports of HDR for four GPUs
 # All 30 cases, by network and micro-batches a rank, for each of GPUS. The study's order is "<<<<".
-SAID: dict[tuple[float | None, int], tuple[str, ...]] = {
+ORDERS: dict[tuple[float | None, int], tuple[str, ...]] = {
     (None, 1): ("<==<", "<==<", "<==<", "<==<", "<=<<"),
     (None, 2): ("<==<", "<==<", "<==<", "<==<", "<=<="),
     (None, 4): ("<==<", "<==<", "<=<<", "<=<<", "<=<>"),
@@ -110,16 +110,16 @@ SAID: dict[tuple[float | None, int], tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("network_bytes_per_s", "micro_batches"), SAID)
+@pytest.mark.parametrize(("network_bytes_per_s", "micro_batches"), ORDERS)
 def test_what_layout_says_of_the_order_of_the_study_of_2_7_billion_parameters(
     network_bytes_per_s: float | None, micro_batches: int
 ) -> None:
     found = tuple(said_of(gpus, gpus * micro_batches, network_bytes_per_s) for gpus in GPUS)
-    assert found == SAID[network_bytes_per_s, micro_batches]
+    assert found == ORDERS[network_bytes_per_s, micro_batches]
 
 
 def test_the_study_is_contradicted_in_10_of_30_cases_and_only_of_zero_3_and_pipelines() -> None:
-    said = [each for row in SAID.values() for each in row]
+    said = [each for row in ORDERS.values() for each in row]
     assert len(said) == 30
     assert sum(">" in each for each in said) == 10
     assert not any(">" in each[:3] for each in said)

@@ -66,14 +66,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Calibration("A100 SXM")
+    calibration = Calibration("A100 SXM")
     requested = []
     monkeypatch.setattr(
         tables, "fit_step", lambda folder, prices: requested.append(prices(find_gpu("A100"), "bf16").gpu) or {}
     )
     assert list(FITS)[-1] == "step"
-    FITS["step"](tmp_path, {"A100 SXM": own})
-    assert requested == [own]
+    FITS["step"](tmp_path, {"A100 SXM": calibration})
+    assert requested == [calibration]
 
 
 @pytest.mark.parametrize(

@@ -163,14 +163,14 @@ def test_beyond_what_was_measured_the_factor_stays_as_at_the_edge(degree: int) -
 
 
 def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None:
-    own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), block_of(np.full(60, np.log(2)), 0))
-    assert correction_of(own, "gemm_bf16", SIZES)[0] == pytest.approx(2)
-    assert correction_of(own, "gemm_fp8", SIZES)[0] == 1
+    calibration = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), block_of(np.full(60, np.log(2)), 0))
+    assert correction_of(calibration, "gemm_bf16", SIZES)[0] == pytest.approx(2)
+    assert correction_of(calibration, "gemm_fp8", SIZES)[0] == 1
     # And the error and origin stated are those of the correction.
     corrected = CalibrationBlock({}, {"mape": 3.5}, origin="run 1 on this machine")
-    own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
-    assert stated(own, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")
-    assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
+    calibration = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
+    assert stated(calibration, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")
+    assert stated(calibration, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
 
 
 @pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 2), (60, -1)])

@@ -45,13 +45,13 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"causal": False}, {"backward": True}, {
 def test_arrays_give_seconds_whose_causes_add_up_and_which_lie_in_their_interval(name, changed, shape):
     law, arguments = getattr(laws, name), USUAL[name] | changed
     sizes = [arguments.pop(each) for each in USUAL[name]]
-    whole = law(*sizes, **arguments, explain=True)
-    assert isinstance(whole, Explained)
-    assert np.array_equal(law(*sizes, **arguments), whole.seconds)
-    assert whole.seconds.shape == shape
-    assert np.all((whole.low < whole.seconds) & (whole.seconds < whole.high))
-    assert np.all(whole.seconds > 0)
-    np.testing.assert_allclose(sum(whole.parts.values()), whole.seconds, rtol=1e-9)
+    explained = law(*sizes, **arguments, explain=True)
+    assert isinstance(explained, Explained)
+    assert np.array_equal(law(*sizes, **arguments), explained.seconds)
+    assert explained.seconds.shape == shape
+    assert np.all((explained.low < explained.seconds) & (explained.seconds < explained.high))
+    assert np.all(explained.seconds > 0)
+    np.testing.assert_allclose(sum(explained.parts.values()), explained.seconds, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,13 @@ def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
 
 def test_torchs_grouped_products_are_slower_than_one_product_on_blackwell_alone():
     constants = StepConstants(1.0, experts=1.1)
-    found = {
+    factors = {
         (gpu, framework): on_gpu(constants, find_gpu(gpu), framework).experts
         for gpu in ("H100", "B200")
         for framework in ("megatron", "torchtitan")
     }
-    assert found.pop(("B200", "torchtitan")) == pytest.approx(1.7 * 1.1)
-    assert set(found.values()) == {1.1}
+    assert factors.pop(("B200", "torchtitan")) == pytest.approx(1.7 * 1.1)
+    assert set(factors.values()) == {1.1}
 
 
 def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():

@@ -118,17 +118,17 @@ def test_what_was_measured_on_a_machine_corrects_the_law_there():
     assert explained.error_percent == backward.error_percent == 2.0
 
 
-def sdpa(dtype, what):
+def sdpa(dtype, column):
     """Milliseconds of cuDNN on an H200 by mask and length."""
     with (SAMPLE / "sdpa_h200.csv").open() as table:
         rows = [row for row in csv.DictReader(table) if row["data_type"] == dtype]
-    return {(row["attn_mask"], int(row["q_seqlen"])): float(row[what]) for row in rows}
+    return {(row["attn_mask"], int(row["q_seqlen"])): float(row[column]) for row in rows}
 
 
-@pytest.mark.parametrize(("what", "backward"), [("fwd_time_ms", False), ("bwd_time_ms", True)])
-def test_cudnn_on_an_h200_is_predicted_within_the_interval(what, backward):
+@pytest.mark.parametrize(("column", "backward"), [("fwd_time_ms", False), ("bwd_time_ms", True)])
+def test_cudnn_on_an_h200_is_predicted_within_the_interval(column, backward):
     errors, inside = [], []
-    for (mask, seq), milliseconds in sdpa("bfloat16", what).items():
+    for (mask, seq), milliseconds in sdpa("bfloat16", column).items():
         found = attention_time("H200", 1, seq, seq, 64, 8, 128, mask != "no_mask", backward=backward)
         errors.append(float(found.seconds) * 1e3 / milliseconds - 1)
         inside.append(found.low < milliseconds * 1e-3 < found.high)

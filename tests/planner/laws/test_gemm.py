@@ -256,7 +256,7 @@ def test_no_product_is_faster_than_the_peak_on_any_gpu(gpu):
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp8"])
 def test_of_gpus_of_a_kind_the_one_with_more_power_and_peak_is_no_slower(dtype):
-    held = 0
+    compared_pairs = 0
     for small, large in product(all_gpus(), repeat=2):
         rates = [(gpu.power_w, gpu.peak("fp16"), gpu.memory_bytes_per_s) for gpu in (small, large)]
         is_smaller = all(less <= more for less, more in zip(*rates, strict=True))
@@ -271,8 +271,8 @@ def test_of_gpus_of_a_kind_the_one_with_more_power_and_peak_is_no_slower(dtype):
         if is_smaller and dtype in small.peak_flop_per_s:
             for slower, faster in zip(*(priced(gpu, [SQUARE] * 3, dtype) for gpu in (small, large)), strict=True):
                 assert faster.seconds <= slower.seconds * 1.04, (small.name, large.name, faster.library)
-                held += 1
-    assert held > 50
+                compared_pairs += 1
+    assert compared_pairs > 50
 
 
 @pytest.mark.parametrize(

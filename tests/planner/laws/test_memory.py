@@ -107,13 +107,13 @@ def test_context_parallel_ranks_share_the_sequence() -> None:
 def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
     spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data=8, zero_stage=1)
     experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
-    rest = MIXTRAL.parameters - experts
+    shared = MIXTRAL.parameters - experts
     assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
-    assert spread.weights == pytest.approx(2 * (rest + experts / 8))
+    assert spread.weights == pytest.approx(2 * (shared + experts / 8))
     # Each expert is on one rank of the eight, so that none shares its moments.
-    assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
+    assert spread.optimizer == pytest.approx(12 * (shared / 8 + experts / 8))
     twice = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data=16, zero_stage=1)
-    assert twice.optimizer == pytest.approx(12 * (rest / 16 + experts / 16))
+    assert twice.optimizer == pytest.approx(12 * (shared / 16 + experts / 16))
 
 
 def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_one() -> None:

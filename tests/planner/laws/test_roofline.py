@@ -18,13 +18,13 @@ SIZES = np.logspace(0, 11, 200)
 
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
 def test_more_bytes_never_take_less_time_than_the_data_sheet_allows(gpu):
-    found = memory_bound_time(gpu, SIZES)
-    assert (np.diff(found.seconds) >= 0).all()
-    assert (found.seconds > SIZES / gpu.memory_bytes_per_s).all()
+    predicted = memory_bound_time(gpu, SIZES)
+    assert (np.diff(predicted.seconds) >= 0).all()
+    assert (predicted.seconds > SIZES / gpu.memory_bytes_per_s).all()
     # Nothing is launched in under a microsecond, and nothing takes ten.
-    assert 1e-6 < found.seconds[0] < 1e-5
-    assert sum(found.parts.values()) == pytest.approx(found.seconds, rel=1e-12)
-    assert (found.low < found.high).all()
+    assert 1e-6 < predicted.seconds[0] < 1e-5
+    assert sum(predicted.parts.values()) == pytest.approx(predicted.seconds, rel=1e-12)
+    assert (predicted.low < predicted.high).all()
 
 
 def test_nine_of_ten_published_products_of_few_rows_lie_in_the_interval():
@@ -35,13 +35,13 @@ def test_nine_of_ten_published_products_of_few_rows_lie_in_the_interval():
         m, n, k, measured = (columns[each].astype(float) for each in ("m", "n", "k", column))
         few = (m >= 1) & (m <= 16) & np.isfinite(measured)
         nbytes, seconds = (2 * (m * n + n * k + m * k))[few], measured[few] * 1e-6
-        found = memory_bound_time(name, nbytes)
-        inside.append(np.mean((found.low <= seconds) & (seconds <= found.high)))
+        predicted = memory_bound_time(name, nbytes)
+        inside.append(np.mean((predicted.low <= seconds) & (seconds <= predicted.high)))
         large = nbytes > 64 * 2**20
-        assert np.abs(found.seconds / seconds - 1)[large].mean() < 0.1
-        errors.append(np.abs(found.seconds / seconds - 1).mean())
+        assert np.abs(predicted.seconds / seconds - 1)[large].mean() < 0.1
+        errors.append(np.abs(predicted.seconds / seconds - 1).mean())
     assert 0.8 < np.mean(inside) < 0.99
-    assert 100 * np.mean(errors) == pytest.approx(found.error_percent, rel=0.35)
+    assert 100 * np.mean(errors) == pytest.approx(predicted.error_percent, rel=0.35)
 
 
 def test_a_gpu_that_was_not_measured_and_sizes_beyond_are_marked():

@@ -363,15 +363,15 @@ def test_a_pipeline_gathers_what_zero_3_shares_once_a_step_and_not_in_each_micro
 
 
 def test_zero_over_some_ranks_sums_a_share_of_gradients_over_the_copies() -> None:
-    whole = replace(PLAN, data=8, zero_stage=1)
-    within = replace(whole, shard_over=4)
-    assert (within.sharing, whole.sharing) == (4, 8)
+    over_all = replace(PLAN, data=8, zero_stage=1)
+    within = replace(over_all, shard_over=4)
+    assert (within.sharing, over_all.sharing) == (4, 8)
     # In made-up prices a collective costs its bytes: scattered whole, and a quarter of it summed with the other copy.
-    assert parts(within)["gradients"] == pytest.approx(1.25 * parts(whole)["gradients"])
-    assert parts(within)["parameters"] == pytest.approx(parts(whole)["parameters"])
-    assert parts(within)["optimizer"] > parts(whole)["optimizer"]
+    assert parts(within)["gradients"] == pytest.approx(1.25 * parts(over_all)["gradients"])
+    assert parts(within)["parameters"] == pytest.approx(parts(over_all)["parameters"])
+    assert parts(within)["optimizer"] > parts(over_all)["optimizer"]
     with pytest.raises(UserError, match="cannot share over 3 of 8 ranks"):
-        replace(whole, shard_over=3)
+        replace(over_all, shard_over=3)
 
 
 def test_a_ring_takes_a_hop_longer_for_each_rank_beyond_eight_nodes() -> None:

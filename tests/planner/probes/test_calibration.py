@@ -56,8 +56,8 @@ def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.M
     monkeypatch.setattr(calibration, "predicted_seconds", a_millisecond_each)
     products = [case for case in PROBE.cases("quick", GPU) if case.operator == "matmul"][:4]
     records = [a_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)]
-    found = PROBE.findings(records)
-    (law,) = [each for each in found.remarks if each.kind == "law"]
+    report = PROBE.findings(records)
+    (law,) = [each for each in report.remarks if each.kind == "law"]
     message = {name: getattr(value, "value", value) for name, value in law.values.items()}
     assert message == {
         "gpu": "H200 SXM",
@@ -67,7 +67,7 @@ def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.M
         "median": pytest.approx(0.25 / 2),
         "ratio": pytest.approx(2.25 / 2),
     }
-    (table,) = found.tables
+    (table,) = report.tables
     assert [row[4].value for row in table.rows] == pytest.approx([2, 1.25, 1, 1])
     worst = table.rows[0]
     assert (worst[2].value, worst[3].value, worst[3].predicted) == (0.5e-3, 1e-3, True)

@@ -135,11 +135,11 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert math.isnan(bars_of(findings).bars[0].error)
 
 
-@pytest.mark.parametrize("other", [{"micro_batches": 8}, {"vocab": 1024}])
+@pytest.mark.parametrize("changes", [{"micro_batches": 8}, {"vocab": 1024}])
 def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
-    other: dict[str, Any], layout: Layout, visits: Visits
+    changes: dict[str, Any], layout: Layout, visits: Visits
 ) -> None:
-    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**other), [0.1, 0.1])])
+    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**changes), [0.1, 0.1])])
     assert len(findings.tables) == 2
     assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]
 

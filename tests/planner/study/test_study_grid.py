@@ -106,14 +106,14 @@ def test_a_configuration_of_something_else_is_refused(text: str) -> None:
 
 
 def test_a_file_says_the_same_as_options() -> None:
-    own, run = parse_study(
+    of_file, run = parse_study(
         {
             "model": {"hidden": 64, "gated": True},
             "grid": {"data": [1, 2], "attention": ["flash", "math"], "checkpointing": "every:2"},
             "run": {"steps": 7},
         }
     )
-    axes = default_axes(CPU).given(own)
+    axes = default_axes(CPU).given(of_file)
     assert names(axes) == [
         *("1 rank flash ckpt every:2", "dp2 flash ckpt every:2"),
         *("1 rank math ckpt every:2", "dp2 math ckpt every:2"),

@@ -25,7 +25,7 @@ class Engine:
     """Updates behind the last of the accumulated micro-batches, and then has no gradients."""
 
     def __init__(self, model: Any, optimizer: Any, config: dict[str, Any], dist_init_required: bool) -> None:
-        self.model, self.optimizer, self.config, self.taken = model, optimizer, config, 0
+        self.model, self.optimizer, self.config, self.micro_batches = model, optimizer, config, 0
         assert not dist_init_required
 
     def __call__(self, *inputs: Any) -> Any:
@@ -33,21 +33,21 @@ class Engine:
 
     def backward(self, loss: Any) -> None:
         (loss / self.config["gradient_accumulation_steps"]).backward()
-        self.taken += 1
+        self.micro_batches += 1
 
     def step(self) -> None:
-        if self.taken % self.config["gradient_accumulation_steps"] == 0:
+        if self.micro_batches % self.config["gradient_accumulation_steps"] == 0:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def initialize(**how: Any) -> tuple[Engine, None, None, None]:
-        made.append(Engine(**how))
-        return made[-1], None, None, None
+        engines.append(Engine(**how))
+        return engines[-1], None, None, None
 
     package, utils = ModuleType("deepspeed"), ModuleType("deepspeed.utils")
     package.__version__, package.initialize = "a double", initialize
@@ -57,7 +57,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     utils.safe_set_full_fp32_param = lambda weight, kept: None
     monkeypatch.setitem(sys.modules, "deepspeed", package)
     monkeypatch.setitem(sys.modules, "deepspeed.utils", utils)
-    return made
+    return engines
 
 
 def cut(parameters: ParallelStepParameters) -> tuple[Any, Any]:

@@ -146,18 +146,18 @@ def figures(message: list[Any], name: str) -> dict[str, Any]:
     return dict(message[0][name]["kernel"]["details"])
 
 
-WHOLE = 4 * SMALL.dimensions.parameters
+MODEL_BYTES = 4 * SMALL.dimensions.parameters
 # Norms and second biases lie whole on each tensor-parallel rank.
 TP_WHOLE = 4 * (SMALL.layers * 6 * SMALL.hidden + 2 * SMALL.hidden)
-TP_SHARE = (WHOLE - TP_WHOLE) // 2 + TP_WHOLE
+TP_SHARE = (MODEL_BYTES - TP_WHOLE) // 2 + TP_WHOLE
 
 
 @pytest.mark.parametrize(
     ("name", "parameters", "optimizer"),
     [
-        ("ddp", WHOLE, 2 * WHOLE),
-        ("zero2", WHOLE // 2, WHOLE),
-        ("zero3", WHOLE // 2, WHOLE),
+        ("ddp", MODEL_BYTES, 2 * MODEL_BYTES),
+        ("zero2", MODEL_BYTES // 2, MODEL_BYTES),
+        ("zero3", MODEL_BYTES // 2, MODEL_BYTES),
         ("tp", TP_SHARE, 2 * TP_SHARE),
     ],
 )
@@ -175,9 +175,9 @@ def test_rows_that_do_not_divide_are_padded_and_seen(by_two):
 
 def test_zero_1_shares_moments_by_whole_parameters(by_two):
     shares = figures(by_two, "zero1")["rank_bytes"]["optimizer_bytes"]
-    assert sum(shares) == 2 * WHOLE
-    assert max(shares) < 1.2 * WHOLE
-    assert figures(by_two, "zero1 bfloat16")["parameter_bytes"] == WHOLE // 2
+    assert sum(shares) == 2 * MODEL_BYTES
+    assert max(shares) < 1.2 * MODEL_BYTES
+    assert figures(by_two, "zero1 bfloat16")["parameter_bytes"] == MODEL_BYTES // 2
 
 
 @pytest.mark.parametrize("name", ["pp", "pp v2 selective"])
@@ -190,14 +190,14 @@ def test_stages_have_their_layers_and_the_ends_what_is_theirs(by_two, name):
 
 @pytest.mark.parametrize("name", ["ddp", "zero1 math every", "zero2 flash selective", "zero3", "zero3 gated every"])
 def test_the_peak_has_room_for_states_and_activations_and_little_more(by_two, name):
-    p, found = OF_TWO[name], figures(by_two, name)
+    p, sizes = OF_TWO[name], figures(by_two, name)
     fields = ("hidden", "heads", "layers", "seq", "batch", "kv_heads", "vocab", "gated", "tied", "attention")
     alone = TrainingStepParameters(
         **{field: getattr(p, field) for field in fields}, checkpointing=p.checkpointing
     ).keeping("cpu")
     least = kept_bytes(p.dimensions, p.batch, p.seq, alone).total
-    least += sum(found[f"{part}_bytes"] for part in ("parameter", "gradient", "optimizer"))
-    assert least <= found["peak_bytes"] <= least + 2 * 4 * p.dimensions.parameters
+    least += sum(sizes[f"{part}_bytes"] for part in ("parameter", "gradient", "optimizer"))
+    assert least <= sizes["peak_bytes"] <= least + 2 * 4 * p.dimensions.parameters
 
 
 def test_running_out_of_memory_on_ranks_is_an_outcome_and_the_next_case_has_ranks_of_its_own():

@@ -149,8 +149,7 @@ def _stages_together(plan: ParallelPlan) -> Any:
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-# Bytes that a sharded parameter is copied for: twice a micro-batch out of the gathered ones, read and written in 16
-# bits.
+# Bytes of copying a sharded parameter twice a micro-batch out of the gathered ones: read and written in 16 bits.
 COPIED_BYTES = 8
 # DeepSpeed's pipeline in bf16 writes each micro-batch's gradient in single precision (6), adds that to the sum of those
 # before (12) and clears it (2): update_hp_grads of deepspeed/runtime/bf16_optimizer.py.

@@ -154,14 +154,14 @@ class Chromium:
         return json.loads(message)  # type: ignore[no-any-return]
 
     def _note(self, event: dict[str, Any]) -> None:
-        method, said = event.get("method"), event.get("params", {})
+        method, details = event.get("method"), event.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded = True
         elif method == "Runtime.exceptionThrown":
-            self.console.append(str(said["exceptionDetails"].get("exception", {}).get("description", said))[:500])
-        elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
-            self.console.append(" ".join(str(each.get("value", each)) for each in said["args"])[:500])
-        elif method == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
-            self.console.append(said["entry"]["text"])
+            self.console.append(str(details["exceptionDetails"].get("exception", {}).get("description", details))[:500])
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
+            self.console.append(" ".join(str(each.get("value", each)) for each in details["args"])[:500])
+        elif method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.console.append(details["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(said["request"]["url"][:80])
+            self.requests.append(details["request"]["url"][:80])

@@ -40,8 +40,8 @@ def page(tmp_path_factory) -> Path:
     path = results / "report.html"
     of_machine = page_module._machine
 
-    def with_maps(*held: Any) -> dict[str, Any]:
-        found = of_machine(*held)
+    def with_maps(*maps: Any) -> dict[str, Any]:
+        found = of_machine(*maps)
         return {**found, "others": [added_section(), *found["others"]]}
 
     with pytest.MonkeyPatch.context() as patched:

@@ -278,7 +278,7 @@ def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_fold
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["RESULTS", "--runs", "20990101T000000Z-0000"], "There is no run 20990101T000000Z-0000"),
         (["RESULTS", "--runs", "20990101T000000Z-0000"], RUN),
@@ -292,12 +292,12 @@ def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_fold
         (["RESULTS/empty"], "No measured run was found"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_sentence(results, arguments, said) -> None:
+def test_what_cannot_be_shown_is_refused_in_one_sentence(results, arguments, sentence) -> None:
     one_run(results)
     (results / "empty").mkdir()
     result = run(*(word.replace("RESULTS", str(results)) for word in arguments))
     assert result.exit_code == 2
-    assert said in result.output
+    assert sentence in result.output
     assert not (results / "report.html").exists()
 
 

@@ -88,13 +88,13 @@ def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pick", ["largest", "usual"])
 def test_a_single_element_with_the_wrong_sign_is_found(group_of_one, dtype, pick):
-    made = replica(replace(SMALL, ranks=1, dtype=dtype))
-    assert made.verify_last().wrong == 0
-    for weight in made.model.parameters():
+    steps = replica(replace(SMALL, ranks=1, dtype=dtype))
+    assert steps.verify_last().wrong == 0
+    for weight in steps.model.parameters():
         gradient = weight.grad.view(-1)
         place = int(gradient.abs().argmax() if pick == "largest" else gradient.abs().argsort()[3 * len(gradient) // 5])
         gradient[place] *= -1
-        assert made.verify_last().wrong == 1
+        assert steps.verify_last().wrong == 1
         gradient[place] *= -1
 
 
@@ -116,15 +116,15 @@ def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
 
 
 def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch):
-    made = replica(replace(SMALL, ranks=1))
+    steps = replica(replace(SMALL, ranks=1))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
 
-    def another(found, mine, group):
-        found[0].copy_(mine)
-        found[1].copy_(mine + 1)
+    def another(gathered, mine, group):
+        gathered[0].copy_(mine)
+        gathered[1].copy_(mine + 1)
 
     monkeypatch.setattr(torch.distributed, "all_gather", another)
-    checked = made.verify_last()
+    checked = steps.verify_last()
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
@@ -132,14 +132,14 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fingerprint_tells_a_changed_and_a_swapped_element_and_not_where_bits_lie(dtype, count):
     values = torch.arange(1, count + 2).to(dtype)
-    own = fingerprint([values[1:]])
-    assert fingerprint([values[1:].clone()]) == own
+    expected = fingerprint([values[1:]])
+    assert fingerprint([values[1:].clone()]) == expected
     for place in {0, count // 2, count - 1}:
         other = values[1:].clone()
         other[place] *= -1
-        assert fingerprint([other]) != own
+        assert fingerprint([other]) != expected
     if 1 < count <= 64:
-        assert fingerprint([values[1:].flip(0)]) != own
+        assert fingerprint([values[1:].flip(0)]) != expected
     assert fingerprint([values[1:], values[:1]]) != fingerprint([values[:1], values[1:]])
 
 

@@ -27,14 +27,14 @@ SMALL = InputPipelineParameters(files=6, batch=2, step_us=200)
 
 @pytest.fixture
 def prepare():
-    made = []
+    prepared = []
 
     def make(parameters: InputPipelineParameters):
-        made.append(InputPipeline().implementation("torch").prepare(parameters, ExecutionContext(CPU)))
-        return made[-1]
+        prepared.append(InputPipeline().implementation("torch").prepare(parameters, ExecutionContext(CPU)))
+        return prepared[-1]
 
     yield make
-    for steps in made:
+    for steps in prepared:
         steps.close()
 
 
@@ -75,20 +75,20 @@ def test_waiting_and_the_models_step_are_told_apart(loaders, model, prepare):
     steps = prepare(replace(SMALL, loaders=loaders, model=model, step_us=2000))
     for index in range(4):
         steps.launch(index)
-    seen = steps.observed()
-    assert {name: metric.unit for name, metric in seen.items()} == {
+    observed = steps.observed()
+    assert {name: metric.unit for name, metric in observed.items()} == {
         "wait": "s",
         "model": "s",
         "starved": "1",
         "first_batch": "s",
         "next_epoch": "s",
     }
-    assert len(seen["wait"].samples) == len(seen["model"].samples) == 2
+    assert len(observed["wait"].samples) == len(observed["model"].samples) == 2
     # A sleeping model never takes less than it was told to; of a computed one only that it takes time.
-    assert min(seen["model"].samples) >= (0.002 if model == "device" else 1e-5)
-    for wait, step, share in zip(*(seen[name].samples for name in ("wait", "model", "starved")), strict=True):
+    assert min(observed["model"].samples) >= (0.002 if model == "device" else 1e-5)
+    for wait, step, share in zip(*(observed[name].samples for name in ("wait", "model", "starved")), strict=True):
         assert share == pytest.approx(wait / (wait + step))
-    assert all(seen[name].samples[0] > 0 for name in ("first_batch", "next_epoch"))
+    assert all(observed[name].samples[0] > 0 for name in ("first_batch", "next_epoch"))
 
 
 def test_files_are_gone_when_a_case_is_over(prepare):

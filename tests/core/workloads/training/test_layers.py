@@ -63,8 +63,8 @@ def test_a_wrong_element_is_found_and_named_and_so_is_what_is_no_number():
 def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
     run = layers.LayerSteps._run
 
-    def wrong_on_the_third(steps, own):
-        return tuple(each * (2 if own is steps._operands[2] else 1) for each in run(steps, own))
+    def wrong_on_the_third(steps, operands):
+        return tuple(each * (2 if operands is steps._operands[2] else 1) for each in run(steps, operands))
 
     monkeypatch.setattr(layers.LayerSteps, "_run", wrong_on_the_third)
     answer = measure_case(Case("layer_pass", replace(SMALL, layer="gelu"), "torch"), None, CPU)

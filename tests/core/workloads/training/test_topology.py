@@ -67,19 +67,19 @@ def test_this_host_is_read_into_a_record_of_plain_json():
 def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for_it(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(manager())
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    found = gpu_details(KernelFiles(tmp_path))
-    assert [(gpu["index"], gpu["smi"]) for gpu in found["gpus"]] == [(n, f"GPU{7 - n}") for n in range(8)]
-    first = found["gpus"][0]
+    details = gpu_details(KernelFiles(tmp_path))
+    assert [(gpu["index"], gpu["smi"]) for gpu in details["gpus"]] == [(n, f"GPU{7 - n}") for n in range(8)]
+    first = details["gpus"][0]
     assert (first["now"], first["slot"], first["card"], first["awake"]) == (*("gen 5 x16",) * 3, True)
     assert sum(first["nvlinks"]) == 18
-    assert [gpu["pcie_replays"] for gpu in found["gpus"]] == list(range(8))
+    assert [gpu["pcie_replays"] for gpu in details["gpus"]] == list(range(8))
     message = {f"0-{other}": "allowed" for other in range(1, 8)} | {
         f"1-{other}": "not supported" for other in range(2, 8)
     }
-    assert found["direct_copies"] == message, "pairs of which nothing is told are left out"
-    assert found["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
-    assert found["nccl"] == {"NCCL_P2P_DISABLE": "1"}, "what takes paths away from NCCL is kept"
-    assert json.loads(json.dumps(found)) == found
+    assert details["direct_copies"] == message, "pairs of which nothing is told are left out"
+    assert details["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
+    assert details["nccl"] == {"NCCL_P2P_DISABLE": "1"}, "what takes paths away from NCCL is kept"
+    assert json.loads(json.dumps(details)) == details
 
 
 def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
