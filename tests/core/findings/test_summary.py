@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
-from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, failures_of, fitness_of, summary_of
+from pyperf_suite.findings.summary import cautions_of, failures_of, fitness_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
@@ -64,15 +64,6 @@ def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
     assert isinstance(point.message, Remark)
     assert point.message.values["count"] == 2
     assert "--profile standard" in str(point.message.values["remedy"])
-
-
-def test_there_are_at_most_seven_points_however_much_was_found() -> None:
-    failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
-    message = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
-    assert len(message) == MOST_POINTS
-    assert [
-        each.message.values for each in message if isinstance(each.message, Remark) and "count" in each.message.values
-    ] == [{"count": 7}]
 
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}

@@ -12,7 +12,7 @@ from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import PROBE, READS_MORE, TWICE_THE_TIME
 from pyperf_suite.record.case import Case
-from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
+from pyperf_suite.workloads.training.layers import LAYERS, LayerPassParameters
 from tests.records import lines, records, verdicts
 
 CPU = Device("cpu")
@@ -48,16 +48,6 @@ def remarks(seconds: Seconds = by_roofline, **how: Any) -> list[Remark]:
 def slower(factor: float, **only: Any) -> Seconds:
     """Passes that match are `factor` times slower than the roofline."""
     return lambda p: by_roofline(p) * (factor if only.items() <= vars(p).items() else 1)
-
-
-def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
-    axes = replace(PROBE.axes("standard", CPU), layer=LAYERS, hidden=(64,), ffn=(256,), channels=(16,))
-    cases = PROBE.sweep(axes)
-    widths = {case.parameters.layer: (case.parameters.hidden, case.parameters.features) for case in cases}
-    assert widths["linear"] == (64, 256)
-    assert widths["conv"] == (16, 16)
-    assert {widths[each] for each in (*ACTIVATIONS, "copy")} == {(256, 256)}
-    assert {widths[each] for each in ("layer_norm", "rms_norm", "attention")} == {(64, 64)}
 
 
 def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:

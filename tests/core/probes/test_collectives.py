@@ -15,7 +15,6 @@ from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)
 ONE_SIZE = Sizes(2**30, 2**30)
@@ -127,17 +126,6 @@ def test_windows_and_settings_are_compared_with_what_is_plain(network: Any) -> N
     requested = cases(implementation=("nccl",), symmetric=(NO, YES), settings=("default", settings))
     found = remarks(PROBE.findings(network().records(requested)), "takes {slower}")
     assert {each.values["other"] for each in found} == {"nccl symmetric", f"nccl {settings}"}
-
-
-def test_one_flag_compares_with_links_left_out(network: Any) -> None:
-    requested = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
-
-    def without_links(parameters: CollectiveParameters, process: int) -> float:
-        return 1.0 if parameters.peer_to_peer else 8.0
-
-    found = remarks(PROBE.findings(network(factor=without_links).records(requested)), "takes {slower}")
-    assert {each.values["other"] for each in found} == {"nccl no peer-to-peer"}
-    assert [each.values["slower"].value for each in found] == pytest.approx([8, 8])  # type: ignore[union-attr]
 
 
 LAWS = "Laws: time = start + size / rate, in straight pieces"

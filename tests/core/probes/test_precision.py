@@ -15,7 +15,6 @@ from pyperf_suite.probes.precision import (
     MULTIPLES_OF_8,
     NOT_HALF,
     PROBE,
-    TWICE_AS_FAST,
 )
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
@@ -75,15 +74,6 @@ def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) 
     assert {p.precision for p in odd} == {"float32", "autocast_bfloat16"}
     assert not [p for p in odd if not all(n % 8 for n in (p.hidden, p.hidden // p.heads, p.width, p.vocab))]
     assert all(p.width % 8 == p.hidden % 8 == p.vocab % 8 == 0 for p in shapes if p not in odd)
-
-
-def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
-    found = judged(TWICE_AS_FAST)
-    # 16 sequences: 144 ms next to 48 and one for the casts.
-    assert found.measured.value == pytest.approx(144 / 49)
-    assert found.outcome == "holds"
-    assert found.message.values["batch"] == 16
-    assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
 
 
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:

@@ -22,17 +22,6 @@ def failed(reason: str, witnesses: int) -> dict[str, object]:
     return {"outcome": "failed", "reason": reason, "witnesses": witnesses}
 
 
-def test_what_cannot_depend_on_the_case_spares_the_others_at_once():
-    cases = SparedCases()
-    cases.note(a_case(1), failed("x is not installed", 1))
-    found = cases.answer(a_case(2))
-    assert found is not None
-    assert found["outcome"] == "failed"
-    assert found["reason"].startswith("x is not installed")
-    assert a_case(1).label in found["reason"]
-    assert cases.answer(a_case(2, "torch")) is None
-
-
 def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way():
     cases = SparedCases()
     for n, reason in ((1, "bench.py:7: SIGSEGV"), (1, "bench.py:7: SIGSEGV"), (2, "bench.py:9: SIGSEGV")):

@@ -191,16 +191,6 @@ def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
     assert not launches.verify_last(0).passed
 
 
-def test_an_error_names_the_expert_and_the_row_of_all():
-    launches = GROUPED.prepare(grouped(), "loop", ExecutionContext(CPU, sets=1))
-    launches.launch(0)
-    first_of_third = sum(grouped().rows_of_experts[:2])
-    launches.results(0)["c"][first_of_third + 1, 5] += 1
-    verdict = launches.verify_last(0)
-    assert verdict.worst_at == (first_of_third + 1, 5)
-    assert verdict.message.startswith("expert 2: ")
-
-
 def test_work_counts_useful_flop_and_experts_that_are_read():
     assert GROUPED.work(grouped()).flop == 2 * 70 * 24 * 16
     few = grouped(experts=8, rows=5)
