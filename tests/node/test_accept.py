@@ -158,25 +158,6 @@ def test_earlier_rates_replace_the_laws():
     assert (check.source, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
 
 
-def test_where_the_expected_range_is_vague_only_what_lies_below_it_is_judged():
-    key = ("cpu", "copy in memory, 1 core")
-    records = cpu_node()
-    rate = next(each.found for each in checks_of(rows_of(records)) if (each.part, each.what) == key)
-
-    def judged(low: float, high: float) -> Check:
-        expected = Quantity(rate.value, "GB/s", low * rate.value, high * rate.value)
-        checks = checks_of(rows_of(records), before={key: expected})
-        return next(each for each in checks if (each.part, each.what) == key)
-
-    vague = judged(0.25, 8)
-    assert (vague.verdict, vague.why) == (UNKNOWN, "cannot judge: the expected range spans 32 ×")
-    assert judged(0.5, 1.9).verdict == OK
-    below = judged(2, 64)
-    assert below.verdict == CAUTION
-    assert below.least.value == pytest.approx(2 * rate.value)
-    assert judged(0.5, math.inf).verdict == OK
-
-
 def test_the_threshold_that_a_check_failed_is_printed():
     check = Check("cpu", "2 cores over 1 core", Quantity(0.63, "x"), Quantity(2.0, "x", 1.0, math.inf), CAUTION, "heat")
     (said,) = sentences([check])

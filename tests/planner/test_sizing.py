@@ -12,9 +12,7 @@ import pytest
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws import prices
-from pyperf_suite.planner.laws.explained import MEANINGS
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
 from pyperf_suite.planner.product_explained import explain_product, findings_of_product
@@ -145,17 +143,6 @@ def test_the_answer_names_the_error_and_the_gain(sized_model):
         part.seconds for part in sized_model.spent
     )
     assert next(each["share"] for each in values if set(each) == {"share"}).value == pytest.approx(beyond)
-
-
-def test_every_cause_of_the_laws_has_a_meaning():
-    laws, one = Prices(H200), np.array([1024])
-    explained = (
-        laws.gemm("TN", one, one, one),
-        laws.attention(True, False, one, one, one // 128, one // 128, one // 8),
-        laws.memory_bound(one << 20),
-        laws.collective("all_reduce", one << 10, one // 128),
-    )
-    assert {cause for each in explained for cause in each.parts} - {"ideal"} <= set(MEANINGS)
 
 
 def test_a_model_that_nothing_beats_is_kept(made_up_with):

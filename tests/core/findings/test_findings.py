@@ -6,7 +6,6 @@ Quantities: values in the base of a unit, with bounds where these are known.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -107,15 +106,6 @@ def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
     assert findings(message, cautious, verdict).cautions == [cautious]
     assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
     assert isinstance(verdict, ClaimVerdict)
-
-
-def test_a_remark_on_an_item_names_its_attributes_and_theirs():
-    item = SimpleNamespace(size=7, seconds=0.5, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
-    message = remark("{sweep.setting}: {size} runs {gain} as fast in {seconds:ms~}", item, effect="gain")
-    assert message.template == "{sweep_setting}: {size} runs {gain} as fast in {seconds}"
-    gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
-    assert message.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
-    assert not message.is_noise
 
 
 # By SI, IEC 80000-13 for GiB, and bits of a network's Gbps.

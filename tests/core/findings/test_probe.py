@@ -9,19 +9,14 @@ import pytest
 
 from pyperf_suite.errors import UserError, Within
 from pyperf_suite.findings.data import Claim, findings, remark
-from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
-from pyperf_suite.findings.rows import Column, rows_of
+from pyperf_suite.findings.probe import Probe, RowClaim
+from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import exactly
 
 CPU = Device("cpu")
 TWICE = Claim("numpy is twice as fast", "a guide", low=2.0)
-BESIDE = RowClaim(
-    TWICE,
-    "{n} columns: {measured} by {implementation}, {loud}",
-    ratio=lambda row: row.against(implementation="torch"),
-)
 
 
 COMPUTED = {"loud": lambda row: row.implementation.upper()}
@@ -76,47 +71,11 @@ def test_a_case_that_cannot_be_is_refused_before_anything_is_measured(probe: Pro
         impossible.cases("quick", CPU)
 
 
-def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
-    records = [
-        *product(16).records(4.0, 4.0, 4.0),
-        *product(16, "numpy").records(1.0, 1.0, 1.0),
-        *product(32, "numpy").records(1.0, 1.0, 1.0),
-    ]
-    # Torch itself and the numpy without a torch beside it say nothing.
-    (verdict,) = BESIDE.verdicts(rows_of(records, computed=COMPUTED))
-    assert (verdict.claim, verdict.outcome, verdict.measured.value) == (TWICE, "holds", pytest.approx(4.0))
-    assert verdict.message.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
-    assert list(BESIDE.verdicts(rows_of([]))) == []
-    assert list(replace(BESIDE, where=lambda row: row.p.n > 16).verdicts(rows_of(records))) == []
-
-
 def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
     counted = RowClaim(TWICE, "{measured}", ratio=lambda row: row.observed["bytes"] / 2, unit="B")
     rows = rows_of([*product(16).records(1.0, bytes=4.0), *product(32).records(1.0, bytes=3.0)])
     assert [each.outcome for each in counted.verdicts(rows)] == ["holds", "does not hold here"]
     assert {each.measured.unit for each in counted.verdicts(rows)} == {"B"}
-
-
-def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(probe: Probe, product: Any) -> None:
-    name = (Column("n", lambda row: row.p.n),)
-    full = replace(
-        probe,
-        order=lambda row: -row.p.n,
-        claims=(RowClaim(TWICE, "{measured}", ratio=lambda row: exactly(3.0)),),
-        tables=(
-            RowTable("All", name),
-            RowTable("Small", name, lambda row: row.p.n < 20),
-            RowTable("None", name, lambda row: row.p.n < 0),
-        ),
-        analyse=lambda rows: findings(remark("{rows} rows", rows=len(rows))),
-    )
-    failed = product(64).records(1.0, outcome="failed")
-    found = full.findings([*product(16).records(1.0), *product(32).records(1.0), *failed])
-    first, *verdicts = found.remarks
-    assert first.values == {"rows": 2}
-    assert verdicts == found.verdicts
-    assert len(verdicts) == 2
-    assert [(table.title, table.rows) for table in found.tables] == [("All", ((32,), (16,))), ("Small", ((16,),))]
 
 
 @pytest.mark.parametrize(("busy", "cases", "is_listed"), [(1, 3, True), (2, 4, True), (2, 3, False)])

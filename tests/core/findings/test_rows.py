@@ -60,26 +60,6 @@ def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) 
     assert rows.where(implementation="torch").against(implementation="torch") is None
 
 
-def test_a_template_and_a_column_name_parameters_what_is_computed_what_was_observed_and_the_reading(
-    product: Any,
-) -> None:
-    records = product(16).records(4.0, passing=3.0, seconds=9.0)
-    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.observed["passing"]})
-    names = (
-        "n",
-        "implementation",
-        "twice",
-        "passing",
-        "seconds",
-        "flop_per_s",
-    )  # a metric's name hides none of the reading
-    assert [row.by_name(name) for name in names] == [16, "torch", 6.0, 3.0, 4.0, 250.0]
-    assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
-    assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
-    assert Column("time", "reading.time").cell(row) == row.reading.time
-    assert [Column("a", value).cell({"a": 1, "b": 2}) for value in ("", "b")] == [1, 2]
-
-
 def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
     assert [(row.p.n, row.p.k, row.implementation) for row in rows] == [
         *((16, 8, "torch"), (16, 8, "numpy"), (32, 8, "torch"), (32, 8, "numpy"), (16, 4, "torch")),
@@ -105,21 +85,6 @@ def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows:
     assert rows.same_except(torch, "n", "implementation") == rows[:4]
     assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
     assert rows.sharing(torch, lambda row: (row.p.n, row.implementation)) == [torch, rows[-1]]
-
-
-def test_a_row_is_so_many_times_as_fast_as_its_like_within_the_processes_that_measured_both(rows: Rows) -> None:
-    faster = of(rows, 16, "numpy").against(implementation="torch")
-    assert faster is not None
-    # 4.4 s and 2.2 s are of one process: the ratio knows no spread.
-    assert (faster.value, faster.low, faster.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert faster.processes == 3
-    slower = of(rows, 16).against(implementation="numpy")
-    assert slower is not None
-    assert slower.value == pytest.approx(0.5)
-    assert of(rows, 16).against(implementation="torch") is None
-    assert of(rows, 16).against(implementation="triton") is None
-    assert of(rows, 32).like(implementation="numpy") is not None
-    assert of(rows, 32).against(implementation="numpy") is None
 
 
 def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
@@ -279,19 +244,6 @@ def test_what_was_never_seen_undisturbed_makes_no_ratio() -> None:
     # The usual time has its disturbances in it.
     [usual] = readings([replace(busy, sampling={"quantile": 0.5})])
     assert not usual.is_noisy
-
-
-def test_cases_of_different_rounds_differ_by_the_drift_of_the_machine_too() -> None:
-    calm = slices_of([1.0] * 7)
-    drifting = replace(calm, quality={**calm.quality, "disturbances": {"drift": 0.1}})
-    elsewhere = replace(drifting, sampling={**drifting.sampling, "group": "another"})
-    [case], [same], [later] = readings([drifting]), readings([drifting]), readings([elsewhere])
-    assert speedup(case, same).high == pytest.approx(1.0)
-    [few] = readings([replace(slices_of([1.0] * 5), quality=drifting.quality)])
-    assert speedup(few, few).high == pytest.approx(1 + 0.2 * 1.96 / 1.645 * np.sqrt(2)), "without the drift they share"
-    # Half the interval of either side's own slices in 1.96 standard errors, and as many of the drift.
-    half = np.hypot(0.2 * 1.96 / 1.645, 1.96 * 0.1) * np.sqrt(2)
-    assert speedup(case, later).high == pytest.approx(1 + half)
 
 
 @pytest.mark.parametrize(

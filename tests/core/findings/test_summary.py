@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, remark
-from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, fitness_of, summary_of
+from pyperf_suite.findings.summary import cautions_of, failures_of, fitness_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import Ratio
@@ -36,19 +36,6 @@ def judged(claim: Claim, value: float, processes: int = 3) -> ClaimVerdict:
 def points(*remarks: Remark | ClaimVerdict) -> list[str]:
     return [each.message.template if isinstance(each.message, Remark) else each.message.claim.text
             for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
-
-
-def test_effects_are_weighed_by_what_of_them_is_certain_and_of_one_template_the_largest_is_reported() -> None:
-    message = points(
-        effect("wide", 4.0, 2.3),
-        effect("vague", 9.0, 6.0),
-        effect("slow", 0.4),
-        effect("sure", 2.0),
-        effect("noise", 1.5, 0.6),
-    )
-    assert [each.split()[0] for each in message] == ["slow", "sure", "wide"]
-    assert points(effect("alone", 9.0, processes=1), effect("three", 1.1))[0].startswith("three")
-    assert len(points(effect("a", 2.0), effect("a", 3.0), effect("b", 1.5))) == 2
 
 
 def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
@@ -77,15 +64,6 @@ def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
     assert isinstance(point.message, Remark)
     assert point.message.values["count"] == 2
     assert "--profile standard" in str(point.message.values["remedy"])
-
-
-def test_there_are_at_most_seven_points_however_much_was_found() -> None:
-    failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
-    message = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
-    assert len(message) == MOST_POINTS
-    assert [
-        each.message.values for each in message if isinstance(each.message, Remark) and "count" in each.message.values
-    ] == [{"count": 7}]
 
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
@@ -185,22 +163,6 @@ def ended(n: int, outcome: str = "failed", reason: str = "because", implementati
     """A trial of the case with that n."""
     case = Case("matmul", MatmulParameters(1, n, 3, Schedule("library", 1)), implementation)
     return made_up.a_record(case, outcome=outcome, reason=reason if outcome != "ok" else "")
-
-
-@pytest.mark.parametrize(
-    ("records", "code"),
-    [
-        ([ended(1, "ok"), ended(2, "ok")], 0),
-        ([ended(1, "ok"), ended(2, "unsupported")], 0),
-        ([ended(1, "ok"), ended(2)], 3),
-        ([ended(1, "unsupported")], 3),
-        ([a_record("sentinel")], 3),
-        ([], 3),
-        ([ended(1), ended(1, "ok")], 0),  # made again on resume
-    ],
-)
-def test_a_run_fails_where_a_case_did_or_nothing_was_measured(records: list[Record], code: int) -> None:
-    assert exit_code(records) == code
 
 
 def test_what_failed_is_named_with_the_first_reason_once_for_each_cause() -> None:

@@ -57,20 +57,6 @@ def test_every_value_names_its_source(entry):
 
 
 @every_gpu
-def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu):
-    if gpu.compute_capability is None or gpu.link_bytes_per_s is None:
-        pytest.skip("not NVIDIA's, or no link is known")
-    link_gb_per_s = gpu.link_bytes_per_s / 1e9
-    nvlink = nvlink_of(gpu.compute_capability)
-    if nvlink is None:
-        assert link_gb_per_s == 4 * 20, "NVLink 1 of P100"
-    else:
-        links = link_gb_per_s / nvlink.per_link_gb_per_s
-        by_pcie = pytest.approx(pcie_of(gpu.compute_capability).gb_per_s, rel=0.02)
-        assert (links == int(links) and link_gb_per_s <= nvlink.gb_per_s) or link_gb_per_s == by_pcie
-
-
-@every_gpu
 def test_every_name_of_a_gpu_finds_it_and_no_other(gpu):
     assert all(find_gpu(name) is gpu for name in (gpu.name, *gpu.aliases, gpu.slug, gpu.name.upper()))
 

@@ -75,33 +75,6 @@ def test_state_is_plain_json_with_versions_and_names_neither_the_host_nor_anyone
     assert socket.gethostname() not in text.split('"')
 
 
-def test_power_and_scheduling_settings_are_read_from_the_kernel(machine):
-    files = machine(
-        {
-            f"{CPUS}/cpu0/cpufreq/scaling_governor": "powersave\n",
-            f"{CPUS}/cpu1/cpufreq/scaling_governor": "performance\n",
-            f"{CPUS}/cpu2/cpufreq/scaling_governor": "performance\n",
-            f"{CPUS}/intel_pstate/no_turbo": "1\n",
-            f"{CPUS}/smt/control": "on\n",
-            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/cpu.max": "150000 100000\n",
-            ".dockerenv": "",
-        }
-    )
-    found = module.kernel_state(files, frozenset({"hypervisor"}))
-    assert found.pop("kernel")
-    assert found == {
-        "governors": ["performance", "powersave"],
-        "turbo": False,
-        "smt": "on",
-        "transparent_hugepages": "madvise",
-        "cpu_quota_cores": 1.5,
-        "hypervisor": "unnamed",
-        "container": "docker",
-    }
-
-
 def test_what_the_kernel_has_no_file_for_is_none(machine):
     found = module.kernel_state(machine({}), frozenset())
     assert found["governors"] == []

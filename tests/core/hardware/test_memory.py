@@ -73,16 +73,6 @@ def test_what_can_be_taken_is_what_the_group_leaves_of_what_the_machine_has(mach
     assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
 
 
-def test_files_are_read_stripped_and_what_is_absent_empty_or_a_folder_reads_as_none(machine):
-    files = machine({"sys/empty": "\n", "sys/folder/file": "1"})
-    assert [files.text(path) for path in ("sys/none", "sys/empty", "sys/folder")] == [None, None, None]
-    files = machine({"proc/device-tree/model": "Raspberry Pi 5 Model B\0", "sys/level": "2\n"})
-    assert files.text("proc/device-tree/model") == "Raspberry Pi 5 Model B"
-    assert files.integer("sys/level") == 2
-    files = machine({"sys/cpu1/size": "1", "sys/cpu0/size": "0", "sys/other": "x"})
-    assert [files.integer(path) for path in files.matching("sys/cpu[0-9]*/size")] == [0, 1]
-
-
 def test_sizes_and_lists_of_cpus_are_read_as_the_kernel_writes_them_and_what_is_none_is_none():
     sizes = [parse_bytes(text) for text in ("48K", "491520 KB", "2M", "1G", "4096", "32KiB")]
     assert sizes == [49152, 491520 * 1024, 2 << 20, 1 << 30, 4096, 32768]

@@ -1,4 +1,3 @@
-import json
 import subprocess
 from pathlib import Path
 from unittest.mock import Mock
@@ -45,29 +44,6 @@ def test_real_machines_name_their_origin_and_single_cells_are_those_printed():
     assert not volta.numa  # that driver printed no such column
     assert str(hopper.path("NIC2", "GPU7")) == "PIX"
     assert hopper.numa == {f"GPU{number}": "0" if number < 4 else "1" for number in range(8)}
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "nics", "paths", "gpu", "nearest"),
-    [
-        ("8xv100_sxm2", 8, 1, {"NV1", "NV2", "SYS"}, 0, ("mlx5_0",)),
-        ("8xa100_sxm4", 8, 2, {"NV12"}, 7, ("mlx5_1",)),
-        ("8xh200_sxm", 8, 8, {"NV18"}, 0, ("mlx5_4",)),
-        ("8xhopper_coloured", 8, 9, {"NV18"}, 7, ("mlx5_17",)),
-        ("4xgb200", 4, 0, {"NV18"}, 0, ()),
-        ("4xl40s", 4, 2, {"NODE", "SYS"}, 3, ("mlx5_0", "mlx5_1")),
-        ("3xa6000_bridged", 3, 0, {"NV4", "NODE"}, 0, ()),
-    ],
-)
-def test_a_real_machine_is_read_whole_also_from_json(name, gpus, nics, paths, gpu, nearest):
-    graph = graph_of(name)
-    assert graph.gpus == tuple(f"GPU{number}" for number in range(gpus))
-    assert len(graph.nics) == nics
-    assert {str(graph.path(one, other)) for one in range(gpus) for other in range(gpus) if one != other} == paths
-    assert graph.cpus.keys() == set(graph.gpus)
-    assert all(graph.paths[one, other] == graph.paths[other, one] for one, other in graph.paths)
-    assert graph.nearest_nics(gpu) == nearest
-    assert LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
 
 
 @pytest.mark.parametrize(

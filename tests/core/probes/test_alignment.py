@@ -129,16 +129,6 @@ def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once(
     assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
 
 
-def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
-    slightly = records(
-        sweep(axes(along=("k",))),
-        lambda case: by_work(case) * (1.1 if case.parameters.k % 2 else 1.0),
-        noise=0.3,
-    )
-    verdicts = {row["size"]: row["verdict"] for row in rows(PROBE.findings(slightly), "Pad or not")}
-    assert verdicts[1023] == "undecided"
-
-
 def vocabulary(seconds: Seconds, **changed: object) -> Remark:
     (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
     return advice
@@ -152,16 +142,6 @@ def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_names_what_it_
     assert (unclear.values["verdict"], unclear.is_noise) == ("undecided", True)
     padded = vocabulary(lambda case: by_work(case) * (1.0 if case.parameters.padded.n % 64 == 0 else 2.0))
     assert padded.values[padded.effect].value == pytest.approx(2, rel=0.02)
-
-
-def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() -> None:
-    def in_steps_of_256(case: Case) -> float:
-        p = case.parameters
-        return 1e-6 * p.m * p.k * (-(-p.n // 256)) / 1e6
-
-    found = findings(in_steps_of_256, along=("n",), base=(Base.parse("fprop:256x1000x1024"),), offset=(-7, 0, 24))
-    targets = {row["size"]: row["pad to"] for row in rows(found, "Pad or not")}
-    assert targets[993] == 998
 
 
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
@@ -190,15 +170,6 @@ def test_a_cliff_is_closed_in_on_to_the_neighbours_of_its_rung() -> None:
     assert widest.values["rate"].value == pytest.approx(1 / 1.4, rel=0.02)
     assert widest.values["rate"].value == min(row["rate"].value for row in cliffs)
     assert rounds <= 12
-
-
-def test_a_slope_is_no_cliff_and_its_search_ends() -> None:
-    def ever_faster(case: Case) -> float:
-        return by_work(case) / case.parameters.n**0.4
-
-    found, rounds = search(ever_faster, along=("n",), span=(1.0, 2.0))
-    assert 0 < rounds < 4
-    assert not [table for table in found.tables if table.title.startswith("Cliffs")]
 
 
 def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:

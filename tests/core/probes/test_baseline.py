@@ -15,7 +15,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Shape, replace_axes
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels import gemm_sm90
-from pyperf_suite.kernels.gemm_sm90 import MEASURED_TILES as HOPPER_TILES
 from pyperf_suite.probes.baseline import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
@@ -66,22 +65,6 @@ def test_widths_in_steps_of_8_are_asked_of_the_kernel_that_takes_them() -> None:
     assert tried["cuda_sm90"] == {"128x128x64", "128x136x64", "128x144x64:c2"}
     with pytest.raises(UserError, match="tile_n=140"):
         replace_axes(AXES, {"tile_n": "140"})
-
-
-def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:
-    axes = replace(
-        AXES,
-        shape=(Shape(512, 512, 64),),
-        dtype=("bfloat16",),
-        tile=HOPPER_TILES,
-        implementation=("cuda_sm90", "triton"),
-    )
-    cases = list(PROBE.sweep(axes))
-    requested = {
-        name: [str(case.parameters.tile) for case in cases if case.implementation == name]
-        for name in axes.implementation
-    }
-    assert requested == {"cuda_sm90": list(HOPPER_TILES), "triton": ["128x256x64", "128x128x64"]}
 
 
 def test_of_several_tiles_the_fastest_counts() -> None:

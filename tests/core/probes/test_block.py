@@ -43,28 +43,10 @@ def test_steps_as_fast_as_the_product_use_all_of_it_and_the_hardwares_share_has_
     assert 1.10 < row["HFU"].value < 1.34
 
 
-def test_the_fastest_product_is_what_all_is_held_against():
-    def slow_small(case):
-        is_small = case.operator == "matmul" and case.parameters.m == 256
-        return at_one_gflop(case) * (2 if is_small else 1)
-
-    for edges in ("256,1024", "1024,256"):
-        assert {each.values["m"] for each in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
-
-
 def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
     shares = [row["MFU by data sheet"].value for row in of_gpu("NVIDIA H100 80GB HBM3")]
     assert shares == pytest.approx([1e9 / 989.4e12] * 3, rel=0.01)
     assert {row["MFU by data sheet"] for row in of_gpu("NVIDIA TNT2")} == {None}
-
-
-def test_a_part_stands_under_the_roof_that_binds_it():
-    of_part = {row["part"]: row for row in lines(found(), "Roofline")}
-    assert (of_part["up"]["bound by"], of_part["norm"]["bound by"]) == ("arithmetic", "bytes")
-    assert of_part["up"]["of its roof"].value == pytest.approx(1.0, rel=0.01)
-    # Both take a millisecond, and an activation has four times the width to read and to write.
-    assert of_part["activation"]["of its roof"].value == pytest.approx(1.0)
-    assert of_part["norm"]["of its roof"].value == pytest.approx(0.25, rel=0.01)
 
 
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():

@@ -11,12 +11,10 @@ import pytest
 from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)
 ONE_SIZE = Sizes(2**30, 2**30)
@@ -62,35 +60,6 @@ def test_the_table_is_nccl_tests_with_rates_by_its_factors(network: Any) -> None
     assert row["algbw"] == pytest.approx(2**30 / seconds)
     assert row["busbw"] == pytest.approx(1.5 * 2**30 / seconds)
     assert (row["#wrong"], row["p99 / p50"], row["skew"]) == (0, 1, 0)
-
-
-def test_the_highest_rate_is_told_with_its_share_of_the_links_peak(network: Any) -> None:
-    records = network(gb_per_s=225.0, identity=HOPPERS).records(cases(implementation=("nccl",), ranks=(8,)))
-    findings = PROBE.findings(records)
-    rate = said(findings, "{rate} busbw")
-    assert rate["rate"] == pytest.approx(217e9, rel=0.01)
-    assert rate["share"] == pytest.approx(0.48, rel=0.01)
-    assert (rate["peak"], rate["link"], rate["size"]) == (450e9, "18 x NVLink 4", 64 * 2**20)
-    shares = column(findings, "all_reduce float32, 8 ranks, nccl", "of the link's peak")
-    assert shares[-1] == rate["share"] > shares[0]
-
-
-@pytest.mark.parametrize(
-    ("identity", "gb_per_s"),
-    [
-        (HOPPERS, 450),
-        ({"kind": "cuda", "model": "NVIDIA A100-SXM4-80GB", "link": "nvlink3x12"}, 300),
-        ({"kind": "cuda", "model": "NVIDIA B200", "link": "nvlink5x18"}, 900),
-        ({"kind": "cuda", "model": "NVIDIA L40S", "link": "pcie"}, 31.5),
-        ({"kind": "cuda", "model": "NVIDIA H100 PCIe", "link": "pcie"}, 63),
-        ({"kind": "cuda", "model": "NVIDIA H200", "link": "none"}, None),
-        ({"kind": "cuda", "model": "a GPU of tomorrow", "link": "nvlink9x36"}, None),
-        ({"kind": "cpu", "model": "a CPU"}, None),
-    ],
-)
-def test_the_peak_is_of_the_links_that_the_machine_has(identity: dict[str, Any], gb_per_s: float | None) -> None:
-    peak = peak_of(identity)
-    assert (peak and peak.gb_per_s) == gb_per_s
 
 
 def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
@@ -157,17 +126,6 @@ def test_windows_and_settings_are_compared_with_what_is_plain(network: Any) -> N
     requested = cases(implementation=("nccl",), symmetric=(NO, YES), settings=("default", settings))
     found = remarks(PROBE.findings(network().records(requested)), "takes {slower}")
     assert {each.values["other"] for each in found} == {"nccl symmetric", f"nccl {settings}"}
-
-
-def test_one_flag_compares_with_links_left_out(network: Any) -> None:
-    requested = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
-
-    def without_links(parameters: CollectiveParameters, process: int) -> float:
-        return 1.0 if parameters.peer_to_peer else 8.0
-
-    found = remarks(PROBE.findings(network(factor=without_links).records(requested)), "takes {slower}")
-    assert {each.values["other"] for each in found} == {"nccl no peer-to-peer"}
-    assert [each.values["slower"].value for each in found] == pytest.approx([8, 8])  # type: ignore[union-attr]
 
 
 LAWS = "Laws: time = start + size / rate, in straight pieces"

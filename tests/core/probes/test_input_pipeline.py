@@ -97,16 +97,6 @@ def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     assert "handing batches over" in bound.template
 
 
-def test_a_start_is_told_apart_from_steady_iterations():
-    ended = visits(replace(BASE, loaders=4, persistent=False), 0.0075)
-    of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended))}
-    kept = of[None]
-    assert (kept["loaders"], kept["first batch"].value) == (4, pytest.approx(67.5e-3))
-    assert kept["in iterations"].value == pytest.approx(13.5 / (1 + DRIFT))
-    assert kept["next epoch"].value == pytest.approx(11.5e-3)
-    assert of["workers end with the epoch"]["next epoch"].value == pytest.approx(67.5e-3)
-
-
 @pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
 def test_a_deeper_queue_and_pinned_memory_are_set_beside_the_usual(scale):
     for changed, said in (({"prefetch": 8}, {"prefetch": 8, "usual": 2}), ({"pinned": True}, {})):
@@ -115,15 +105,6 @@ def test_a_deeper_queue_and_pinned_memory_are_set_beside_the_usual(scale):
         assert said.items() <= remark.values.items()
         assert remark.values["faster"].value == pytest.approx(1 / scale)
         assert remark.effect == "faster"
-
-
-def test_tasks_are_never_compared_with_each_other():
-    larger = over_loaders(0.0075, base=replace(BASE, batch=16))
-    slower = over_loaders(0.0075, base=replace(BASE, step_us=20_000))
-    findings = PROBE.findings(over_loaders(0.0075) + larger + slower)
-    assert sum(each.claim == WORKERS_HELP for each in findings.verdicts) == 3
-    assert len(findings.figures) == 3
-    assert len({figure.name for figure in findings.figures}) == 3
 
 
 @pytest.mark.parametrize("cores", [1, 2, 6, 192])

@@ -11,13 +11,10 @@ import pytest
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.precision import (
-    CACHE_IS_FASTER,
-    CACHE_LASTS,
     GROWS,
     MULTIPLES_OF_8,
     NOT_HALF,
     PROBE,
-    TWICE_AS_FAST,
 )
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
@@ -79,15 +76,6 @@ def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) 
     assert all(p.width % 8 == p.hidden % 8 == p.vocab % 8 == 0 for p in shapes if p not in odd)
 
 
-def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
-    found = judged(TWICE_AS_FAST)
-    # 16 sequences: 144 ms next to 48 and one for the casts.
-    assert found.measured.value == pytest.approx(144 / 49)
-    assert found.outcome == "holds"
-    assert found.message.values["batch"] == 16
-    assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
-
-
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
     assert (share.measured.value, share.message.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
@@ -121,17 +109,3 @@ def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> Non
     steps = cells(findings(odd_is_slow).tables[0])
     faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
     assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))
-
-
-def test_casts_are_counted_in_each_form_of_the_cache() -> None:
-    lasts = judged(CACHE_LASTS)
-    assert (lasts.measured.value, lasts.outcome) == (1.0, "holds")
-    counted = cells(findings().tables[1])
-    assert [(row["casts kept for"], row["casts"].value) for row in counted] == [
-        ("iteration", 4),
-        ("nested", 1),
-        ("off", 4),
-    ]
-    # 4 x 3 ms and one cast, or four.
-    faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
-    assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]

@@ -169,21 +169,6 @@ def test_a_machine_that_obeys_the_law_is_explained_without_error_and_its_noise_i
     assert 0.05 < law.values["median"].value < 0.35 < law.values["worst"].value
 
 
-def test_the_first_wave_cliff_is_told_and_every_step_has_its_cost() -> None:
-    report = findings(Machine())
-    first = remarks(report, "cost")[0]
-    # Two workers: the third tile opens the second wave, from 10 + 174 us to 10 + 347 us.
-    assert (first.values["step"], first.effect) == ("128 -> 129", "cost")
-    assert first.values["cost"].value == pytest.approx(173.6 / 183.6)
-    steps = [row for row in lines(report, "Steps") if "data_parallel" in row["setting"]]
-    waves = {row["step"]: round(row["costs"].value, 2) for row in steps if row["opens"] == "a wave"}
-    assert waves == {"128 -> 129": 0.95, "256 -> 257": 0.49, "384 -> 385": 0.33, "512 -> 513": 0.25}
-    assert {round(row["costs"].value, 9) for row in steps if row["opens"] == "a tile"} == {0}
-    assert steps[1]["rate before"].value == pytest.approx(2 * 64 * 128 * 512 / 183.6e-6)
-    sweep = next(row for row in lines(report, "Tile and wave") if row["schedule"] == "data_parallel@2")
-    assert (sweep["largest cliff"], sweep["median inside a wave"].value) == ("128 -> 129", pytest.approx(0))
-
-
 def test_a_cliff_of_which_both_sides_overlap_is_noise() -> None:
     message = remarks(findings(Machine(noise=0.01), processes=3), "cost")
     assert message
@@ -205,22 +190,6 @@ def test_a_rate_relative_to_the_library_has_the_interval_that_marks_noise() -> N
         share = row["of the library's"]
         assert share.low < share.value < share.high
         assert (share.high / share.low > 2) == (noise == 1.0)
-
-
-def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() -> None:
-    measured = []
-    for record in Machine().records(list(PROBE.sweep(axes()))):
-        size = record.case["parameters"]["n"]
-        tile = [128, 64] if size > 256 else [64, 64]
-        details = {"tile": tile} if record.case["implementation"] == "torch" else {}
-        measured.append(replace(record, kernel={"details": details}))
-    found = PROBE.findings(measured)
-    (library,) = remarks(found, "most")
-    assert (library.values["implementation"], library.values["step"]) == ("torch", "64 -> 65")
-    assert library.values["most"].value == pytest.approx(1 / 64)
-    steps = [row for row in lines(found, "Steps") if "data_parallel" in row["setting"]]
-    assert [row["in tiles of"] for row in steps] == ["64x64"] * 3 + ["128x64"] * 5
-    assert steps[0]["costs the library"].value == pytest.approx(1 / 64)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -17,8 +16,6 @@ from tests.records import cells, records, remarks
 
 CPU, GPU = Device("cpu"), Device("cuda")
 SIZES = [1 << power for power in range(10, 27, 2)]
-
-Seconds = Callable[[Case, int], float]
 
 
 def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, processes=3, details=None, **settings) -> list[Record]:

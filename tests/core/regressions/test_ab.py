@@ -125,16 +125,6 @@ def test_an_arm_that_was_not_built_is_reported_and_nothing_is_measured(measured)
     assert not calls
 
 
-def test_what_the_old_arm_cannot_measure_is_marked_as_nothing_to_compare_with(measured):
-    def answer(case):
-        raise ArmFailed({"old": "There is no such layout."}, unsupported=True)
-
-    measured(answer)
-    finding = compare_case(OLD, NEW, case_of(64), CPU)
-    assert finding.details["unsupported"]
-    assert finding.sentence == "Nothing to compare with: old code: There is no such layout."
-
-
 def test_a_suite_is_judged_by_the_rule_for_one_of_so_many_and_told_in_its_order(measured):
     slow = case_of(72)
     calls = measured(noisy(lambda case: 1.1 if case == slow else 1.0, noise=0.002))

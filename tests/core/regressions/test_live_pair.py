@@ -17,7 +17,6 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.regressions.pairs import arm_worker, live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.user_kernels.audit.processes import PYTHON_VARIABLE
 from tests.records import SMALL, a_product
 
 CPU = Device("cpu")
@@ -228,19 +227,6 @@ def test_processes_of_one_interpreter_are_copies_of_a_template_of_what_both_side
         Double.started.clear()
         measure_pair(THIS_CODE, new, CASE, CPU, seed=1, pace=SHORT)
         assert [each.preload for each in Double.started] == [copied] * 2, new
-
-
-def test_each_interpreter_of_users_kernels_has_a_judge(doubled):
-    doubled()
-    arms = [dataclasses.replace(THIS_CODE, environment={PYTHON_VARIABLE: f"/{name}/python"}) for name in "ab"]
-    judges = {}
-    for old, new in ((arms[0], arms[0]), arms, reversed(arms)):
-        measure_pair(old, new, CASE, CPU, seed=1, pace=SHORT, judges=judges)
-    assert len(judges) == len(Double.started) == 2
-    prepared = [how for what, how in Double.started[0].asked if what == "prepare"]
-    assert [how["environment"] for how in prepared] == [arms[0].environment] * 4
-    # A template a side would be a difference in every pair.
-    assert [how["anew"] for how in prepared] == [False, False, True, True]
 
 
 def test_who_starts_first_and_who_is_timed_first_is_chance(doubled):

@@ -38,20 +38,6 @@ def read(monkeypatch):
     return names
 
 
-def test_an_update_reads_only_the_journals_that_were_written_since(results, write_run, read):
-    write_run(run_id(1), [1e-3, 1e-3])
-    write_run(run_id(2), [2e-3])
-    assert points(results) == [1e-3, 2e-3]
-    read.clear()
-    write_run(run_id(2), [4e-3], process=1)
-    write_run(run_id(3), [3e-3])
-    assert points(results) == [1e-3, 3e-3, 3e-3]
-    assert len(read) == 2
-    read.clear()
-    assert points(results) == [1e-3, 3e-3, 3e-3]
-    assert read == []
-
-
 def test_a_torn_last_line_waits_for_its_writer(results, write_run, make_record):
     path = write_run(run_id(1))
     line = json.dumps(make_record(run_id(1), 3e-3, process=1)).encode() + b"\n"

@@ -93,28 +93,6 @@ def test_charts_that_are_compared_share_a_range_where_they_show_the_same_quantit
     assert third.x_range[1] < 9
 
 
-@pytest.mark.parametrize(
-    ("y", "low", "high", "bottom", "top"),
-    [
-        ([-4.0, 2.0], (), (), (-5, -4), (2, 2.5)),
-        ([1.0] * 9, [0.0] * 9, [1.1] * 8 + [50.0], (0, 0), (1.1, 2)),  # a whisker that would squash the panel
-        ([1.0] * 9, [-50.0] + [0.9] * 8, [1.1] * 9, (-1, 0), (1.1, 2)),
-        ([10.0, 10.5, 11.0], (), (), (9, 10), (11, 12)),  # few that are alike
-        ([10.0, 1.0, 11.0], (), (), (0, 0), (11, 12)),
-        ([10.0] * 20, (), (), (0, 0), (10, 11)),
-    ],
-)
-def test_the_range_shows_every_value_and_cuts_long_whiskers(y: Any, low: Any, high: Any, bottom: Any, top: Any) -> None:
-    drawn = figure(panel(points(range(len(y)), y, low, high)))
-    [[chart]] = charts_of(drawn)
-    assert bottom[0] <= chart.y_range[0] <= bottom[1]
-    assert top[0] <= chart.y_range[1] <= top[1]
-    caption = caption_of(drawn, [[chart]])
-    assert ("The hollow point is not fit for use" in caption) == (chart.cut == 1) == (50.0 in map(abs, [*low, *high]))
-    assert chart.verdict == ""
-    assert ("does not begin at 0" in caption) == (bottom[0] > 0)
-
-
 def test_a_panel_of_which_most_intervals_are_larger_than_itself_is_not_fit_for_use(tmp_path: Path) -> None:
     from matplotlib import pyplot
 

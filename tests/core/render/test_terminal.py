@@ -64,17 +64,6 @@ def test_nothing_is_wider_than_the_terminal_or_ends_in_blanks(width: int, cells:
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_columns_of_least_priority_go_first_from_the_right_and_their_names_are_said() -> None:
-    names = [("kept", 2), ("later", 1), ("first", 0), ("second", 0), ("third", 1)]
-    table = numbers(*(Heading(f"{name}_column", "ms", priority) for name, priority in names))
-    order = []
-    for width in range(100, 19, -1):
-        said = "".join(table_printed(table, width).partition("…")[2].split())
-        gone = [name for name, _ in names if f"{name}_column" in said]
-        order += [name for name in gone if name not in order]
-    assert order == ["second", "first", "third", "later"]
-
-
 def test_what_is_left_out_is_counted_and_all_shows_it() -> None:
     table = numbers(*(Heading(f"column_number_{n}", "ms") for n in range(9)))
     assert "6 columns (" in table_printed(table, 70)

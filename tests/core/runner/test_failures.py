@@ -6,7 +6,6 @@ import pytest
 from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.record import cause_of
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.workers import WorkerPool
@@ -21,33 +20,6 @@ def a_case(n: int, implementation: str = "native") -> Case:
 
 def failed(reason: str, witnesses: int) -> dict[str, object]:
     return {"outcome": "failed", "reason": reason, "witnesses": witnesses}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "is_same"),
-    [
-        ("bench.py:7: f took 1.5 GB", "bench.py:7: f took 22 GB", True),
-        ("bench.py:7: f raised E", "bench.py:8: f raised E", False),
-        ("f does not know float32", "f does not know bfloat16", True),
-        ("tile 128x64 is too large", "tile 64x64 is too large", True),
-        ("f raised A", "f raised B", False),
-        ("f raised A", "f raised A [not run: the same was found in f[n=1]]", True),
-    ],
-)
-def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(first, second, is_same):
-    causes = [cause_of(first, {"dtype": "float32"}), cause_of(second, {"dtype": "bfloat16", "n": 4})]
-    assert (causes[0] == causes[1]) is is_same
-
-
-def test_what_cannot_depend_on_the_case_spares_the_others_at_once():
-    cases = SparedCases()
-    cases.note(a_case(1), failed("x is not installed", 1))
-    found = cases.answer(a_case(2))
-    assert found is not None
-    assert found["outcome"] == "failed"
-    assert found["reason"].startswith("x is not installed")
-    assert a_case(1).label in found["reason"]
-    assert cases.answer(a_case(2, "torch")) is None
 
 
 def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way():

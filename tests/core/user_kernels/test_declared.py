@@ -58,16 +58,6 @@ def test_two_files_of_one_name_are_never_one_benchmark(bench, tmp_path, monkeypa
         declared.canonical(str(bench))
 
 
-def test_files_of_several_folders_are_found_at_once(bench, tmp_path, monkeypatch):
-    other = tmp_path / "other" / "bench_other.py"
-    other.parent.mkdir()
-    other.write_text(BENCH)
-    monkeypatch.chdir(tmp_path)
-    for path in (bench, other):
-        name = declared.canonical(str(path))
-        assert (name, declared.root(name)) == (path.name, path.parent)
-
-
 @pytest.mark.slow
 def test_runs_of_a_file_from_two_folders_are_one_benchmark(bench, tmp_path):
     cases = set()

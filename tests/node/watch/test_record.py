@@ -13,7 +13,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
 from pyperf_suite.node.watch.record import findings_of, read_watch
-from pyperf_suite.render.results import choose_others, read_results
+from pyperf_suite.render.results import read_results
 from pyperf_suite.render.text import as_data, as_text, sentence
 from tests.commands import invoke
 from tests.node.watch import test_patterns as made_up
@@ -88,20 +88,6 @@ def test_a_damaged_record_is_named_and_others_are_shown(tmp_path, name, content)
     written(tmp_path, 2)
     with pytest.warns(UserWarning, match=damaged.name):
         assert len(read_results(tmp_path, readers=Parts().readers).others) == 1
-
-
-def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_path):
-    folders = [written(tmp_path, number) for number in range(3)]
-    another = written(tmp_path, 3, command=["python", "other.py"])
-    read = read_results(tmp_path, readers=Parts().readers)
-
-    def shown(*wanted):
-        return [each.path.name for each in choose_others(read, wanted)]
-
-    assert shown("strongest") == shown("latest") == [another.name, folders[2].name]
-    assert len(shown("all")) == 4
-    assert shown(folders[0].name) == [folders[0].name]
-    assert read_results(folders[0], readers=Parts().readers).others[0].path.name == folders[0].name
 
 
 def test_findings_and_report_show_a_watched_job(tmp_path):

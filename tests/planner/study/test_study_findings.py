@@ -75,24 +75,6 @@ def test_the_fastest_has_its_rate_and_its_lead_over_the_slowest(studied: list[Re
     assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
 
 
-def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_reason(studied: list[Record]) -> None:
-    timed, lost = found(studied).tables
-    first, *_ = rows(timed)
-    assert [row["configuration"] for row in rows(timed)] == [
-        *("dp2 flash", "1 rank flash", "dp2 zero3 flash", "1 rank math")
-    ]
-    assert first["mean"].value == pytest.approx(73.13, abs=0.01)
-    assert first["± error"].value == pytest.approx(3.9, abs=0.05)
-    assert first["rate"].value == pytest.approx(128 * first["mean"].value)
-    # The second has lost an experiment and keeps its others.
-    assert lost.rows == (
-        ("dp2 zero3 flash", "failed", 1, 3, "rank 1 died"),
-        ("pp2 flash", "failed", 3, 3, "rank 1 died"),
-    )
-    assert remark_with(found(studied), "lost").values["names"] == "pp2 flash"
-    assert remark_with(found(studied), "lost").kind == "caution"
-
-
 def test_memory_is_told_by_part_and_not_where_nobody_counted(studied: list[Record]) -> None:
     by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
     assert [by_name["dp2 flash"][name].value for name in ("weights", "optimizer")] == [4e6, 8e6]

@@ -82,20 +82,6 @@ def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for
     assert json.loads(json.dumps(details)) == details
 
 
-def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(manager(generation=1))
-    requested = []
-
-    def at_work(index: int, ask: Any) -> PcieLink:
-        requested.append(ask())
-        return PcieLink(5, 16) if index else PcieLink(4, 16)
-
-    monkeypatch.setattr(exact, "_at_work", at_work)
-    links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(KernelFiles(tmp_path))["gpus"]]
-    assert links == [("gen 4 x16", True), *[("gen 5 x16", True)] * 7]
-    assert requested == [PcieLink(1, 16)] * 8
-
-
 def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(manager(generation=1))
     monkeypatch.setattr(exact, "_at_work", lambda index, ask: None)

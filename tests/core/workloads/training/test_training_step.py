@@ -155,19 +155,6 @@ def test_weights_are_cast_once_as_long_as_the_outermost_context_lasts(cast_cache
     assert message["casts"] == casts * CAST_BY_AUTOCAST
 
 
-def test_only_autocast_keeps_copies_of_weights_and_it_keeps_fewer_activations_but_more_than_half():
-    full, half, autocast = (
-        observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")
-    )
-    assert full["casts"] == half["weight_copies"] == 0
-    # All of it but embeddings' rows, norms and biases: their casts backward does not need.
-    matrices = 2 * 12 * 64**2 + 96 * 64
-    assert autocast["weight_copies"] == 2 * matrices
-    for name in ("weights", "gradients"):
-        assert autocast[name] == full[name] == 2 * half[name]
-    assert full["activations"] / 2 < half["activations"] < autocast["activations"] < full["activations"]
-
-
 # Matrices of 65,536 elements and more, of which 1 in 10,000 are several.
 WIDE = TrainingStepParameters(hidden=256, heads=4, layers=2, seq=16, batch=2, vocab=96, micro_batches=2)
 JUDGED = ["float32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16"]
