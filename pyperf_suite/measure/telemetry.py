@@ -118,7 +118,7 @@ def best_loop_s(loops_s: Sequence[float]) -> float:
 
 
 def are_slow(loops_s: Sequence[float], best_s: float) -> list[bool]:
-    """Tell for each slice by its loops if the cores were slow, whatever else disturbed it."""
+    """Return for each slice, by its loops, True if the cores were slow, whatever else disturbed it."""
     return [loop_s > SLOW_BY * best_s for loop_s in loops_s]
 
 

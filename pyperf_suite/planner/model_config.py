@@ -521,7 +521,7 @@ def _known(family: Any, origin: str) -> str:
 
 
 def _notes(fields: ConfigFields, dimensions: ModelDimensions) -> tuple[str, ...]:
-    """Say what the dimensions leave out."""
+    """Return notes on parts of the model that the dimensions leave out."""
     notes = []
     if fields.count("num_nextn_predict_layers", 0):
         notes.append("The layers that predict several tokens at once are not counted.")

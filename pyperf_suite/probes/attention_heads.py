@@ -368,7 +368,7 @@ def rank(row: Row[AttentionParameters]) -> int:
 
 
 def is_by_gpu(row: Row[AttentionParameters]) -> bool:
-    """Tell if a GPU computed it."""
+    """True if a GPU computed it."""
     return row.implementation in (HOPPER, "triton") or "launched" in row.reading.details
 
 

@@ -82,7 +82,7 @@ def analyse(rows: Rows[OptimizerUpdateParameters]) -> Findings:
 
 
 def is_plain(row: Row[OptimizerUpdateParameters]) -> bool:
-    """Tell if states are kept in full."""
+    """True if states are kept in full."""
     return row.implementation not in LOW_MEMORY
 
 

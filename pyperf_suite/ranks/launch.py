@@ -137,7 +137,7 @@ def launcher_process() -> int:
 
 @functools.cache
 def _is_left_over() -> bool:
-    """Tell if what started this process is a shell or the first process, and no program that starts ranks."""
+    """True if a shell or the first process started this one, and no program that starts ranks."""
     launcher = launcher_process()
     try:
         name = Path(f"/proc/{launcher}/comm").read_text().strip()

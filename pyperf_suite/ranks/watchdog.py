@@ -70,7 +70,7 @@ class Starting:
         self._thread.join()
 
     def absent(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return those of these ranks on this node that do not run: died, stopped, left, or silent from the first.
+        """Return the ranks, of these on this node, that do not run: died, stopped, left, or silent from the first.
 
         A silent one may only be slow.
         """

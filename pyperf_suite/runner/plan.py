@@ -319,7 +319,7 @@ class Outlook:
 
 
 def is_ready_fast(workload: Workload[Any]) -> bool:
-    """Tell if cases can be made ready twice: not training steps with a check of their own, nor a user's functions."""
+    """True if cases can be made ready twice: not training steps with a check of their own, nor a user's functions."""
     return not workload.own_check and not workload.library
 
 

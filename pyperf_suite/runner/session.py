@@ -456,7 +456,7 @@ def _key(planned: PlannedCase, process: int) -> tuple[str, str, int]:
 
 
 def _needs_more(answer: Mapping[str, Any], visit: int) -> bool:
-    """Tell if a case is to be visited again: its cores were slow, or the first of two visits left it uncertain."""
+    """True if a case is to be visited again: its cores were slow, or the first of two visits left it uncertain."""
     sampling = answer.get("sampling", {})
     if answer["outcome"] != "ok" or "slices" not in sampling:
         return False

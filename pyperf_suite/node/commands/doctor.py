@@ -79,7 +79,7 @@ def examine(results: Path) -> list[Check]:
 
 
 def _as_markdown(checks: Sequence[Check], verdict: str) -> str:
-    """Say what is not ok, with its commands, and put every check in a table."""
+    """Write the checks that are not ok, with their commands, and a table of every check."""
     from pyperf_suite.findings.data import findings
     from pyperf_suite.node.check import check_table, sentences
     from pyperf_suite.render.text import markdown_of

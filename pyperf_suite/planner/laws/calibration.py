@@ -78,7 +78,7 @@ class Calibration:
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
     def has(self, law: str) -> bool:
-        """Tell if it has the law of any library."""
+        """True if it has the law of any library."""
         return bool(self.libraries(law))
 
     def library(self, law: str, requested: str | None = None) -> str:

@@ -199,7 +199,7 @@ def sizing(
 
 
 def findings_of_sizing(sizing: Sizing) -> Findings:
-    """Say what to change first and what the step takes, with tables."""
+    """Return the first change to make and the step's time, with tables."""
     shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
     return findings(
         _answer(sizing),

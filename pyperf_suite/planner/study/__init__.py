@@ -93,7 +93,7 @@ LOST = (
 
 
 def analyse(rows: Rows) -> Findings:
-    """Say what the configurations of each model and batch are worth, and where a search went."""
+    """Return the speed of each model's and batch's configurations, and the course of a search."""
     steps, results = search_steps(rows.records), results_of(rows.records)
     if kept := [each.case for each in steps if each.is_kept]:
         # Pairs decide better than means over experiments of other times.

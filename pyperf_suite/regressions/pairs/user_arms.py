@@ -145,7 +145,7 @@ def _source_of(name: str) -> str:
 
 
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
-    """Tell a reader whether the sides are the same, borrowed a bench file, or have others of a name."""
+    """Return notes on sides that are the same, borrowed a bench file, or have another one by that name."""
     notes = ["Both sides are the same, files and packages: what differs is chance."] if _are_same(old, new) else []
     for bench in benches:
         borrowers = [arm.name for arm in (old, new) if bench in arm.borrowed]

@@ -79,7 +79,7 @@ class Compared(Prepared):
 
     @abstractmethod
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
-        """Return what arrived, when all has, and what was sent, both in host memory; and where in words."""
+        """Return the bytes received, when all have arrived, and those sent, in host memory; and the place in words."""
 
     def verify_last(self, index: int) -> Checked:
         arrived, sent, where = self.compared(index)

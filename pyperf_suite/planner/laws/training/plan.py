@@ -177,7 +177,7 @@ class ParallelPlan(Sharding):
 
     @property
     def hides_tensor(self) -> Any:
-        """Tell if TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
+        """True if TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
         return np.asarray(self.tensor) <= self.ranks_per_node if self.overlap_tensor else False
 
     @property
