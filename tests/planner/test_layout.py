@@ -56,12 +56,38 @@ def llama() -> Planned:
     return planned(Training(LLAMA, 512, 4096), EIGHT_NODES)
 
 
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["dense", "experts"])
+def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
+    columns = layouts(Training(model, 48, 4096), EIGHT_NODES).columns
+    ranks = columns["data"] * columns["tensor"] * columns["pipeline"] * columns["context"]
+    assert np.all(ranks == 64)
+    assert not np.any(48 % (columns["data"] * columns["micro_batch"]))
+    assert not np.any(32 % (columns["pipeline"] * columns["chunks"]))
+    assert not np.any((columns["data"] * columns["context"]) % columns["expert"])
+    assert not np.any(model.experts % columns["expert"])
+    assert columns["expert"].max() == model.experts
+    rows = np.stack(list(columns.values()), axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
 def test_every_split_of_the_gpus_is_there_or_counted_with_its_reason() -> None:
     grid = layouts(Training(LLAMA, 512, 4096), EIGHT_NODES)
     there = np.unique(np.stack([grid.columns[name] for name in SPLIT[:4]], axis=1), axis=0)
     # Into four powers of two whose product is 2^6.
     assert len(there) + sum(grid.uneven.values()) == 84
     assert grid.uneven["TP does not divide the heads or the MLP"] == 1  # 64
+
+
+def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
+    ranked = llama.ranked
+    assert np.all(np.diff(llama.seconds[ranked]) >= 0)
+    assert np.all(llama.memory_bytes[ranked] <= llama.cluster.usable_bytes)
+    assert llama.seconds == pytest.approx(sum(llama.parts.values()))
+    assert all(np.all(part >= 0) for part in (*llama.parts.values(), *vars(llama.need).values()))
+    best = llama.best
+    assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
+    assert 0.4 < best.mfu < 0.8
+    assert best.over_bytes == 0
 
 
 @pytest.mark.slow

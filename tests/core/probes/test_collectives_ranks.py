@@ -21,6 +21,7 @@ from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import STOOD_STILL
 from pyperf_suite.workloads.collective import CollectiveParameters
 from tests.core.probes.test_collectives import cases, remarks, said, table
+from tests.records import lines
 
 ARRIVING = ("all_reduce", "all_gather")
 
@@ -102,6 +103,19 @@ def test_a_rank_all_of_whose_links_are_slow_is_named_instead(network: Any, ranks
 
 def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
     return lambda parameters, process: 1.5 if process >= at else 1.0
+
+
+def test_a_soak_tells_when_the_network_changed(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(12), noise=0.01).records(cases(size=ONE_SIZE), processes=30))
+    change = said(findings, "cases change")
+    assert (change["by"], change["at"]) == (pytest.approx(0.5, abs=0.01), 12 * 60)
+    (row,) = lines(findings, "Soak")
+    assert (row["trials"], row["change"].value, row["at"].value) == (30, change["by"], change["at"])
+    assert row["change by chance"].value < 0.01
+    (figure,) = findings.figures
+    (panel,) = figure.rows[0]
+    assert figure.name == "collectives_soak"
+    assert (panel.x_unit, list(panel.series[0].x[:3])) == ("min", [0.0, 60.0, 120.0])  # type: ignore[union-attr]
 
 
 ONE_SIZE = (Sizes(2**20, 2**20),)

@@ -311,6 +311,23 @@ def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
         memory.repeat(3 + place, np.full(1, due[place], storage), 1)
 
 
+@pytest.mark.parametrize("poison", [True, False])
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_a_tensor_is_compared_with_bounds_as_bits_are(
+    by_numpy: bool, poison: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
+    low, high = np.array([1.0, 2.0, 4.0], np.float32), np.array([1.5, 2.0, 8.0], np.float32)
+    memory, plain = TensorMemory(torch.zeros(1000), "float32"), ArrayMemory(1000, "float32")
+    values = np.array([1.0, 1.25, 1.5, 2.0, 8.0, 8.5, 0.5, -1.0, np.inf, np.nan, 0.0], np.float32)
+    for each in (memory, plain):
+        each.repeat(0, values, 1000)
+        if poison:
+            each.poison()
+    assert memory.outside(7, low, high, 990) == plain.outside(7, low, high, 990)
+
+
 def test_defaults_are_no_part_of_a_case_and_a_case_survives_json() -> None:
     plain = Case("collective", CollectiveParameters("all_reduce", 1024, 8), "gloo")
     assert plain.to_json()["parameters"] == {"op": "all_reduce", "bytes": 1024, "ranks": 8}

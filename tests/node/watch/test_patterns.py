@@ -191,3 +191,18 @@ def test_steady_growth_is_a_leak_with_its_slope_and_end():
     assert judge(leaking(100.0)) == []
     under_garbage = [GIB + k * 2**25 + (k % 3) * 2**24 for k in range(60)]
     assert growth([float(k) for k in range(60)], under_garbage) == pytest.approx(2**25, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [GIB] * 40,
+        [GIB + min(k, 20) * 2**26 for k in range(40)],  # a cache that is full
+        [GIB + (k % 8) * 2**26 for k in range(40)],  # garbage, collected now and then
+        [GIB + (k >= 20) * 2**30 for k in range(40)],  # one step up
+        [GIB * (2 - 0.9**k) for k in range(40)],  # levels off
+        [GIB] * 3,
+    ],
+)
+def test_what_levels_off_or_comes_and_goes_is_no_leak(sizes):
+    assert growth([float(k) for k in range(len(sizes))], sizes) is None

@@ -62,6 +62,22 @@ def test_a_sample_that_comes_twice_or_never_is_found(order, sentence, tmp_path):
     assert files.checked([(numbers.flip(0), samples)]).first == "sample 1 is not what was written"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loaders": 2},
+        {"loaders": 1, "persistent": False, "prefetch": 1},
+        {"loaders": 2, "files": 5},
+    ],
+    ids=str,
+)
+def test_an_epoch_has_every_sample_once(settings, prepare):
+    parameters = replace(SMALL, **settings)
+    checked = prepare(parameters).check()
+    assert (checked.wrong, checked.compared) == (0, parameters.files), checked.first
+
+
 def test_a_decoder_that_garbles_a_sample_fails_the_case(prepare, monkeypatch):
     steps = prepare(SMALL)
     steps._files.path(3).write_text("zaaaa " * 1024)

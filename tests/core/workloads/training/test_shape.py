@@ -24,7 +24,7 @@ from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes
 from pyperf_suite.workloads.training.step_memory import TrainingMemory
-from pyperf_suite.workloads.training.training_step import TrainingStepParameters
+from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
@@ -170,6 +170,23 @@ def test_an_encoder_sees_what_comes_later_and_counts_no_logits() -> None:
         assert not torch.equal(model(tokens, classes), model(other, classes))
     logits = 6 * shape.tokens * shape.hidden * shape.vocab
     assert requested_flop(shape) == model_flop(shape.dimensions, shape.batch, shape.seq) - logits
+
+
+@pytest.mark.parametrize(("layer", "is_seen"), [(0, True), (2, False), (3, True)])
+def test_of_a_large_model_gradients_of_its_ends_are_compared(
+    monkeypatch: pytest.MonkeyPatch, layer: int, is_seen: bool
+) -> None:
+    monkeypatch.setattr(training, "MOST_COMPARED", 10)
+    steps = TrainingStep().implementation("torch").prepare(SMALL, ExecutionContext(CPU))
+    assert steps.check().wrong == 0
+    weight = dict(steps.model.named_parameters())[f"blocks.blocks.{layer}.mlp.up.weight"]
+    weight.grad *= 2
+    assert bool(steps.verify_last(0).wrong) is is_seen
+    # An error inside a layer that is left out reaches those before it.
+    steps.model.blocks.blocks[2].mlp.up.weight.data.mul_(1.1)
+    steps.poison()
+    steps.launch(0)
+    assert steps.verify_last(0).wrong > 0
 
 
 def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:
