@@ -100,6 +100,24 @@ def test_a_limit_has_its_bounds_in_it_and_names_them(
             limit.check("axis", value)
 
 
+@pytest.mark.parametrize(
+    ("axis", "on_cpu", "on_gpu"),
+    [
+        (by((1,), (2,), (3,)), [1, 2, 3, 1], [1, 2, 3, 1]),
+        (by((1,), full=(3,)), [1, 1, 3, 1], [1, 1, 3, 1]),
+        (by((1,), (2,), cuda=(7,)), [1, 2, 2, 1], [7, 7, 7, 7]),
+        (by((1,), (2,), cuda=by((7,), full=(9,))), [1, 2, 2, 1], [7, 7, 9, 7]),
+        (by(lambda device: [device.index]), [0, 0, 0, 0], [1, 1, 1, 1]),
+    ],
+)
+def test_a_profile_has_its_own_values_or_those_before_it_and_a_gpu_may_have_others(
+    axis: Any, on_cpu: list[int], on_gpu: list[int]
+) -> None:
+    for device, expected in ((CPU, on_cpu), (GPU, on_gpu)):
+        found = [axis.of(profile, device) for profile in ("quick", "standard", "full", "of a command")]
+        assert found == [(each,) for each in expected]
+
+
 def test_what_is_left_out_of_a_table_is_quick_on_a_cpu_and_workers_and_ranks_are_those_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

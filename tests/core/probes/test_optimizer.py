@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.probes.optimizer import ADAMW_STATE, PROBE
+from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads.training.optimizer import TensorSet
 from tests.records import records, verdicts
@@ -35,6 +37,26 @@ def found() -> Findings:
         return "ok" if case.implementation in PASSING else "unsupported"
 
     return PROBE.findings(records(PROBE.sweep(AXES), seconds, wobble=0.001, outcome=outcome, metrics=held))
+
+
+def test_every_way_there_is_takes_the_same_tensors():
+    ways = {(case.parameters.optimizer, case.implementation) for case in PROBE.sweep(AXES)}
+    assert ("Adafactor", "fused") not in ways
+    assert ("SGD", "torchao_8bit") not in ways
+    assert {("AdamW", "bitsandbytes_8bit"), ("SGD", "fused"), ("Adafactor", "foreach")} <= ways
+    for case in PROBE.sweep(AXES):
+        case.validate()
+
+
+def test_many_small_tensors_are_what_the_claim_is_about():
+    tried = {
+        (each.message.values["implementation"], each.message.values["optimizer"]): each
+        for each in verdicts(found(), MANY_SMALL)
+    }
+    fused = tried["fused", "AdamW"]
+    assert fused.outcome == "holds"
+    assert fused.measured.value == pytest.approx(5, rel=0.02)
+    assert {each.message.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
 
 
 def test_states_stand_beside_the_claim():
