@@ -10,9 +10,9 @@ import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.backward import PROBE, READS_MORE, TWICE_THE_TIME
+from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME
 from pyperf_suite.record.case import Case
-from pyperf_suite.workloads.training.layers import LAYERS, LayerPassParameters
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
 from tests.records import lines, records, verdicts
 
 CPU = Device("cpu")
@@ -50,6 +50,16 @@ def slower(factor: float, **only: Any) -> Seconds:
     return lambda p: by_roofline(p) * (factor if only.items() <= vars(p).items() else 1)
 
 
+def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
+    axes = replace(PROBE.axes("standard", CPU), layer=LAYERS, hidden=(64,), ffn=(256,), channels=(16,))
+    cases = PROBE.sweep(axes)
+    widths = {case.parameters.layer: (case.parameters.hidden, case.parameters.features) for case in cases}
+    assert widths["linear"] == (64, 256)
+    assert widths["conv"] == (16, 16)
+    assert {widths[each] for each in (*ACTIVATIONS, "copy")} == {(256, 256)}
+    assert {widths[each] for each in ("layer_norm", "rms_norm", "attention")} == {(64, 64)}
+
+
 def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
     def seconds(p: LayerPassParameters) -> float:
         return {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3
@@ -69,6 +79,17 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
     unsure = remarks(slower(1.1, phase="backward"), noise=0.2)
     (counted,) = (each for each in unsure if "longer" in each.values)
     assert counted.values["longer"] == 0
+
+
+def test_an_activation_is_bound_by_bandwidth_where_it_runs_at_the_rate_of_a_copy() -> None:
+    forward, backward = judged("relu", BANDWIDTH_BOUND)
+    # Three tensors take half as long again as two: the rate is the same.
+    assert [each.message.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
+    assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
+    assert {forward.outcome, backward.outcome} == {"holds"}
+    forward, backward = judged("gelu", BANDWIDTH_BOUND, slower(4, layer="gelu", phase="forward"))
+    assert forward.measured.value == pytest.approx(0.25)
+    assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")
 
 
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
