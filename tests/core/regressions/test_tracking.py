@@ -116,6 +116,16 @@ def test_a_step_is_found_whatever_the_machines_state_does(environments, step):
     assert found.searched == 1
 
 
+def test_times_of_another_kind_are_another_series():
+    series = a_series(times((20, 1.0), (20, 0.9)))
+    points = list(series.points)
+    points[20:] = [
+        each._replace(state={**each.state, "reported_time": "10% quantile of samples"}) for each in points[20:]
+    ]
+    found = search([replace(series, points=tuple(points))])
+    assert (found.current, found.earlier, len(found.breaks)) == ([], [], 1)
+
+
 @pytest.mark.parametrize("upgraded", [20, 22])
 @pytest.mark.parametrize(
     ("probe", "sides"),
@@ -441,6 +451,16 @@ def test_what_lies_among_the_newest_points_or_after_a_date_is_recent():
     assert not found.is_recent("2026-01-22")
     [older] = nominations(a_series(times((20, 1.0), (31, 1.1))))
     assert not older.is_recent(None)
+
+
+def test_a_clock_that_fell_by_as_much_is_named():
+    values = times((20, 1.0), (6, 1.1))
+    [found] = nominations(a_series(values, clocks=[2e9] * 20 + [1.8e9] * 6))
+    assert "clock changed by -10.0 %" in found.sentence
+    [found] = nominations(a_series(values, clocks=[2e9] * 20 + [1.99e9] * 6))
+    assert "clock" not in found.sentence
+    [found] = nominations(a_series(values, clocks=[2e9] * 20 + [2.2e9] * 6))  # it would explain the opposite
+    assert "clock" not in found.sentence
 
 
 @pytest.mark.parametrize(
