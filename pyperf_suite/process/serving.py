@@ -43,11 +43,13 @@ class Requests:
     """Requests to this process, and its answers; each answer repeats the token of the last request.
 
     Standard input is empty from now on, and what libraries print goes to standard error, the log; so do the stacks of
-    a crash. This process dies with its parent.
+    a crash. This process dies with its parent. SIGINT interrupts it, so that the suite can end it politely, although a
+    shell has jobs in the background ignore that signal.
     """
 
     def __init__(self, allow_nan: bool = True) -> None:
         end_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._lines, self._answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)

@@ -10,7 +10,6 @@ import atexit
 import faulthandler
 import math
 import os
-import signal
 import sys
 import time
 import traceback
@@ -42,8 +41,6 @@ def main() -> None:
     where a turn takes longer, also where it hangs in C: the parent should have ended it before.
     """
     requests = Requests(allow_nan=False)
-    # A shell ignores it for what it starts in the background, and with it the suite's polite way to end this process.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if rank_environment().launched:
             stand_by()

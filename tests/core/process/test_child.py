@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import textwrap
 import time
@@ -126,7 +127,10 @@ def test_a_process_at_work_is_interrupted_so_that_it_ends_what_it_started(servin
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
     # On busy cores an interpreter may take longer to end than a process that hangs is given.
     monkeypatch.setattr(child.ChildProcess, "POLITE_S", 30.0)
+    # A shell has what it starts in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = serving(f"atexit.register(Path({str(tidied)!r}).touch); Path({str(begun)!r}).touch(); time.sleep(60)")
+    signal.signal(signal.SIGINT, before)
     process.send({})
     while not begun.exists():
         assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
