@@ -111,7 +111,7 @@ def is_named(output: str, victim: int) -> bool:
     torchrun must name it as the first where others died with it, which it ends before Python has begun, or where no
     rank had begun.
     """
-    sentences = re.findall(r"\brank \d+: Ranks? (\d+(?:, \d+)*) ", output)
+    sentences = re.findall(r"\b(?:rank \d+|Error): Ranks? (\d+(?:, \d+)*) ", output)
     if any(sentence == str(victim) for sentence in sentences):
         return True
     is_among = not sentences or any(str(victim) in sentence.split(", ") for sentence in sentences)
