@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyperf_suite.kernels import attention_sm90
 from pyperf_suite.laws.attention_pipes import (
     COMPARISONS,
     MULTIPLICATIONS,
@@ -163,6 +164,36 @@ def test_cudnns_published_times_on_an_h200_are_predicted_at_the_clocks_of_our_re
                 errors.append(abs(seconds / (float(row["fwd_time_ms"]) * 1e-3) - 1))
     assert len(errors) == 10
     assert max(errors) < OFF
+
+
+def predicted_rows() -> Iterator[str]:
+    """The table of docs/probes/attention_heads.md: each block is one that our Hopper kernel takes."""
+    measured = measured_cycles()
+    blocks = [*attention_sm90.BLOCKS.items(), (64, (128, 128)), (128, (192, 64))]
+    for head_dim, (rows, keys) in sorted(blocks):
+        kernel = attention_sm90.specialise(head_dim, queries=rows, keys=keys)
+        share, heads = kernel.polynomial / 8, round(4096 / head_dim)
+        work = tensor_cycles(64, keys, head_dim), softmax_cycles(64, keys, head_dim, polynomial=share)
+        peaks, ratios = [], []
+        for causal in (False, True):
+            tiles = TiledAttention(
+                2, heads, 4096, 4096, head_dim, head_dim, causal, Blocks(rows, keys), MULTIPROCESSORS
+            )
+            attention = HopperForward.in_turns(tiles, MULTIPROCESSORS, share)
+            theirs, clock_hz, _ = measured.get(("sdpa_cudnn", head_dim, causal), (math.nan, 1.7e9, {}))
+            cycles = attention.cycles(H200_BYTES_PER_S / clock_hz)
+            peaks.append(f"{8 * heads * head_dim * 4096**2 / (1 + causal) / cycles / MULTIPROCESSORS / 4096:.2f}")
+            ratios.append(f"{theirs / cycles:.2f}")
+        unit = "softmax" if work[1] > work[0] else "tensor cores"
+        times = " | ".join(f"{kernel.consumers} × {cycles:,.0f}" for cycles in work)
+        against = "" if "nan" in ratios else f"{' / '.join(ratios)} "
+        cells = head_dim, f"{rows} × {keys}", times, unit, f"{attention.step():,.0f}", " / ".join(peaks), f"{against}|"
+        yield f"| {' | '.join(map(str, cells))}"
+
+
+def test_the_page_has_the_predictions_for_blocks_of_our_kernel() -> None:
+    page = (H200.parents[1] / "docs" / "probes" / "attention_heads.md").read_text()
+    assert [row for row in predicted_rows() if row not in page] == []
 
 
 def test_what_hides_the_waits_of_our_triton_kernel_is_predicted() -> None:
