@@ -342,28 +342,12 @@ def test_processes_write_none_of_the_sessions_files(drop_in):
     assert "test_wrong" in (drop_in.folder / ".pytest_cache/v/cache/lastfailed").read_text()
 
 
-SUITE = """
-import numpy as np
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pytest" / "test_softmax.py"
+
+SUITE = (
+    EXAMPLE.read_text()
+    + """
 import os
-import pytest
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def reference(x):
-    return softmax(x.astype(np.float64))
-
-
-@pytest.mark.parametrize("n", [64, 512])
-def test_softmax(suite, n):
-    x = np.random.default_rng(0).standard_normal((32, n), dtype=np.float32)
-    result = suite(softmax, x, reference=reference, bytes=2 * x.nbytes)
-    assert 0 < result.interval[0] <= result.seconds <= result.interval[1] < 1
-    assert result.bytes_per_s > 0
-    assert result.processes == 2
 
 
 def test_slow(suite):
@@ -376,8 +360,12 @@ def test_wrong(suite):
 
 def test_two(suite):
     x = np.ones((64, 64))
-    result = suite({"dot": np.dot, "einsum": lambda a, b: np.einsum("ij,jk", a, b)}, x, x, flop=2 * 64**3)
+    ways = {"dot": np.dot, "einsum": lambda a, b: np.einsum("ij,jk", a, b)}
+    result = suite(ways, x, x, flop=2 * 64**3, bytes=3 * x.nbytes)
     assert result["dot"].seconds == result.seconds != result["einsum"].seconds
+    assert 0 < result.interval[0] <= result.seconds <= result.interval[1] < 1
+    assert result.processes == 2
+    assert result.flop_per_s > 0 and result.bytes_per_s > 0
     assert result.speedup.low <= result.speedup.value <= result.speedup.high
     with pytest.raises(KeyError):
         result["cublas"]
@@ -416,6 +404,7 @@ def test_coroutine(suite):
     with pytest.raises(TypeError, match="coroutine"):
         suite(answer)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.process import child
 from pyperf_suite.record.case import Case
+from pyperf_suite.record.journal import read_journal
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.workers import WorkerPool
@@ -24,8 +25,10 @@ from pyperf_suite.user_kernels import declared, kept
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.declared import describe, kernels_of, parameters_of
 from pyperf_suite.workloads.workload import AUDIT_VARIABLE
+from tests.commands import invoke
 
 CPU = Device("cpu")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SHORT = Effort(
     SteadyRule(min_time_s=0.0, time_cap_s=0.02),
     StopRule(relative_half_width=0.5, min_samples=3, min_effective_samples=1, max_samples=20, time_cap_s=0.05),
@@ -508,17 +511,39 @@ def test_torch_functions_are_measured_as_the_issue_writes_them(bench):
 
 
 def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
-    root = Path(__file__).parents[3]
-    text = (root / "docs" / "your_kernel.md").read_text()
+    text = (EXAMPLES.parent / "docs" / "your_kernel.md").read_text()
     example = text.split("```python\n")[1].split("```")[0]
-    assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
+    assert example == (EXAMPLES / "your_kernel" / "bench_softmax.py").read_text()
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "axes", "cases"),
+    [
+        ("bench_numpy.py", (), 10),
+        ("your_kernel/bench_sum.py", ("n=1000",), 3),
+        ("your_kernel/bench_softmax.py", ("rows=8", "n=64"), 4),
+        ("your_kernel/bench_tiles.py", ("n=256,512",), 2),
+    ],
+)
+def test_every_case_of_an_example_without_a_gpu_is_measured(tmp_path, monkeypatch, file, axes, cases):
+    if "softmax" in file:
+        pytest.importorskip("triton")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = shutil.copytree(EXAMPLES, tmp_path / "examples") / file
+    monkeypatch.chdir(path.parent)
+    replaced = [word for axis in axes for word in ("-a", axis)]
+    done = invoke("run", path.name, *replaced, "--device", "cpu", "--results", "results")
+    (journal,) = Path("results").glob("*/*/records.jsonl")
+    records = [record for record in read_journal(journal) if record.kind == "timing"]
+    assert [(record.case, record.reason) for record in records if record.outcome != "ok"] == []
+    assert (done.exit_code, len(records)) == (0, cases)
 
 
 @pytest.mark.nightly
 def test_the_example_of_tiles_is_measured_and_has_its_wave_law(tmp_path):
-    example = Path(__file__).parents[3] / "examples" / "your_kernel"
-    here = {"cwd": shutil.copytree(example, tmp_path / "example"), "check": True, "timeout": 300}
+    here = {"cwd": shutil.copytree(EXAMPLES / "your_kernel", tmp_path / "example"), "check": True, "timeout": 300}
     suite = [sys.executable, "-m", "pyperf_suite"]
     subprocess.run([*suite, "run", "bench_tiles.py", "-a", "n=256,512,768,1024,1280", "--results", "r"], **here)
     subprocess.run([*suite, "export", "latest", "--results", "r", "-o", "tiles.csv"], **here)
