@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -143,19 +142,6 @@ def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[in
         assert not np.any((columns["pipeline"] > 1) & (columns["zero_stage"] > 1))
     with pytest.raises(UserError, match=f"that divides and {framework} runs has"):
         held_to(plans.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
-
-
-@pytest.mark.slow
-def test_a_large_model_has_to_be_cut_and_stays_inside_nodes() -> None:
-    """175 B parameters on 1024 GPUs, more than 50,000 layouts, evaluated in seconds."""
-    model = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
-    start = time.process_time()
-    found = planned(Training(model, 1536, 2048), Cluster(A100, 1024, 8, A100.memory_bytes))
-    assert time.process_time() - start < 5
-    assert len(found.grid) > 50_000
-    best = found.best.plan
-    assert best.tensor * best.pipeline * (best.data if best.zero_stage == 3 else 1) > 1
-    assert best.tensor <= 8
 
 
 def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
@@ -371,17 +357,6 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
 
 
 @pytest.mark.slow
-def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_said() -> None:
-    hopper = with_options("--gpu", "H100")
-    half, eighth = (
-        printed_lines(message(*hopper, "--top", "1", "--dtype", dtype), "Fastest")[0] for dtype in ("bf16", "fp8")
-    )
-    assert eighth["iteration"] < half["iteration"]
-    assert eighth["MFU"] < half["MFU"]  # of twice the peak
-    assert "attention, the router, logits" in command(*hopper, "--top", "1", "--dtype", "fp8", "--all").output
-
-
-@pytest.mark.slow
 def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> None:
     training, alone = Training(LLAMA, 16, 4096), Cluster(A100, 1, 1, A100.memory_bytes)
     plans = planned(training, alone)
@@ -426,11 +401,3 @@ def test_a_network_that_is_enough_costs_no_more_than_five_percent() -> None:
         for each in (1e15, rate, rate / 1.1)
     )
     assert enough <= 1.05 * endless < less
-
-
-@pytest.mark.slow
-def test_a_rack_is_one_domain_of_nvlink() -> None:
-    options = with_options("--gpus", "", "--global-batch", "576", "--gpu", "GB200")
-    for gpus, domain in (("144", 72), ("64", 64), ("16", 16)):
-        (values,) = printed_values(message(*options, "--gpus", gpus, "--top", "1"), "node", "gpus")
-        assert values["node"] == domain

@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.summary import summary_of
-from pyperf_suite.hardware.devices import Device, Gpu, resolve
+from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
 from pyperf_suite.probes import attention_heads
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
@@ -21,7 +21,6 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.attention import AttentionParameters
 from tests.records import lines, records, remarks
 
-CPU = resolve("cpu")
 H200 = Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib"
 H200_HEADS = H200 / "20261126T060843Z-9b67" / "records.jsonl"
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.

@@ -11,7 +11,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import requested_flop
 from tests.records import lines, records, remarks
 
-CPU, GPU = Device("cpu"), Device("cuda")
+CPU = Device("cpu")
 
 
 def at_one_gflop(case):

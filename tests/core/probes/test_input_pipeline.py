@@ -16,7 +16,7 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from tests.records import judged, lines, records, remarks
 
-CPU, GPU = Device("cpu"), Device("cuda")
+CPU = Device("cpu")
 CORES = 4
 START_S, NEXT_S = 0.060, 0.004
 # Processes differ by so much each, all cases alike.

@@ -47,12 +47,6 @@ def test_the_peak_holds_the_state_and_no_more_than_all_four_and_what_is_at_work(
     assert found["peak"] > found["weights"] + found["optimizer"] + found["activations"]
 
 
-@pytest.mark.slow
-def test_checkpointing_lowers_the_peak():
-    plain, dropped = (read(layers=6, batch=16, checkpointing=Checkpointing(kind)) for kind in ("none", "every"))
-    assert dropped["peak"] < 0.7 * plain["peak"]
-
-
 def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -7,14 +7,12 @@ from functools import partial
 import pytest
 
 from pyperf_suite.findings.data import Cell, Findings
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import cells, records, remarks
 
-CPU, GPU = Device("cpu"), Device("cuda")
 SIZES = [1 << power for power in range(10, 27, 2)]
 
 

@@ -394,11 +394,3 @@ def test_a_record_over_gloo_keeps_what_each_rank_saw(pool: WorkerPool, op: str) 
     assert [len(samples) for samples in sampling["rank_samples_s"]] == [
         0 if rank in idle else iterations for rank in range(3)
     ]
-
-
-@pytest.mark.slow
-def test_a_case_of_nccl_needs_gpus(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYPERF_LIBNCCL", raising=False)
-    answer = pool.measure(0, Case("collective", CollectiveParameters("all_reduce", 64, 2), "nccl"), None)
-    assert answer["outcome"] == "unsupported"
-    assert answer["reason"] == "NCCL needs GPUs, and the requested device is the CPU: ask for gloo."

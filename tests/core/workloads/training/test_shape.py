@@ -205,20 +205,6 @@ def test_a_process_that_does_not_answer_is_ended_with_a_reason() -> None:
         process.prepare(TrainingStepParameters(vocab=64), ExecutionContext(CPU, deadline_s=0.01))
 
 
-@pytest.mark.slow
-def test_a_process_shows_more_than_its_tensors_and_its_libraries_are_there_before_the_model() -> None:
-    shape = TrainingStepParameters(hidden=256, heads=4, layers=4, seq=64, batch=2, vocab=512)
-    by_width = {}
-    for each in (shape, replace(shape, hidden=1024)):
-        workload = find_workload("training_memory")
-        metrics = workload.implementation("process").prepare(each, ExecutionContext(CPU)).exact
-        by_width[each.hidden] = {name: metric["value"] for name, metric in metrics.items()}
-        assert by_width[each.hidden]["shown"] > by_width[each.hidden]["context"] > 50e6
-        assert by_width[each.hidden]["shown"] > by_width[each.hidden]["tensors"]
-    small, large = by_width[256], by_width[1024]
-    assert large["shown"] - small["shown"] > 0.6 * (large["tensors"] - small["tensors"])
-
-
 def test_the_package_does_not_rely_on_torchs_counter_which_leaves_out_fused_attention():
     query = torch.randn(1, 2, 16, 8)
     with FlopCounterMode(display=False) as counter:
