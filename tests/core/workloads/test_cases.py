@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, get_type_hints
 
 import pytest
@@ -246,17 +243,3 @@ def test_a_case_is_measured_like_any_other(workload, implementation, change, wor
 def test_text_that_cannot_be_read_shows_its_form(kind, text, form):
     with pytest.raises(UserError, match=form):
         kind.parse(text)
-
-
-def test_a_module_of_its_name_brings_a_workload_and_one_without_is_refused(monkeypatch):
-    own = object()
-    found = ModuleType("pyperf_suite.workloads.brought")
-    found.__spec__ = ModuleSpec(found.__name__, None)
-    monkeypatch.setattr(found, "WORKLOAD", own, raising=False)
-    monkeypatch.setitem(sys.modules, found.__name__, found)
-    assert find_workload("brought") is own
-    with pytest.raises(UserError, match=r"'divination'.*matmul"):
-        find_workload("divination")
-    with pytest.raises(UserError, match="operator"):
-        find_workload("operator")  # a module of the package, but no workload
-    find_workload.cache_clear()
