@@ -28,10 +28,6 @@ def found(seconds_of=at_one_gflop, gpu="", **overrides) -> Findings:
     return PROBE.findings(records(cases, seconds_of, wobble=0.001, details=details))
 
 
-def of_gpu(gpu):
-    return lines(found(gpu=gpu, precision="bfloat16"), "Steps")
-
-
 def test_steps_as_fast_as_the_product_use_all_of_it_and_the_hardwares_share_has_what_is_computed_again():
     rows = lines(found(), "Steps")
     plain = [row for row in rows if "checkpointing" not in row["step"]]
@@ -41,12 +37,6 @@ def test_steps_as_fast_as_the_product_use_all_of_it_and_the_hardwares_share_has_
     (row,) = (row for row in rows if "checkpointing" in row["step"])
     assert row["MFU"].value == pytest.approx(1.0, abs=1e-3)
     assert 1.10 < row["HFU"].value < 1.34
-
-
-def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
-    shares = [row["MFU by data sheet"].value for row in of_gpu("NVIDIA H100 80GB HBM3")]
-    assert shares == pytest.approx([1e9 / 989.4e12] * 3, rel=0.01)
-    assert {row["MFU by data sheet"] for row in of_gpu("NVIDIA TNT2")} == {None}
 
 
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():

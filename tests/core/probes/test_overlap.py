@@ -61,9 +61,3 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
     assert (verdict.measured.value, verdict.outcome) == (pytest.approx(1.1), "does not hold here")
     (verdict,) = verdicts(PARTLY | {"together": 20.2e-3}, HIDES)
     assert verdict.outcome == "holds"
-
-
-@pytest.mark.parametrize("blocks", [24, None])
-def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
-    row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
-    assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)
