@@ -381,16 +381,6 @@ def test_inputs_are_others_each_time_and_unknown_to_the_kernel(bench, tmp_path):
     assert len(set(seen)) >= 6
 
 
-def test_a_plain_kernel_imports_neither_numpy_nor_torch(bench):
-    bench(
-        "import pyperf_suite as suite\n@suite.kernel()\ndef kernel():\n"
-        "    return suite.launch(sorted, [2, 1], reference=sorted)\n"
-    )
-    result = measured(implementation="sorted")
-    assert result["outcome"] == "ok", result["reason"]
-    assert result["kernel"]["details"]["versions"] == {}
-
-
 def test_a_launch_in_three_hundred_that_leaves_its_output_as_it_was_is_seen(bench, monkeypatch):
     monkeypatch.setenv(AUDIT_VARIABLE, "1")
     double = "def double(x, out):\n    if next(calls) % 300:\n        np.multiply(x, 2, out=out)\n"
