@@ -10,11 +10,10 @@ import pytest
 
 from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
-from pyperf_suite.node.watch.record import findings_of, read_watch
+from pyperf_suite.node.watch.record import read_watch
 from pyperf_suite.render.results import read_results
-from pyperf_suite.render.text import as_data, as_text, sentence
+from pyperf_suite.render.text import as_data, as_text
 from tests.commands import invoke
 from tests.node.watch import test_patterns as made_up
 
@@ -35,32 +34,6 @@ def written(results: Path, number: int = 0, samples=STARVED, ended: bool = True,
     (folder / "watch.json").write_text(as_text({**command, **end, **more}))
     (folder / "samples.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in samples))
     return folder
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended):
-    report = findings_of(read_watch(written(tmp_path, ended=ended)))
-    [named] = [each for each in report.remarks if isinstance(each, Remark) and "pattern" in each.values]
-    [pattern] = judge(STARVED)
-    assert named.values["waits"] == pattern.evidence.values["waits"]
-    assert sentence(named) == f"data: {sentence(pattern.evidence)}. Next: {pattern.advice}"
-    assert report.remarks[0].values["seconds"].value == 40.0
-    assert ("own" in report.remarks[0].values) == ended
-    assert [row[0] for row in report.tables[0].rows] == [0, 1]
-    [figure] = report.figures
-    drawn = {panel.y_label: [series.label for series in panel.series] for row in figure.rows for panel in row}
-    assert drawn["main thread has work"] == ["rank 0", "rank 1"]
-    assert drawn["loaders busy"] == ["rank 0"]
-    assert "GPU busy" in drawn
-    assert "SMs with work" not in drawn
-
-
-def test_rates_and_steps_are_in_units(tmp_path):
-    steps = {"ranks": {"0": {"steps": 9, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}}, "tokens_per_s": 1e4, "mfu": 0.4}
-    found = findings_of(read_watch(written(tmp_path, steps=steps, energy_j=1000.0)))
-    values = {name: each for one in found.remarks for name, each in one.values.items()}
-    assert (values["mfu"].value, values["tokens_per_s"].unit, values["energy_j"].base) == (0.4, "tokens/s", "J")
-    assert [each.value for each in found.tables[-1].rows[0][2:]] == [0.1, 0.2, 0.3]
 
 
 def test_a_record_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
