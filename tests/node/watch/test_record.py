@@ -12,7 +12,7 @@ from pyperf_suite.cli.parts import Parts
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
-from pyperf_suite.node.watch.record import findings_of, read_watch
+from pyperf_suite.node.watch.record import read_watch
 from pyperf_suite.render.results import read_results
 from pyperf_suite.render.text import as_data, as_text, sentence
 from tests.commands import invoke
@@ -39,7 +39,7 @@ def written(results: Path, number: int = 0, samples=STARVED, ended: bool = True,
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended):
-    report = findings_of(read_watch(written(tmp_path, ended=ended)))
+    report = read_watch(written(tmp_path, ended=ended)).findings()
     [named] = [each for each in report.remarks if isinstance(each, Remark) and "pattern" in each.values]
     [pattern] = judge(STARVED)
     assert named.values["waits"] == pattern.evidence.values["waits"]
@@ -57,7 +57,7 @@ def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended)
 
 def test_rates_and_steps_are_in_units(tmp_path):
     steps = {"ranks": {"0": {"steps": 9, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}}, "tokens_per_s": 1e4, "mfu": 0.4}
-    found = findings_of(read_watch(written(tmp_path, steps=steps, energy_j=1000.0)))
+    found = read_watch(written(tmp_path, steps=steps, energy_j=1000.0)).findings()
     values = {name: each for one in found.remarks for name, each in one.values.items()}
     assert (values["mfu"].value, values["tokens_per_s"].unit, values["energy_j"].base) == (0.4, "tokens/s", "J")
     assert [each.value for each in found.tables[-1].rows[0][2:]] == [0.1, 0.2, 0.3]
