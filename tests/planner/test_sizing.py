@@ -15,8 +15,8 @@ from pyperf_suite.planner.laws import prices
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
-from pyperf_suite.planner.product_explained import explain_product, findings_of_product
-from pyperf_suite.planner.sizing.report import checks, findings_of_sizing, sizing, spent_by
+from pyperf_suite.planner.product_explained import explain_product
+from pyperf_suite.planner.sizing.report import checks, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
 from tests.commands import invoke
@@ -106,7 +106,7 @@ def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
 
 
 def test_a_model_that_nothing_beats_is_kept(made_up_with):
-    answer = findings_of_sizing(sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)))
+    answer = sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)).findings
     assert not any("change" in each.values for each in answer.remarks)
     assert any("noise" in each.values for each in answer.remarks)
 
@@ -118,7 +118,7 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     heads = answer.search.alone["heads"]
     assert heads.unknown
     assert not heads.is_faster
-    report = findings_of_sizing(answer)
+    report = answer.findings
     (row,) = (row for row in report.tables[0].rows if row[0] == "heads")
     assert "not known" in row
     (said,) = (each.values for each in report.remarks if "heads" in each.values and "hidden" in each.values)
@@ -188,7 +188,7 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     explained = product(made_up, 4096, 50257, 4096)
     assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
     assert [each.sizes for each in explained.better][:2] == [{"N": 50264}, {"N": 50256}]
-    values = [each.values for each in findings_of_product(explained).remarks]
+    values = [each.values for each in explained.findings.remarks]
     assert {"computing"} <= {each.get("what") for each in values}
     assert {"N"} <= {each.get("names") for each in values}
 
@@ -196,13 +196,13 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
 @pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
 def test_only_dimensions_along_which_rows_lie_have_to_divide(made_up, layout, names):
     odd = product(made_up, 4097, 4097, 4097, layout)
-    assert names in {each.values.get("names") for each in findings_of_product(odd).remarks}
+    assert names in {each.values.get("names") for each in odd.findings.remarks}
 
 
 def test_a_better_size_has_the_interval_of_the_laws_error(made_up, made_up_with):
     sure = product(made_up, 4096, 50257, 4096)
     assert all(better.low <= better.rate_ratio < better.high for better in sure.better)
-    (row,) = (row for row in findings_of_product(sure).tables[0].rows if row[:3] == ("N", "50257", "50264"))
+    (row,) = (row for row in sure.findings.tables[0].rows if row[:3] == ("N", "50257", "50264"))
     assert row[-1].value == pytest.approx(2, abs=0.005)
     unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
     assert {each.sizes["N"] for each in unsure.better} == {50264, 50256}, "only what nothing but alignment tells apart"
@@ -250,7 +250,7 @@ def test_an_odd_size_is_padded_to_the_nearest_that_wins_and_no_other_of_little_g
 
 
 def test_the_answer_comes_first_with_its_table_and_says_that_a_vocabulary_is_only_padded_up():
-    found = findings_of_product(explain_product(find_gpu("H100"), (4096, 11007, 4096), "bf16", "TN"))
+    found = explain_product(find_gpu("H100"), (4096, 11007, 4096), "bf16", "TN").findings
     assert found.remarks[0].values["sizes"] == "N = 11008"
     assert found.remarks[0].values["change"].value == pytest.approx(-0.26, abs=0.01)
     assert "vocabulary" in str(found.remarks[0].values["padded"])
@@ -266,7 +266,7 @@ def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
 
 
 def printed(explained, *names):
-    values = [each.values for each in findings_of_product(explained).remarks]
+    values = [each.values for each in explained.findings.remarks]
     return [each for each in values if set(names) <= set(each)]
 
 
