@@ -68,4 +68,4 @@ def median_of_rows(n):
 @suite.kernel(n=10_000)
 def histogram(n):
     """Histogram of 50 bins."""
-    return suite.launch(np.histogram, suite.rand(n, dtype="float64"), np.linspace(0, 1, 51))
+    return suite.launch(np.histogram, suite.rand(n, dtype="float64"), bins=50, range=(0.0, 1.0))

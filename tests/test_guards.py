@@ -104,7 +104,7 @@ LOOKS = {
 def test_a_look_into_the_frames_or_objects_of_others_is_noted_and_a_librarys_own_is_not(look):
     program = (
         "import gc, inspect, logging, sys\n"
-        "from pyperf_suite.user_kernels.audit.inspection import InspectionDetector\n"
+        "from pyperf_suite.user_kernels.audit.kernel_process import InspectionDetector\n"
         f"def kernel():\n    {look}\n"
         "lookout = InspectionDetector()\nkernel()\nunwatched = lookout.noted()\n"
         "lookout.on = True\nkernel()\nlookout.on = False\nprint(unwatched, *lookout.noted())"

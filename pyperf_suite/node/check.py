@@ -105,12 +105,6 @@ def named(check: Check, part: str, name: str) -> Check:
     return dataclasses.replace(check, part=part, what=name)
 
 
-def worst(checks: Iterable[Check]) -> Verdict:
-    """`failed` or `caution` if any check is that, else `ok`."""
-    found = {check.verdict for check in checks}
-    return FAILED if FAILED in found else CAUTION if CAUTION in found else OK
-
-
 def sentences(checks: Iterable[Check]) -> Iterator[Remark]:
     """A remark for all parts that share what needs attention, or is unknown for a stated reason; the worst first."""
     spoken_of = [check for check in checks if check.needs_attention or (check.verdict == UNKNOWN and check.why)]

@@ -5,9 +5,8 @@ Each law is corrected by a smooth factor, if it then errs less on what the fit d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,11 @@ from pyperf_suite.planner.laws.calibration import (
 )
 from pyperf_suite.planner.laws.gemm import BLOCK_OF, FITTED_DTYPES
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW, law_dtype, predicted_seconds
-from pyperf_suite.record.case import Case
 from pyperf_suite.record.reading import Reading, readings
 from pyperf_suite.record.record import Record
 from pyperf_suite.runner.results import RunFolder, read_run
 
 SEED = 0
-
-# From the rows to fit, a function that gives the seconds of other rows.
-Fit = Callable[[NDArray[np.intp]], Callable[[NDArray[np.intp]], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def site_numbers(*sizes: ArrayLike) -> NDArray[np.intp]:
     return numbers
 
 
-def folds(sites: ArrayLike, count: int = FOLDS, seed: int = SEED) -> Iterator[NDArray[np.bool_]]:
+def folds(sites: ArrayLike, seed: int = SEED) -> Iterator[NDArray[np.bool_]]:
     """Masks of the rows that are held out, one a fold; each site is held out in exactly one.
 
     Raises ValueError for a single site, which leaves nothing to predict it from.
@@ -69,24 +64,13 @@ def folds(sites: ArrayLike, count: int = FOLDS, seed: int = SEED) -> Iterator[ND
     there = np.unique(numbers)
     if there.size < 2:
         raise ValueError("holding out takes at least two sites")
-    for held_out in np.array_split(np.random.default_rng(seed).permutation(there), min(count, there.size)):
+    for held_out in np.array_split(np.random.default_rng(seed).permutation(there), min(FOLDS, there.size)):
         yield np.isin(numbers, held_out)
 
 
 def error_percent(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
     """|predicted / measured − 1| of each row in %."""
     return np.abs(np.asarray(predicted, dtype=np.float64) / np.asarray(measured, dtype=np.float64) - 1) * 100
-
-
-def cross_predicted(fit: Fit, sites: ArrayLike, count: int = FOLDS) -> NDArray[np.float64]:
-    """Seconds of every row by the fit to the folds that it is not in.
-
-    `fit(rows)` is given the numbers of the rows it may see and returns `predict(rows)` in seconds.
-    """
-    predicted = np.empty(np.shape(sites))
-    for held_out in folds(sites, count):
-        predicted[held_out] = fit(np.flatnonzero(~held_out))(np.flatnonzero(held_out))
-    return predicted
 
 
 def summary(predicted: ArrayLike, measured: ArrayLike, sites: int, how: str) -> HeldOutError:
@@ -149,8 +133,19 @@ def corrections(spec: GpuSpec, records: Iterable[Record], origin: str) -> list[C
     """Fit what each law of a GPU misses in these records. Raises UserError where they hold too few sites."""
     by_law: dict[str, list[Reading]] = {}
     for reading in readings(records):
-        if _is_usable(reading.case):
-            by_law.setdefault(_law(reading.case), []).append(reading)
+        case, p = reading.case, reading.case.parameters
+        if case.implementation not in LIBRARIES or case.mode != "burst":
+            continue
+        if DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
+            continue
+        # Sizes like those that laws are fitted to.
+        if case.operator == "matmul":
+            law = BLOCK_OF[law_dtype(case)]
+            similar = p.layout == "TN" and p.n % DIVISIBLE_BY == 0 and p.k % DIVISIBLE_BY == 0
+        else:
+            law, similar = f"attention_{law_dtype(case)}", p.causal and not p.backward and p.seq_q == p.keys
+        if similar:
+            by_law.setdefault(law, []).append(reading)
     enough = {law: found for law, found in by_law.items() if np.unique(_sites(found)).size >= FEWEST_SITES}
     if not enough:
         there = ", ".join(f"{len(found)} of {law}" for law, found in sorted(by_law.items())) or "none"
@@ -168,21 +163,6 @@ def calibrated(spec: GpuSpec, corrections: Sequence[Corrected]) -> Calibration:
         if each.block is not None:
             calibration = calibration.with_block(correction_name(each.law), each.block)
     return calibration
-
-
-def _is_usable(case: Case) -> bool:
-    """True for a case of a GPU's library at sizes like those that laws are fitted to."""
-    p = case.parameters
-    if case.implementation not in LIBRARIES or case.mode != "burst" or DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
-        return False
-    if case.operator == "matmul":
-        return bool(p.layout == "TN" and p.n % DIVISIBLE_BY == 0 and p.k % DIVISIBLE_BY == 0)
-    return bool(p.causal and not p.backward and p.seq_q == p.keys)
-
-
-def _law(case: Case) -> str:
-    dtype = law_dtype(case)
-    return BLOCK_OF[dtype] if case.operator == "matmul" else f"attention_{dtype}"
 
 
 def _sizes(measured: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:
@@ -203,20 +183,18 @@ def _correct(spec: GpuSpec, law: str, readings: Sequence[Reading], origin: str) 
     sizes, sites = _sizes(readings), _sites(readings)
     log_ratio, there = np.log(measured / predicted), np.unique(sites).size
 
-    def fitted(rows: NDArray[np.intp], degree: int) -> CalibrationBlock:
+    def fitted(rows: NDArray[Any], degree: int) -> CalibrationBlock:
         arrays, limits = fit_correction(log_ratio[rows], {name: size[rows] for name, size in sizes.items()}, degree)
         return CalibrationBlock(arrays, {}, limits, origin)
 
-    def fit(rows: NDArray[np.intp], degree: int) -> Callable[[NDArray[np.intp]], NDArray[np.float64]]:
-        block = fitted(rows, degree)
-        return lambda unseen: (
-            predicted[unseen] * correction(block, {each: size[unseen] for each, size in sizes.items()})
-        )
-
     before = summary(predicted, measured, there, "the law as shipped")
-    how = f"{min(FOLDS, there)}-fold, whole sites held out"
-    unseen = {degree: cross_predicted(partial(fit, degree=degree), sites) for degree in DEGREES}
-    errors = {degree: summary(seconds, measured, there, how) for degree, seconds in unseen.items()}
+    how, errors = f"{min(FOLDS, there)}-fold, whole sites held out", {}
+    for degree in DEGREES:
+        seconds = predicted.copy()
+        for unseen in folds(sites):
+            block = fitted(~unseen, degree)
+            seconds[unseen] *= correction(block, {name: size[unseen] for name, size in sizes.items()})
+        errors[degree] = summary(seconds, measured, there, how)
     best = min(DEGREES, key=lambda degree: errors[degree].mape)
     if errors[best].mape >= before.mape:
         return Corrected(law, before, before, None)

@@ -54,10 +54,6 @@ class ConfigFields:
             raise UserError(f"{self._origin}, lacks the field {name}: add it.")
         return default
 
-    def read(self, size: Any) -> Any:
-        """Read a dimension of a `Family`."""
-        return size(self) if callable(size) else self.flag(size) if isinstance(size, str) else size
-
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._values.get(name, default)
         return value if isinstance(value, bool) else self._refuse(name, value, "true or false")
@@ -122,10 +118,6 @@ def _count(name: str, default: int | None = None, at_least: int = 0) -> Reader:
     return lambda fields: fields.count(name, default, at_least)
 
 
-def _never(name: str) -> Reader:
-    return lambda fields: fields.never(name)
-
-
 def _layers_where(holds: Holds, listed_as: str = "", listing: str = "") -> Reader:
     """Count the layers that the list says are such; without that list those whose number `holds`."""
 
@@ -158,10 +150,6 @@ def _indexer(fields: ConfigFields) -> int:
     return fields.count("num_hidden_layers") * (queries + hidden * (dim + heads) + 2 * dim)
 
 
-def _four_hidden(fields: ConfigFields) -> int:
-    return fields.count("intermediate_size", 4 * fields.count("hidden_size"), at_least=1)
-
-
 def _below(name: str) -> Holds:
     return lambda fields, layer: layer < fields.count(name)
 
@@ -175,14 +163,6 @@ def _but_every(step: str) -> Holds:
     return lambda fields, layer: (layer + 1) % fields.count(step, at_least=1) != 0
 
 
-def _is_even(_: ConfigFields, layer: int) -> bool:
-    return layer % 2 == 0
-
-
-def _is_dense_in_qwen(fields: ConfigFields, layer: int) -> bool:
-    return layer in (fields.counts("mlp_only_layers") or ()) or _but_every("decoder_sparse_step")(fields, layer)
-
-
 def _is_dense_in_llama4(fields: ConfigFields, layer: int) -> bool:
     step, sparse = "interleave_moe_layer_step", fields.counts("moe_layers")
     if sparse is None and fields.count(step):
@@ -190,6 +170,7 @@ def _is_dense_in_llama4(fields: ConfigFields, layer: int) -> bool:
     return layer not in (sparse or ())
 
 
+WINDOWS_IN_EVERY_2ND = _windows(lambda _, layer: layer % 2 == 0)
 # A field of 0 follows from others.
 BASE = _family(
     layers=_count("num_hidden_layers"),
@@ -236,7 +217,15 @@ QK_NORMED = _family(DECODER, BIASED_ATTENTION, qk_norm=True)
 QWEN3 = _family(QWEN, QK_NORMED)
 EXPERTS = _family(experts=_count("num_experts"), top_k=_count("num_experts_per_tok"))
 OWN_WIDTH = _family(EXPERTS, expert_ffn=_count("moe_intermediate_size", at_least=1))
-QWEN_EXPERTS = _family(OWN_WIDTH, _absent(decoder_sparse_step=1), dense_layers=_layers_where(_is_dense_in_qwen))
+QWEN_EXPERTS = _family(
+    OWN_WIDTH,
+    _absent(decoder_sparse_step=1),
+    dense_layers=_layers_where(
+        lambda fields, layer: (
+            layer in (fields.counts("mlp_only_layers") or ()) or _but_every("decoder_sparse_step")(fields, layer)
+        )
+    ),
+)
 QWEN3_MOE = _family(QWEN3, QWEN_EXPERTS, _absent(num_key_value_heads=4))
 # The router's bias balances the load instead of a loss.
 SHARED_EXPERTS = _family(
@@ -269,7 +258,12 @@ COHERE = _family(DECODER, TIED, BIASED_ATTENTION, norms=1)
 ERNIE = _family(DECODER, TIED, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias")
 GLM = _family(DECODER, BIASED_INPUTS, _absent(attention_bias=True, num_key_value_heads=2))
 GLM_MOE = _family(DECODER, BIASED_INPUTS, DEEPSEEK_EXPERTS, ONE_DENSE_LAYER, _absent(num_key_value_heads=8))
-GPT = _family(BASE, TIED, ffn=_four_hidden, bias=True)
+GPT = _family(
+    BASE,
+    TIED,
+    ffn=lambda fields: fields.count("intermediate_size", 4 * fields.count("hidden_size"), at_least=1),
+    bias=True,
+)
 GPT2 = _family(GPT, positions=_count("max_position_embeddings"))
 # With the head that predicts masked words, which BERT is trained through, and without the pooler. An output matrix of
 # its own has a bias of its own.
@@ -299,7 +293,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere2": _family(COHERE, WINDOWS_BUT_EVERY_4TH),
     "deepseek_v2": _family(
-        DEEPSEEK, _absent(first_k_dense_replace=0, n_shared_experts=2), router_bias=False, mlp_bias=_never("mlp_bias")
+        DEEPSEEK,
+        _absent(first_k_dense_replace=0, n_shared_experts=2),
+        router_bias=False,
+        mlp_bias=lambda fields: fields.never("mlp_bias"),
     ),
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK_V32,
@@ -317,7 +314,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "flex_olmo": _family(OLMO, EXPERTS),
     "gemma": _family(GEMMA, _absent(num_key_value_heads=16)),
-    "gemma2": _family(GEMMA, _windows(_is_even), _absent(sliding_window=4096), norms=4),
+    "gemma2": _family(GEMMA, WINDOWS_IN_EVERY_2ND, _absent(sliding_window=4096), norms=4),
     # Published configurations leave out heads and vocabulary too.
     "gemma3_text": _family(
         GEMMA,
@@ -342,7 +339,7 @@ FAMILIES: dict[str, Family] = {
         DECODER,
         EXPERTS,
         BIASED_ATTENTION,
-        _windows(_is_even),
+        WINDOWS_IN_EVERY_2ND,
         _absent(head_dim=64, num_key_value_heads=8, attention_bias=True, sliding_window=128, num_experts_per_tok=4),
         mlp_bias=True,
         router_bias=True,
@@ -403,7 +400,7 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": _family(
         ERNIE, PLAIN_MLP, WINDOWS_IN_ALL, _absent(num_key_value_heads=2, use_bias=True), norm_bias=True
     ),
-    "vaultgemma": _family(GEMMA, _windows(_is_even), _absent(sliding_window=4096)),
+    "vaultgemma": _family(GEMMA, WINDOWS_IN_EVERY_2ND, _absent(sliding_window=4096)),
     "xlm-roberta": BERT,
     "youtu": _family(LATENT, TIED),
 }
@@ -481,9 +478,17 @@ def model_config(values: Mapping[str, Any], origin: str, family: str | None = No
         raise UserError(f"--family {family[:40]} is not known: {offer(family, FAMILIES)}")
     text = _model_of_text(values)
     known = _known(family or text.get("model_type"), origin)
-    fields = ConfigFields(text, f"{origin}, a {known} model", FAMILIES[known].defaults)
+    built = FAMILIES[known]
+    fields = ConfigFields(text, f"{origin}, a {known} model", built.defaults)
     try:
-        dimensions = _dimensions(FAMILIES[known].sizes, fields)
+        dense = "experts" in built.sizes and not built.sizes["experts"](fields)
+        sizes: dict[str, Any] = {}
+        for name, size in built.sizes.items():
+            if not (dense and name in OF_EXPERTS):
+                sizes[name] = size(fields) if callable(size) else fields.flag(size) if isinstance(size, str) else size
+        if not (sizes.get("window") and sizes.get("windowed_layers")):
+            sizes |= {"window": 0, "windowed_layers": 0, "chunked": False}
+        dimensions = ModelDimensions(**sizes)
     except UserError as wrong:
         raise wrong if str(wrong).startswith(origin) else UserError(f"{origin}: {wrong}") from None
     notes = _notes(fields, dimensions)
@@ -530,13 +535,3 @@ def _notes(fields: ConfigFields, dimensions: ModelDimensions) -> tuple[str, ...]
     if chosen := fields.count("index_topk", 0):
         notes.append(f"Attention is taken over the whole sequence, though its indexer chooses {chosen} tokens a query.")
     return tuple(notes)
-
-
-def _dimensions(family: Mapping[str, Any], fields: ConfigFields) -> ModelDimensions:
-    left = family
-    if "experts" in family and not family["experts"](fields):
-        left = {name: value for name, value in family.items() if name not in OF_EXPERTS}
-    sizes = {name: fields.read(value) for name, value in left.items()}
-    if not (sizes.get("window") and sizes.get("windowed_layers")):
-        sizes |= {"window": 0, "windowed_layers": 0, "chunked": False}
-    return ModelDimensions(**sizes)

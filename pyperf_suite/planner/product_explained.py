@@ -78,8 +78,21 @@ class ProductExplained:
 
     @property
     def findings(self) -> Findings:
-        """Findings as the command of the same name prints them."""
-        return findings_of_product(self)
+        """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
+        causes = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
+        causes.sort(key=lambda each: -abs(each[1]))
+        return findings(
+            _answer(self),
+            _time(self),
+            _tiles(self),
+            None if self.has_steps else _STEPLESS,
+            _bound(self),
+            _alignment(self),
+            _EXTRAPOLATED if np.any(self.price.extrapolated) else None,
+            table("Next good sizes", SIZES, [(better, self) for better in self.better]),
+            table("Where the time goes", CAUSES, [(cause, seconds, self) for cause, seconds in causes]),
+            remark(legend(cause for cause, _ in causes)),
+        )
 
     def _repr_markdown_(self) -> str:
         """The findings, as a notebook shows them."""
@@ -95,12 +108,6 @@ class ProductExplained:
     def causes(self) -> dict[str, float]:
         """Seconds by cause, which add up to `seconds`."""
         return {cause: float(np.squeeze(seconds)) for cause, seconds in self.price.parts.items()}
-
-    @property
-    def main_causes(self) -> list[tuple[str, float]]:
-        """The causes that are worth a row, with their seconds, the largest first."""
-        found = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
-        return sorted(found, key=lambda each: -abs(each[1]))
 
     @property
     def flop(self) -> float:
@@ -227,22 +234,6 @@ def _against_the_first(
     low = np.where(alike, np.maximum(ratio * (least[0] / factor[0]) / (most / factor), np.minimum(ratio, 1.0)), low)
     high = np.where(alike, ratio * (most[0] / factor[0]) / (least / factor), high)
     return seconds, ratio, low, high
-
-
-def findings_of_product(product: ProductExplained) -> Findings:
-    """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
-    return findings(
-        _answer(product),
-        _time(product),
-        _tiles(product),
-        None if product.has_steps else _STEPLESS,
-        _bound(product),
-        _alignment(product),
-        _EXTRAPOLATED if np.any(product.price.extrapolated) else None,
-        table("Next good sizes", SIZES, [(better, product) for better in product.better]),
-        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
-        remark(legend(cause for cause, _ in product.main_causes)),
-    )
 
 
 _NO_BETTER = "No size up to a quarter smaller or larger does its work faster by more than the law's error."

@@ -14,29 +14,16 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Protocol
+from typing import Any
 
 from pyperf_suite.errors import UserError
 
 MODES = ("burst", "sustained")
 
 
-class CaseOperator(Protocol):
-    """A case's operator as the case needs it: its parameters' type, and checks of parameters and implementation."""
-
-    name: str
-
-    def type_for(self, data: Mapping[str, Any]) -> type: ...
-
-    def validate(self, parameters: Any) -> None: ...
-
-    def implementation(self, name: str) -> Any: ...
-
-
-def _operator(name: str) -> CaseOperator:
+def _operator(name: str) -> Any:
     """The operator of that name, imported when it is requested: operators stand above records."""
-    found: CaseOperator = importlib.import_module("pyperf_suite.workloads").find_workload(name)
-    return found
+    return importlib.import_module("pyperf_suite.workloads").find_workload(name)
 
 
 @dataclass(frozen=True)

@@ -119,18 +119,16 @@ def _reading(trials: list[Record]) -> Reading:
         clock_hz=statistics.median(clocks) if clocks else 0.0,
         elasticity=statistics.median(elasticities) if elasticities else None,
         log_of_doubt=statistics.fmean(at.log_of_doubt for at in converted) if converted else 0.0,
-        is_noisy=all(_is_noisy(record) for record in latest),
+        is_noisy=all(
+            record.sampling.get("quantile", USUAL) != USUAL
+            and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
+            for record in latest
+        ),
     )
 
 
 # Half of a 90 % interval in standard deviations, and of one of 95 %.
 _SIGMA_OF_90, _SIGMA_OF_95 = 1.645, 1.96
-
-
-def _is_noisy(record: Record) -> bool:
-    """True if no undisturbed slice was sampled although the undisturbed time is reported."""
-    is_usual = record.sampling.get("quantile", USUAL) == USUAL
-    return not is_usual and record.quality.get("disturbances", {}).get("clean_share", 1) == 0
 
 
 def _within(trials: list[Record]) -> float:
@@ -145,11 +143,6 @@ def _within(trials: list[Record]) -> float:
 def _groups(record: Record) -> tuple[str, ...]:
     """The groups of cases that took turns with this one, one a visit."""
     return tuple(map(str, record.sampling.get("groups") or filter(None, [record.sampling.get("group")])))
-
-
-def _shared_groups(slow: Reading, fast: Reading) -> set[str]:
-    """Groups that both are of; a case that was visited alone is of none."""
-    return (set(slow.groups) & set(fast.groups)) - {""}
 
 
 def _slices(record: Record) -> dict[tuple[str, int], float]:
@@ -252,7 +245,7 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
         return _UNKNOWN_LOG_ERROR
     rounds = sorted(slow.slices.keys() & fast.slices.keys())
     if len(rounds) < _FEWEST_PAIRS:
-        factor = 0.0 if _shared_groups(slow, fast) else _SIGMA_OF_95
+        factor = 0.0 if (set(slow.groups) & set(fast.groups)) - {""} else _SIGMA_OF_95
         return math.hypot(slow.within, fast.within, factor * slow.drift, factor * fast.drift)
     import statistics
 

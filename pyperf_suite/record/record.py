@@ -77,7 +77,11 @@ class Metric:
         """
         metric = cls(**data)
         figures = (metric.value, metric.low, metric.high, metric.q20, metric.q80)
-        if not all(map(_is_finite, figures)) or not isinstance(metric.unit, str) or not _are_samples(metric.samples):
+        samples = metric.samples
+        is_samples = isinstance(samples, list) and (
+            _are_finite(samples) or all(isinstance(of_rank, list) and _are_finite(of_rank) for of_rank in samples)
+        )
+        if not all(map(_is_finite, figures)) or not isinstance(metric.unit, str) or not is_samples:
             raise TypeError(f"a metric holds a unit, figures and a list of samples, not {str(data)[:80]}")
         return metric
 
@@ -87,12 +91,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -LARGEST < value < LARGEST
-
-
-def _are_samples(samples: Any) -> bool:
-    if not isinstance(samples, list):
-        return False
-    return _are_finite(samples) or all(isinstance(of_rank, list) and _are_finite(of_rank) for of_rank in samples)
 
 
 def _are_finite(values: list[Any]) -> bool:
@@ -154,23 +152,18 @@ class Record:
             record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"A record is incomplete or malformed: {str(error)[:200]}.") from None
-        record._require_types()
+        for names, kind, called in _TYPES:
+            for name in names:
+                if not isinstance(getattr(record, name), kind) or isinstance(getattr(record, name), bool):
+                    raise UserError(f"A record is malformed: its {name} is not {called}.")
+        if not _is_finite(record.trial_s):
+            raise UserError("A record is malformed: its trial_s is not a number of seconds.")
         if record.outcome not in OUTCOMES or record.kind not in KINDS or not isinstance(record.case, dict):
             raise UserError(
                 f"A record of kind {record.kind[:40]!r} and outcome {record.outcome[:40]!r} is not one of the suite's."
             )
         record._require_what_readers_use()
         return record
-
-    def _require_types(self) -> None:
-        """Raise UserError for a field that is not of its type: readers ask no more of what they read."""
-        for names, kind, called in _TYPES:
-            for name in names:
-                value = getattr(self, name)
-                if not isinstance(value, kind) or isinstance(value, bool):
-                    raise UserError(f"A record is malformed: its {name} is not {called}.")
-        if not _is_finite(self.trial_s):
-            raise UserError("A record is malformed: its trial_s is not a number of seconds.")
 
     def _require_what_readers_use(self) -> None:
         """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""

@@ -229,33 +229,29 @@ def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
     """
     if _describe is not None:
         return _describe(True, _shape(shape), dtype)
-    if _uses_torch(dtype):
-        torch = _torch(device or _device)
-        drawn = torch.randn(_shape(shape), device=device or _device)
-        return _as_drawn(drawn, _word(dtype), is_bounded=False).to(_torch_dtype(dtype))
-    drawn = _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype))
-    return _as_drawn(drawn, _word(dtype), is_bounded=False).astype(dtype, copy=False)
+    return _drawn_floats("randn", "standard_normal", shape, dtype, device or _device)
 
 
 def rand(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Values uniform in [0, 1); otherwise as `randn`."""
+    return _drawn_floats("rand", "random", shape, dtype, device or _device)
+
+
+def _drawn_floats(of_torch: str, of_numpy: str, shape: tuple[Any, ...], dtype: Any, device: str) -> Any:
+    """Values of the kind that is drawn, by the function of that name of torch, or of numpy's generators."""
+    is_bounded = of_numpy == "random"
     if _uses_torch(dtype):
-        torch = _torch(device or _device)
-        drawn = torch.rand(_shape(shape), device=device or _device)
-        return _as_drawn(drawn, _word(dtype), is_bounded=True).to(_torch_dtype(dtype))
-    drawn = _generator().random(_shape(shape), dtype=_numpy_float(dtype))
-    return _as_drawn(drawn, _word(dtype), is_bounded=True).astype(dtype, copy=False)
+        drawn = getattr(_torch(device), of_torch)(_shape(shape), device=device)
+        return _as_drawn(drawn, _word(dtype), is_bounded).to(_torch_dtype(dtype))
+    drawn_type = "float64" if _word(dtype) == "float64" else "float32"
+    drawn = getattr(_generator(), of_numpy)(_shape(shape), dtype=drawn_type)
+    return _as_drawn(drawn, _word(dtype), is_bounded).astype(dtype, copy=False)
 
 
 def draw_inputs(kind: str) -> None:
     """From now on, arrays are drawn of that kind."""
     global _inputs, _drawn, _mask
     _inputs, _drawn, _mask = kind, 0, None
-
-
-def drawn_inputs() -> int:
-    """How many arrays were drawn of the kind that `draw_inputs` named; 0 where it does not concern them."""
-    return _drawn
 
 
 def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
@@ -338,30 +334,29 @@ def empty(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
     return made
 
 
-def cuda(
-    source: str, name: str, grid: Grid, block: Size, shared_bytes: int = 0, options: Sequence[str] = ("--std=c++17",)
-) -> CudaKernel:
+class CudaKernel:
     """A CUDA kernel from source text, compiled by NVRTC at its first launch; call it with the kernel's arguments.
 
     `name` is that of an `extern "C" __global__` function. `grid` is in blocks, or a function of the arguments that says
     how many; `block` is in threads. Arguments are torch tensors on the GPU, which are passed as pointers, numbers, and
-    numpy scalars where the type matters.
+    numpy scalars where the type matters. A launch is queued on torch's current stream.
 
         add = suite.cuda(SOURCE, "add", grid=lambda out, x, y, n: -(-n // 256), block=256)
         suite.launch(add, suite.empty(n), suite.randn(n), suite.randn(n), n, reference=lambda out, x, y, n: x + y)
     """
-    return CudaKernel(source, name, grid, block, shared_bytes, options)
-
-
-class CudaKernel:
-    """A callable that compiles at its first launch for the GPU at hand, and queues itself on torch's current stream."""
 
     def __init__(
-        self, source: str, name: str, grid: Grid, block: Size, shared_bytes: int, options: Sequence[str]
+        self,
+        source: str,
+        name: str,
+        grid: Grid,
+        block: Size,
+        shared_bytes: int = 0,
+        options: Sequence[str] = ("--std=c++17",),
     ) -> None:
         self.source, self.__name__, self.grid, self.block = source, name, grid, block
         self.shared_bytes, self.options = shared_bytes, tuple(options)
-        caller = sys._getframe(2)
+        caller = sys._getframe(1)
         self.file, self.line = caller.f_code.co_filename, caller.f_lineno
         self._loaded: Any = None
         self._launches: dict[Any, Any] = {}
@@ -375,7 +370,7 @@ class CudaKernel:
     def __call__(self, *arguments: Any) -> None:
         """Queue one launch. Raises TypeError for an argument that no kernel takes."""
         torch = _torch(_device)
-        key = tuple(_identity(each) for each in arguments)
+        key = tuple(each.data_ptr() if hasattr(each, "data_ptr") else each for each in arguments)
         if key not in self._launches:
             self._launches[key] = self._prepared(arguments)
         self._launches[key].run(torch.cuda.current_stream().cuda_stream)
@@ -397,8 +392,7 @@ class CudaKernel:
         return gpu.native.Launch(self._loaded, _three(grid), _three(self.block), passed, **shape)
 
 
-def _identity(argument: Any) -> Any:
-    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
+cuda = CudaKernel
 
 
 def _passed(argument: Any, size: int) -> Any:
@@ -475,9 +469,8 @@ def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _uses_torch(dtype: Any) -> bool:
-    if _library:
-        return _library == "torch" or _word(dtype).startswith(("bfloat", "float8"))
-    return "torch" in sys.modules or _word(dtype).startswith(("bfloat", "float8"))
+    is_torch = _library == "torch" if _library else "torch" in sys.modules
+    return is_torch or _word(dtype).startswith(("bfloat", "float8"))
 
 
 def _word(dtype: Any) -> str:
@@ -499,11 +492,6 @@ def _torch(device: str = "cpu") -> Any:
 
 def _torch_dtype(dtype: Any) -> Any:
     return getattr(_torch(), _word(dtype))
-
-
-def _numpy_float(dtype: Any) -> Any:
-    """Return the dtype that numpy's generators draw: float64 for a float64, else float32."""
-    return "float64" if _word(dtype) == "float64" else "float32"
 
 
 def _generator() -> Any:
@@ -530,19 +518,16 @@ def watch_step(tokens: float = 0.0) -> None:
     global _marks
     try:
         if _marks is None:
-            _marks = _open_marks()
+            folder = os.environ.get(MARKS_VARIABLE)
+            rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+            _marks = -1
+            if folder and rank.isdigit():
+                path = f"{folder}/{rank}-{os.getpid()}.steps"
+                _marks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         if _marks >= 0:
             os.write(_marks, struct.pack(MARK_FORMAT, time.monotonic(), tokens))
     except OSError:  # a full disk is no reason to end a training
         _marks = -1
-
-
-def _open_marks() -> int:
-    folder = os.environ.get(MARKS_VARIABLE)
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    if not folder or not rank.isdigit():
-        return -1
-    return os.open(f"{folder}/{rank}-{os.getpid()}.steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def seed_everything(seed: int) -> None:

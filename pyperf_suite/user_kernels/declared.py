@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.memory import limit_bytes
 from pyperf_suite.user_kernels.audit.processes import UserProcess, interpreter
-from pyperf_suite.user_kernels.reference import secret_seed
 
 # First folders on the path of a user's code, and the folder that a FILE is relative to.
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
@@ -102,26 +102,22 @@ def describe(target: str) -> tuple[Described, ...]:
     """
     target = canonical(target)
     if target not in kernels_of:
-        found = _described_by_a_process(target)
+        source = split(target)[0]
+        try:
+            process = UserProcess(interpreter(), source, 60.0, limit_bytes())
+            with contextlib.closing(process):
+                _libraries[source] = str(process.ask("start", **start_request(target, "cpu"))["library"])
+                reported = process.ask("describe", kernel=split(target)[1], seed=secrets.randbits(63))["kernels"]
+        except (Failed, Unsupported) as reason:
+            raise UserError(str(reason)) from None
+        for each in reported:
+            if "error" in each:
+                raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
+        found = tuple(
+            Described(f"{source}:{each['name']}", each["axes"], tuple(each["implementations"])) for each in reported
+        )
         kernels_of.update({**{each.name: (each,) for each in found}, target: found})
     return kernels_of[target]
-
-
-def _described_by_a_process(target: str) -> tuple[Described, ...]:
-    try:
-        process = UserProcess(interpreter(), split(target)[0], 60.0, limit_bytes())
-        with contextlib.closing(process):
-            _libraries[split(target)[0]] = str(process.ask("start", **start_request(target, "cpu"))["library"])
-            reported = process.ask("describe", kernel=split(target)[1], seed=secret_seed())["kernels"]
-    except (Failed, Unsupported) as reason:
-        raise UserError(str(reason)) from None
-    source = split(target)[0]
-    for each in reported:
-        if "error" in each:
-            raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
-    return tuple(
-        Described(f"{source}:{each['name']}", each["axes"], tuple(each["implementations"])) for each in reported
-    )
 
 
 @functools.cache

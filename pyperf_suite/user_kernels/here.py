@@ -123,14 +123,23 @@ class FileHere(Reference):
 
 
 class _GivenKernel(DeclaredKernel):
-    """A kernel of one case, whose inputs are copies of a launch's."""
+    """A kernel of one case, whose inputs are copies of a launch's; outputs that the test has made stay its own."""
 
     def __init__(self, launch: Launch) -> None:
-        super().__init__(lambda: _copied(launch), {})
+        super().__init__(lambda: launch, {})
         self.name, self.file, self.line = TEST_LAUNCH, "", 0
 
     def __call__(self, *args: Any, **axes: Any) -> Launch:
-        return self.builder()  # outputs that the test has made stay its own
+        """The launch with every array elsewhere in memory; one that is passed twice stays one."""
+        launch = self.builder()
+        arguments, copies = [list(launch.args), dict(launch.kwargs)], dict[int, Any]()
+        for kind, leaf in walk(arguments):
+            if kind == "array" and id(leaf) not in copies:
+                copies[id(leaf)] = Leaf("array", leaf, "input", 0).room()
+                assign(copies[id(leaf)], leaf)
+        args_copy, kwargs = replaced(arguments, (copies.get(id(leaf), leaf) for _, leaf in walk(arguments)))
+        outputs = tuple(copies[id(each)] for each in launch.outputs if id(each) in copies)
+        return replace(launch, args=tuple(args_copy), kwargs=kwargs, outputs=outputs)
 
 
 class CaseHere:
@@ -187,15 +196,3 @@ def require_answered(answer: dict[str, Any], where: str) -> dict[str, Any]:
         place = f"{place}: " if place else ""
         raise Failed(f"{place}{str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40], witnesses)
     return answer
-
-
-def _copied(launch: Launch) -> Launch:
-    """The launch with every array elsewhere in memory; one that is passed twice stays one."""
-    arguments, copies = [list(launch.args), dict(launch.kwargs)], dict[int, Any]()
-    for kind, leaf in walk(arguments):
-        if kind == "array" and id(leaf) not in copies:
-            copies[id(leaf)] = Leaf("array", leaf, "input", 0).room()
-            assign(copies[id(leaf)], leaf)
-    args, kwargs = replaced(arguments, (copies.get(id(leaf), leaf) for _, leaf in walk(arguments)))
-    outputs = tuple(copies[id(each)] for each in launch.outputs if id(each) in copies)
-    return replace(launch, args=tuple(args), kwargs=kwargs, outputs=outputs)

@@ -17,7 +17,6 @@ from operator import methodcaller
 from typing import Any
 
 from pyperf_suite.user_kernels.arrays import (
-    Leaf,
     UserCodeError,
     arrays_in,
     digest,
@@ -77,9 +76,16 @@ class KernelCase(UserFile):
         on_gpu = any(leaf.spec.get("device", "").startswith("cuda") for leaf in self.leaves)
         if on_gpu or isinstance(self._function, self._api.CudaKernel):
             self._take_gpu_clock(sets)
-        name = self._stopwatch.name if self._stopwatch else "perf_counter_ns in the kernel process"
-        resolution = self._stopwatch.resolution_s if self._stopwatch else self._resolution_s()
-        return {"stopwatch": name, "resolution_s": resolution, "path": "gpu" if self._stopwatch else "cpu"}
+        if self._stopwatch:
+            return {"stopwatch": self._stopwatch.name, "resolution_s": self._stopwatch.resolution_s, "path": "gpu"}
+        steps_ns = []
+        for _ in range(101):  # samples that launch nothing
+            last: deque[Any] = deque(maxlen=1)
+            begin = _CLOCK()
+            last.extend(_STARMAP(_nothing, _ISLICE(chain((), cycle([()])), 0)))
+            steps_ns.append(_CLOCK() - begin)
+        resolution_s = max(sorted(steps_ns)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
+        return {"stopwatch": "perf_counter_ns in the kernel process", "resolution_s": resolution_s, "path": "cpu"}
 
     def _take_gpu_clock(self, sets: int) -> None:
         gpu = self._gpu()
@@ -103,13 +109,13 @@ class KernelCase(UserFile):
                 self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self.leaves], ()
                 (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
-            self._fill(index, _is_any)
+            self._fill(index)
             self._times_filled[index] += 1
         self._close_slots()
         return {}
 
-    def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
-        """Give the wanted leaves of a set the values of its slot, which stays open; an output is poisoned."""
+    def _fill(self, index: int, role: str = "") -> None:
+        """Give a set's leaves, or those of a role, the values of its slot, which stays open; outputs are poisoned."""
         path, values = self._slot_of[index], self._sets[index]
         plain: Iterator[Any] = iter(())
         has_plain = any(leaf.kind == "plain" for leaf in self.leaves)
@@ -120,7 +126,7 @@ class KernelCase(UserFile):
             self._open_slots[path] = open(path, "rb")  # noqa: SIM115 - closed after all sets
         for at, leaf in enumerate(self.leaves):
             fresh = next(plain) if leaf.kind == "plain" else None
-            if not wanted(leaf):
+            if role and leaf.role != role:
                 continue
             if leaf.kind == "plain":
                 values[at] = fresh
@@ -219,18 +225,8 @@ class KernelCase(UserFile):
 
     def _restore(self, start: int, count: int) -> None:
         for index in range(start, start + count):
-            self._fill(index % len(self._sets), lambda leaf: leaf.role == "modified")
+            self._fill(index % len(self._sets), "modified")
         self._close_slots()
-
-    def _resolution_s(self) -> float:
-        """The median time of a sample that launches nothing."""
-        steps_ns = []
-        for _ in range(101):
-            last: deque[Any] = deque(maxlen=1)
-            begin = _CLOCK()
-            last.extend(_STARMAP(_nothing, _ISLICE(chain((), cycle([()])), 0)))
-            steps_ns.append(_CLOCK() - begin)
-        return max(sorted(steps_ns)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
 
     def _result(self) -> Any:
         """Return the last launch's result, or the arrays that it wrote where it returned nothing."""
@@ -300,7 +296,7 @@ class KernelCase(UserFile):
         for number, (name, function) in enumerate(self._launch.functions.items()):
             self._function = function
             if name != self._implementation:
-                self._fill(self._last_set, _is_any)
+                self._fill(self._last_set)
                 self._close_slots()
                 called = self._function if not self._launch.kwargs else self._called
                 try:
@@ -311,10 +307,6 @@ class KernelCase(UserFile):
                 reported[name] = f"{result}.{number}"
         self._function = measured
         return {"results": reported}
-
-
-def _is_any(_: Leaf) -> bool:
-    return True
 
 
 def _hash_text(value: Any) -> None:

@@ -53,15 +53,13 @@ def is_test(name: str) -> bool:
 
 def expanded(names: Sequence[str]) -> list[str]:
     """The names, each user's file replaced by its kernels. Raises UserError for a file that declares none."""
-    found: list[str] = []
+    kernels: list[str] = []
     for name in names:
-        found += [each.name for each in describe(name)] if name.endswith(".py") else [user_name(name)]
-    return list(dict.fromkeys(found))
-
-
-def user_name(name: str) -> str:
-    """A user's kernel as records name it; other names as they are."""
-    return canonical(name) if ":" in name else name
+        if name.endswith(".py"):
+            kernels += [each.name for each in describe(name)]
+        else:
+            kernels.append(canonical(name) if ":" in name else name)
+    return list(dict.fromkeys(kernels))
 
 
 def user_probe(name: str) -> Probe:
@@ -72,7 +70,7 @@ def user_probe(name: str) -> Probe:
         question=f"How fast is {function}, and which implementation is fastest?",
         topic=TOPIC,
         title=name,
-        axes=functools.partial(_axes_of_test if is_test(name) else _axes, name),
+        axes=functools.partial(_axes, name),
         sweep=functools.partial(_sweep, name),
         analyse=functools.partial(_analyse, name),
         group=lambda _: name,
@@ -88,10 +86,6 @@ def kernel_probe(kernel: Any, question: str, topic: str, **fields: Any) -> Probe
     return replace(usual, **{"name": kernel.name, "question": question, "topic": topic, "title": "", **fields})
 
 
-def _axes_of_test(name: str, *_: Any) -> Any:
-    raise UserError(f"{name} is a test, which pytest alone measures: run `pytest {name} --suite-measure`.")
-
-
 def described(name: str) -> Described:
     """Return the description of a kernel by its file. Raises UserError for a kernel that it does not declare."""
     of_file = describe(name)
@@ -103,6 +97,10 @@ def described(name: str) -> Described:
 
 def _axes(kernel_name: str, profile: str, device: Device) -> Any:
     """The axes as a frozen dataclass of tuples, the suite's own as the last of them."""
+    if is_test(kernel_name):
+        raise UserError(
+            f"{kernel_name} is a test, which pytest alone measures: run `pytest {kernel_name} --suite-measure`."
+        )
     kernel = described(kernel_name)
     declared: list[tuple[str, Any, tuple[Any, ...]]] = []
     for name, by_profile in kernel.axes.items():

@@ -36,13 +36,13 @@ class Reference(ABC):
 
     def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
         """Describe a case: its arrays, and what its launch says of them."""
-        return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
+        return self.ask("build", end_s, **requested, seed=secrets.randbits(63), library=self.library)
 
     def make(
         self, case: Mapping[str, Any], slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL
     ) -> dict[str, Any]:
         """A case's inputs under a seed, by default one that is drawn now, of a kind (api.INPUTS), written to a slot."""
-        seed = secret_seed() if seed is None else seed
+        seed = secrets.randbits(63) if seed is None else seed  # which nobody knows
         return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
 
     def check(self, path: str, left: Any, end_s: float) -> dict[str, Any]:
@@ -54,8 +54,3 @@ class Reference(ABC):
     ) -> dict[str, Any]:
         """Compute the reference on the last inputs; report whether that shares memory with them, and its sizes."""
         return self.ask("expect", end_s, expected=expected, sizes=sizes, budget_s=budget_s, terms=terms)
-
-
-def secret_seed() -> int:
-    """63 bits that nobody knows."""
-    return secrets.randbits(63)

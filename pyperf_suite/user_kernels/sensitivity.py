@@ -88,7 +88,10 @@ def _sizes(
     overflowed = {name: numpy.zeros(each.shape, bool) for name, each in right.items()}
     moves, crossed = 0, dict.fromkeys(integers, 0.0)
     while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
-        made = evaluate(partial(_changed, partial(_either_way, draw, share)))
+        # Terms of one size that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
+        made = evaluate(
+            partial(_changed, lambda count: draw.uniform(-share * 3**0.5, share * 3**0.5, count).astype("f4"))
+        )
         moved = dict(parts(made))
         moves += 1
         for name, changed in parts(made, integers=True):
@@ -261,11 +264,6 @@ def _changed(shares: Callable[[int], Any], value: Any) -> Any:
     if type(value) is dict:
         return {key: _changed(shares, each) for key, each in value.items()}
     return value + value * float(shares(1)[0]) if type(value) is float else value
-
-
-def _either_way(draw: Any, share: float, count: int) -> Any:
-    # Terms of one size that cancel would stand still where their signs agree: one in 256 in all of 8 moves.
-    return draw.uniform(-share * 3**0.5, share * 3**0.5, count).astype("f4")
 
 
 def _some(draw: Any, chance: float, count: int) -> Any:

@@ -312,7 +312,7 @@ class UserFile:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api.drawn_inputs()}
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api._drawn}
 
     def _expect(self, expected: str, sizes: str, budget_s: float, terms: float | None) -> dict[str, Any]:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import random
+import secrets
 import shutil
 import time
 from collections import deque
@@ -56,7 +57,7 @@ from pyperf_suite.user_kernels.checks import (
 from pyperf_suite.user_kernels.declared import library_of, parameters_of, root, split, start_request
 from pyperf_suite.user_kernels.here import TEST_LAUNCH, CaseHere, FileHere
 from pyperf_suite.user_kernels.kept import file_here, is_run_here, reference_process, shared_preload
-from pyperf_suite.user_kernels.reference import Reference, secret_seed
+from pyperf_suite.user_kernels.reference import Reference
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import ByFunction, ExecutionContext, Kernel, Observed, Prepared, Work, Workload
 
@@ -397,7 +398,7 @@ class UserLaunches(Prepared):
             self.fill(index, index % self.sets % (len(self._slots) - 2))
 
     def _drawn(self) -> int:
-        return secret_seed() if self._input_seeds is None else self._input_seeds.getrandbits(63)
+        return secrets.randbits(63) if self._input_seeds is None else self._input_seeds.getrandbits(63)
 
     def verify_last(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.

@@ -1,31 +1,22 @@
 """Acceptance of made-up nodes: healthy parts pass, slow or wrong ones are named, with their causes in order."""
 
-import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.measure.telemetry import AroundGpu
-from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
-from pyperf_suite.node.fleet import compared
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
 from pyperf_suite.node.probes import accept
-from pyperf_suite.node.probes.accept import AcceptAxes, sweep
+from pyperf_suite.node.probes.accept import sweep
 from pyperf_suite.planner.expected_times import expected_times
 from pyperf_suite.record.case import Case
-from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import Record
-from pyperf_suite.render.text import quantity_text, sentence, written
-from tests.core.hardware.conftest import FakeNvml
 from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record
 
 checks_of = partial(accept.checks_of, laws=expected_times)
-analyse = partial(accept.analyse, laws=expected_times)
 
 
 def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], Check]:
@@ -55,35 +46,6 @@ def test_a_gpu_that_is_slow_by_its_clock_is_named_with_the_clock_first():
     burst = found["cuda:3", "bfloat16 products, burst"]
     assert burst.why.startswith("SM clock 795 of 1980 MHz; throttling thermal slowdown by hardware; power limit")
     assert burst.off == pytest.approx(1 / 2.2 - 1, abs=0.05)
-
-
-class Throttled(FakeNvml):
-    """The stand-in for NVML, of a GPU that heat slows down."""
-
-    answers: ClassVar = {
-        **FakeNvml.answers,
-        "nvmlDeviceGetClockInfo": lambda device, clock, mhz: {1: 705, 2: 3201}[clock],
-        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
-    }
-
-    def nvmlDeviceGetFieldValues(self, device: Any, count: int, requested: Any) -> int:  # noqa: N802 - NVML's
-        self.heat_ns = getattr(self, "heat_ns", 0) + 1_000_000
-        code = super().nvmlDeviceGetFieldValues(device, count, requested)
-        for question in requested[:count]:
-            question.value = self.heat_ns if question.field == 270 else question.value
-        return code
-
-
-def test_a_throttled_clock_is_read_off_nvml():
-    def seen_through(library: Any) -> dict[str, Any]:
-        with AroundGpu(Nvml(library), "GPU-1") as gpu:
-            gpu.why_discard()
-        return gpu.report
-
-    assert bad(gpu_node(read={5: seen_through(FakeNvml())})) == {}
-    found = bad(gpu_node(read={5: seen_through(Throttled())}))
-    assert set(found) == {("cuda:5", "SM clock"), ("cuda:5", "throttling")}
-    assert found["cuda:5", "throttling"].why == "thermal slowdown by hardware"
 
 
 @pytest.mark.parametrize(
@@ -147,52 +109,3 @@ def test_what_fails_is_not_ok_what_cannot_run_is_not_measured_and_an_unknown_gpu
     unknown = [Record(**{**vars(each), "identity": H200 | {"model": "NVIDIA X9000"}}) for each in records]
     products = [each for each in checks_of(rows_of(unknown)) if "products" in each.what]
     assert {each.verdict for each in products} == {UNKNOWN}
-
-
-def test_earlier_rates_replace_the_laws():
-    records = cpu_node()
-    now = {(each.part, each.what): each.found for each in checks_of(rows_of(records)) if each.found}
-    key = ("cpu", "copy in memory, 1 core")
-    earlier = type(now[key])(1.2 * now[key].value, "GB/s", 1.15 * now[key].value, math.inf)
-    (check,) = bad(records, before={key: earlier}).values()
-    assert (check.source, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
-
-
-def test_the_threshold_that_a_check_failed_is_printed():
-    check = Check("cpu", "2 cores over 1 core", Quantity(0.63, "x"), Quantity(2.0, "x", 1.0, math.inf), CAUTION, "heat")
-    (said,) = sentences([check])
-    words = "cpu, 2 cores over 1 core: 0.63 ×, 68 % low, expected 2.00 ×, at least 1.00 ×: heat"
-    assert sentence(said) == words
-    (row,) = written(check_table("", [check])).rows
-    assert "1.00" in row
-
-
-def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok():
-    found = analyse(rows_of(gpu_node(lambda case, n: 3.0 if n == 1 and case.operator == "layer_pass" else 1.0)))
-    (table,) = found.tables
-    assert len(table.rows) == 8 * 8 + 3
-    first, second = found.remarks
-    assert first.values["bad"] == 1
-    assert first.values["ok"] == len(table.rows) - 1
-    assert second.values["who"] == "cuda:1"
-    assert second.values["below"].value == pytest.approx(2 / 3, abs=0.05)
-
-
-def test_a_cpu_is_swept_on_one_core_and_on_all():
-    cases = list(sweep(AcceptAxes.of("", Device("cpu"))))
-    assert {case.operator for case in cases} == {"matmul", "transfer", "collective", "topology"}
-    assert sum(case.mode == "sustained" for case in cases) == 1
-
-
-def test_a_rate_of_one_trial_has_no_interval():
-    once, often = (checks_of(rows_of([r for r in cpu_node() if r.process < n])) for n in (1, 3))
-    rates = [each.found for each in once if each.rate_unit]
-    assert rates
-    assert not any("[" in quantity_text(each) for each in rates)
-    assert all("[" in quantity_text(each.found) for each in often if each.rate_unit)
-
-
-def test_rates_of_one_trial_are_compared_within_a_fleet():
-    rates = {(f"n{n}", "cpu"): {"x": Quantity(100.0 + n - 50 * (n == 9), "GB/s")} for n in range(10)}
-    (found,) = compared(rates)
-    assert found.slow == [("n9", "cpu")]

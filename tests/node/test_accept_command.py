@@ -71,13 +71,6 @@ def test_a_node_as_its_peak_promises_is_accepted(tmp_path):
     assert "pyperf-suite accept --device cpu" in (journal.parent / "findings.md").read_text()
 
 
-def test_the_checks_are_appended_as_markdown(tmp_path):
-    summary = tmp_path / "summary.md"
-    assert accept(tmp_path / "results", "--markdown", str(summary)).exit_code == 0
-    assert "**Checks**" in summary.read_text()
-    assert "| verdict | part | check |" in summary.read_text()
-
-
 def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path, monkeypatch):
     monkeypatch.setattr(MadeUp, "slow", 10.0)
     done = accept(tmp_path, "--json")
@@ -117,12 +110,3 @@ def test_what_a_budget_leaves_out_is_not_accepted_and_can_be_resumed(tmp_path):
     assert whole.exit_code == 0
     (journal,) = tmp_path.glob("*/*/records.jsonl")
     assert {each.case_id for each in read_journal(journal)} >= {case.case_id for case in cases()}
-
-
-def test_every_process_measures_on_the_device_of_its_turn():
-    each = workers.EachDevice([Device("cuda", 0), Device("cuda", 1)])
-    case = cases()[0]
-    answers = [each.measure(process, case, None) for process in range(4)]
-    assert [answer["state"]["device"] for answer in answers] == ["cuda:0", "cuda:1"] * 2
-    assert MadeUp.placed == ["0 on cuda:0", "1 on cuda:1", "2 on cuda:0", "3 on cuda:1"]
-    each.close()

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Cell, Findings, Remark
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.node.probes.topology import PROBE, nvlinks_per_gpu
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
@@ -161,18 +159,6 @@ def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict
     assert (message["verdict"], message["found"], message["expected"]) == (verdict, found, "64-127,192-255")
 
 
-def test_gpus_without_nvlink_are_not_at_fault_unless_others_have_it():
-    report = found_in(gpus=UNBRIDGED)
-    assert (paths(report)["NV4"], paths(report)["NODE"][0]) == ((1, 56.25), 2)
-    assert (value(report, "linked"), value(report, "pairs")) == (1, 3)
-    assert "GPU 2" in [each.values.get("who") for each in report.remarks if each.kind == "caution"]
-    report = found_in(gpus=L40S)
-    assert value(report, "linked") == 0
-    assert paths(report) == {"NODE": (2, 31.5), "SYS": (4, 31.5)}
-    assert "GPU 0, GPU 1" in [each.values.get("who") for each in report.remarks if each.kind == "caution"]
-    assert not [what for _, what in verdicts(report) if what == "NVLinks"]
-
-
 @pytest.mark.parametrize(
     ("matrix", "name", "capability", "nvlinks", "expected"),
     [
@@ -186,23 +172,6 @@ def test_every_machine_with_nvlink_is_as_its_data_sheet_has_it(matrix, name, cap
     found = found_in(gpus=gpus_of(matrix, name, capability, nvlinks))
     assert expected.items() <= paths(found).items()
     assert {verdict for (_, what), verdict in verdicts(found).items() if what == "NVLinks"} == {"ok"}
-
-
-def test_walls_rates_and_what_is_unavailable_are_stated_and_a_gpus_link_is_its_own():
-    row = checks(found_in(gpus=h200(**SLOW)))["GPU 3", "PCIe link"]
-    assert (row["rate"].value, row["of"].value) == (pytest.approx(7.88e9, rel=0.01), pytest.approx(63e9, rel=0.01))
-    assert [value(found_in(host=WALLED), name) for name in ("wall", "name")] == ["container", "docker"]
-    assert value(found_in(gpus=SILENT), "reason") == "libnvidia-ml cannot be opened"
-    gpu = {"name": "0000:17:00.0", "kind": "GPU", "now": "gen 1 x16", "card": "gen 5 x16", "slot": None, "numa_node": 0}
-    assert ("0000:17:00.0", "PCIe link") not in checks(found_in(host=HOST | {"pcie": [gpu]}))
-
-
-def test_gpus_are_read_if_there_are_some_and_other_parts_are_refused():
-    assert [case.parameters.part for case in PROBE.cases("quick", Device("cpu"))] == ["host"]
-    assert [case.parameters.part for case in PROBE.cases("full", Device("cuda"))] == ["host", "gpus"]
-    with pytest.raises(UserError, match="choose from host, gpus"):
-        PROBE.cases("quick", Device("cpu"), {"part": "disks"})
-    assert PROBE.findings([]) == Findings()
 
 
 @pytest.mark.parametrize(

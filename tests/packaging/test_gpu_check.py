@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import pytest
 
 from pyperf_suite.cli import main as cli
-from pyperf_suite.workloads.scratch import KernelCache
 from tests.core.native.conftest import built
-
-TILES = {"128x256x64": 1.2, "128x256x64:c2": 0.8}
 
 
 def record(implementation, seconds, probe="baseline", operator="matmul", outcome="ok", **parameters):
@@ -34,36 +28,8 @@ def record(implementation, seconds, probe="baseline", operator="matmul", outcome
     }
 
 
-def product(implementation, seconds, m=8192, **otherwise):
-    return record(implementation, seconds, m=m, n=8192, k=8192, layout="TN", dtype="bfloat16", **otherwise)
-
-
 def attention(implementation, seconds, head_dim, **otherwise):
     return record(implementation, seconds, "attention_heads", "attention", head_dim=head_dim, heads=32, **otherwise)
-
-
-def by_name(tool, records):
-    return {figure.name.partition(",")[0].partition(" at ")[0]: figure for figure in tool("gpu_check").figures(records)}
-
-
-def test_of_several_tiles_the_fastest_counts_and_of_several_processes_the_median(tool):
-    records = [product("cuda_sm90", seconds, tile=tile) for tile, seconds in TILES.items() for _ in range(2)]
-    records += [product("cuda_sm90", 0.1, tile="128x256x64:c2"), product("cuda_sm90", 0, outcome="failed")]
-    records += [product("cublas", 1.0), product("cublas", 0.4, m=4096), product("cuda_sm90", 0.8, m=4096, tile="x")]
-    found = by_name(tool, records)
-    # Medians 0.8 against 1.0, and 0.8 against 0.4.
-    assert found["our fastest tile / cuBLAS"].value == pytest.approx((1 / 0.8 * 0.5) ** 0.5)
-    assert not found["our fastest tile / cuBLAS"].met
-    assert found["Triton / cuBLAS"].value is None
-    assert not found["Triton / cuBLAS"].met
-
-
-def test_the_large_square_is_read_as_a_rate(tool):
-    seconds = 2 * 8192**3 / 780e12
-    figures = tool("gpu_check").figures([product("cuda_sm90", seconds), product("cuda_sm90", seconds / 9, m=4096)])
-    [square] = [figure for figure in figures if figure.unit == "TFLOP/s"]
-    assert square.value == pytest.approx(780)
-    assert square.met
 
 
 def test_attention_is_held_against_flash_on_the_same_problem_and_its_slowest_case_counts(tool):
@@ -79,13 +45,6 @@ def test_attention_is_held_against_flash_on_the_same_problem_and_its_slowest_cas
     at_64, at_128 = (figure for figure in tool("gpu_check").figures(records) if "attention" in figure.name)
     assert at_64.value == pytest.approx(0.8)
     assert at_128.value is None
-
-
-def test_each_part_fits_into_9_minutes(tool):
-    module = tool("gpu_check")
-    for part, steps in module.PARTS.items():
-        assert sum(step.seconds for step in steps) <= module.CALL_SECONDS.get(part, module.SECONDS) < 540
-    assert sum(module.CALL_SECONDS.values()) + 2 * 60 <= 800
 
 
 def every_step(tool):
@@ -124,37 +83,6 @@ def test_every_command_of_the_suite_that_a_step_names_takes_its_options(tool):
             command = cli.main.get_command(context, name)
             assert command is not None, name
             command.make_context(name, arguments, parent=context)
-
-
-def test_a_rehearsal_takes_small_products_the_first_case_of_each_test_and_no_sanitizer(tool):
-    module = tool("gpu_check")
-    for step in every_step(tool):
-        command = module.on_the_double(step).command
-        assert command.count("--first-of-each") == ("pytest" in command and "--pyargs" not in command)
-        assert "compute-sanitizer" not in command
-        assert not any(re.search("(4096|8192|2048)x", word) for word in command)
-
-
-class Compiler:
-    """Compiles anything to the same few bytes."""
-
-    version = "13.0"
-
-    def compile(self, *_):
-        return SimpleNamespace(cubin=b"\x7fELF", log="")
-
-
-def test_carried_kernels_are_taken_though_their_mode_changed_on_the_way(tool, tmp_path, monkeypatch):
-    module = tool("gpu_check")
-    monkeypatch.setattr(module, "CACHE", tmp_path / "carried")
-    monkeypatch.setattr(module, "OWN_KERNELS", tmp_path / "own")
-    source = ("add.cu", 'extern "C" __global__ void add() {}', {}, "sm_90a", ["--std=c++17"])
-    assert not KernelCache(Compiler(), str(module.CACHE)).compile(*source).from_cache
-    for each in (module.CACHE, *module.CACHE.iterdir()):
-        each.chmod(0o777)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert KernelCache(Compiler(), str(module.own_kernels())).compile(*source).from_cache
 
 
 def shell(tool, name, script, seconds=1.0):
@@ -296,12 +224,6 @@ def test_without_workers_a_lost_context_ends_the_run_with_a_sentence(checkout, t
 
 
 @pytest.mark.slow
-def test_the_first_case_of_each_test_can_be_asked_for(checkout, tmp_path):
-    said = gpu_tests(checkout, tmp_path, "-p", "no:xdist", "--first-of-each", "--collect-only", "-q").stdout
-    assert "3/4 tests collected (1 deselected)" in said
-
-
-@pytest.mark.slow
 def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(tool, checkout, tmp_path):
     double, out = built("fake_libcuda", tmp_path), tmp_path / "out"
     done = subprocess.run(
@@ -316,28 +238,3 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
     assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed", "skipped"}
     assert "GEMM on Hopper" in lines[-1]
     assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == len(tool("gpu_check").PARTS["1"]) - 1
-
-
-def test_the_kernels_of_the_short_calls_are_carried(tool, monkeypatch):
-    from pyperf_suite.hardware import devices
-
-    for name in ("driver", "_present"):  # which the tool sets
-        monkeypatch.setattr(devices, name, getattr(devices, name))
-    options = [" ".join(source[4]) for source in tool("gpu_check").planned_sources()]
-    assert len(options) == len(set(options)) >= 10
-    for tile in ("-DTILE_M=128 -DTILE_N=256 -DTILE_K=64", "-DTILE_M=128 -DTILE_N=128 -DTILE_K=64"):
-        assert any(tile in each for each in options)
-    for dtype in ("-DIN_TYPE=bf16", "-DIN_TYPE=fp16", "-DIN_TYPE=e4m3"):
-        assert any(dtype in each for each in options)
-
-
-def test_the_double_leaves_out_what_it_is_not_and_plans_what_a_gpu_takes(tool, tmp_path):
-    module = tool("gpu_check")
-    steps = [module.on_the_double(step) for part in module.CALL_SECONDS for step in module.PARTS[part]]
-    needing = [step for step in steps if step.needs]
-    assert {step.name.split()[0] for step in needing} == {"attention", "watch"}
-    check = module.Check("short", needing[:1], tmp_path, sys.executable, seconds=5)
-    check.run()
-    assert check.outcomes[0].line.startswith(
-        "skipped       0 of   28 s  attention blocks at head_dim 64: needs Triton's"
-    )

@@ -13,11 +13,6 @@ import pytest
 PINS = ["# run", "numpy==2.4.6", "scipy==1.17.1", "rich==15.0.0", "Jinja2==3.1.6", "", "torch==2.13.0"]
 
 
-def test_every_pin_holds_where_the_machine_has_no_torch(tool):
-    kept = tool("make_venv").constraints_keeping({}, set(), PINS)
-    assert kept == ["numpy==2.4.6", "scipy==1.17.1", "rich==15.0.0", "Jinja2==3.1.6", "torch==2.13.0"]
-
-
 def test_a_torch_of_the_machine_is_kept_with_its_numpy_and_frees_what_it_requires(tool):
     held = {"numpy": "1.26.4", "torch": "2.9.0a0+nv25.9"}
     kept = tool("make_venv").constraints_keeping(held, {*held, "jinja2"}, PINS)
@@ -52,28 +47,6 @@ def test_without_an_index_optional_packages_stay_absent_and_needed_ones_are_an_e
         left_out(["plotly>=6", "click>=8.1"])
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("typing_extensions>=4.10", "typing-extensions"),
-        ("Jinja2 (>=3)", "jinja2"),
-        ("cuda-toolkit[cublas]==13", "cuda-toolkit"),
-    ],
-)
-def test_a_requirements_name_is_read_in_any_spelling(tool, line, name):
-    assert tool("make_venv").requirement_name(line) == name
-
-
-def test_settings_of_pip_are_those_for_installing_and_the_environment_has_the_last_word(tool):
-    listed = """:env:.find-links='/new'
-download.dest='/elsewhere'
-global.cert='/ca.pem'
-global.find-links='/old'
-install.no-index='true'"""
-    assert tool("make_venv").pip_settings(listed) == {"cert": "/ca.pem", "find-links": "/new", "no-index": "true"}
-    assert tool("make_venv").pip_settings("") == {}
-
-
 def test_uv_is_handed_what_pip_is_set_to_and_not_used_where_it_cannot_follow(tool):
     uv_arguments = tool("make_venv").uv_arguments
     assert uv_arguments({}) == []
@@ -82,68 +55,6 @@ def test_uv_is_handed_what_pip_is_set_to_and_not_used_where_it_cannot_follow(too
     assert uv_arguments(settings) == ["--index", "https://b", "--index", "https://c", "--default-index", "https://a"]
     assert uv_arguments({"no-index": "true", "find-links": "/w"}) == ["--find-links", "/w", "--no-index"]
     assert uv_arguments({"proxy": "http://proxy"}) is None
-
-
-def test_an_install_without_uv_or_with_one_that_fails_is_made_by_pip(tool, tmp_path, monkeypatch):
-    make_venv = tool("make_venv")
-    calls = tmp_path / "calls"
-    for name, code in (("uv", 1), ("python", 0)):
-        program(tmp_path, name, f'echo "{name} $*" >> {calls}; exit {code}')
-    pip = [str(tmp_path / "python"), "-m", "pip", "install"]
-    monkeypatch.setattr(make_venv, "requirements", lambda only_to_build: ["setuptools"])
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    make_venv.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=True)
-    by_pip = f"python -m pip install --no-compile -c {tmp_path}/venv/constraints.txt"
-    message = calls.read_text().splitlines()
-    assert [line for line in message if line.startswith(by_pip)] == [f"{by_pip} setuptools", f"{by_pip} click"]
-    assert sum(line.startswith("uv pip install") for line in message) == 2
-    assert "python -m pip install --no-deps --no-build-isolation --editable ." in message
-    calls.unlink()
-    (tmp_path / "uv").unlink()
-    make_venv.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=False)
-    assert not [line for line in calls.read_text().splitlines() if " uv" in line or line.startswith("uv")]
-
-
-def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeypatch):
-    (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so is missing')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    can_import = tool("make_venv").can_import
-    assert can_import(sys.executable, "json")
-    assert not can_import(sys.executable, "broken_module")
-
-
-def test_every_package_folder_of_the_machines_python_is_reached(tool, tmp_path, monkeypatch):
-    make_venv = tool("make_venv")
-    for folder, module in (("a/site-packages", "torch"), ("b/dist-packages", "beside_torch")):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / f"{module}.py").write_text("")
-    (tmp_path / "a/site-packages/torch").mkdir()
-    (tmp_path / "a/site-packages/torch/__init__.py").write_text("")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    with monkeypatch.context() as patched:
-        patched.setenv(
-            "PYTHONPATH", os.pathsep.join(str(tmp_path / each) for each in ("a/site-packages", "b/dist-packages"))
-        )
-        found = make_venv.output_of(sys.executable, "import torch; print(torch.__file__)")
-        assert found.startswith(str(tmp_path))
-        patched.setattr(make_venv, "output_of", _seen_from(make_venv.output_of, python))
-        make_venv.reach(python)
-    assert make_venv.can_import(python, "torch")
-    assert make_venv.can_import(python, "beside_torch")
-
-
-def _seen_from(output_of, venv_python):
-    """`output_of` whose PYTHONPATH reaches all Pythons but that one."""
-
-    def seen(python, program):
-        if python != venv_python:
-            return output_of(python, program)
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True).stdout.strip()
-
-    return seen
 
 
 def test_an_activated_environment_is_not_remade_by_its_own_python(tool, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,16 +114,6 @@ def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_e
     assert own.error_percent == kept.blocks["gemm_bf16_here"].held_out["mape"] < shipped.error_percent
     attention = (attention_time(gpu, 1, 2048, 2048, 32, 8, 128).seconds for gpu in (kept, "H200"))
     assert next(attention) == pytest.approx(1.25 * next(attention))
-
-
-def test_what_was_fitted_is_json_on_request(tmp_path: Path) -> None:
-    run = a_journal(tmp_path / "machine" / RUN, machine(lambda case: 1.25), probes=["calibration"], identity=IDENTITY)
-    answer = json.loads(invoke("calibrate", run, "--json").stdout)
-    assert load_calibration(Path(answer["calibration"])).gpu == answer["gpu"] == H200.name
-    (gemm,) = (each for each in answer["laws"] if each["law"] == "gemm_bf16")
-    assert gemm["changed"]
-    assert gemm["before"]["mape"] == pytest.approx(20, abs=0.1)
-    assert gemm["after"]["mape"] < 0.1
 
 
 @pytest.mark.parametrize(

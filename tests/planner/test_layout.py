@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -145,19 +144,6 @@ def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[in
         held_to(plans.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
 
 
-@pytest.mark.slow
-def test_a_large_model_has_to_be_cut_and_stays_inside_nodes() -> None:
-    """175 B parameters on 1024 GPUs, more than 50,000 layouts, evaluated in seconds."""
-    model = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
-    start = time.process_time()
-    found = planned(Training(model, 1536, 2048), Cluster(A100, 1024, 8, A100.memory_bytes))
-    assert time.process_time() - start < 5
-    assert len(found.grid) > 50_000
-    best = found.best.plan
-    assert best.tensor * best.pipeline * (best.data if best.zero_stage == 3 else 1) > 1
-    assert best.tensor <= 8
-
-
 def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     need, room = llama.need, llama.cluster.usable_bytes
     assert set(llama.verdicts.tolist()) == {0, 1, 2}
@@ -171,59 +157,6 @@ def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
     # A layout that leaves less than a twentieth of the memory free is still ranked where nothing else is left.
     tight = replace(EIGHT_NODES, memory_bytes=float(llama.memory_bytes.min()))
     assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
-
-
-def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
-    training = Training(LLAMA, 512, 4096, overlap=False)
-    fixed = {"tensor": 8, "pipeline": 1, "context": 1, "zero_stage": 1, "micro_batch": 8, "recompute": 0}
-    usual = planned(training, EIGHT_NODES, fixed=fixed).best.parts
-    slow = planned(training, replace(EIGHT_NODES, network=1e9), fixed=fixed).best.parts
-    assert slow["gradients"] > 3 * usual["gradients"]
-    assert slow["tensor"] == usual["tensor"]
-    pcie = replace(A100, link_bytes_per_s=31.5e9)
-    linked = planned(training, replace(EIGHT_NODES, gpu=pcie), fixed=fixed).best.parts
-    assert linked["tensor"] > 3 * usual["tensor"]
-    assert linked["products"] == usual["products"]
-
-
-def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pyperf_suite.planner.layout.grid.MOST_LAYOUTS", 2000)
-    training = Training(LLAMA, 512, 4096)
-    with pytest.raises(UserError, match="More than 2000 layouts divide, too many"):
-        planned(training, EIGHT_NODES)
-    held = planned(training, EIGHT_NODES, fixed={"context": 1, "chunks": 1, "recompute": 0, "tensor": 8})
-    assert 0 < len(held.grid) <= 2000
-
-
-def test_the_rules_of_practitioners_are_compared_with_the_laws(llama: Planned) -> None:
-    by_rule = {rule.rule: rule for rule in rules(llama)}
-    assert len(by_rule) == 5
-    inside = by_rule["TP inside a node"]
-    assert inside.agrees is True
-    assert inside.gain > 0.5
-    assert inside.kept is not None
-    assert inside.kept.plan.tensor <= 8
-    assert by_rule["DP as far as possible"].agrees is not None
-    assert "cut the model" in next(iter(by_rule.values())).here
-    small = next(iter(rules(planned(Training(SMALL, 512, 1024), NODE))))
-    assert "TP = PP = 1" in small.here
-    assert small.agrees is True
-
-
-def test_the_answer_is_whole_and_what_is_excluded_would_be_faster(llama: Planned) -> None:
-    findings = findings_of_layouts(llama, 5)
-    assert len(findings.tables) == 6
-    errors = {each.values["error"].value for each in findings.remarks if each.kind == "law"}
-    stated = [(llama.error_percent(name) or 0) / 100 for name in llama.constants]
-    assert sorted(errors) == pytest.approx(sorted(stated))
-    excluded = findings.tables[-1]
-    assert excluded.rows
-    for _, seconds, _, over, _, steps, _ in excluded.rows:
-        assert seconds.value < llama.best.seconds
-        assert over.value > 0
-        assert 1 <= steps.count("->") <= 3
 
 
 @pytest.mark.parametrize(
@@ -268,16 +201,6 @@ def test_under_two_frameworks_confidence_is_by_the_errors_of_both() -> None:
     apart = surely_faster(training, first, second)
     assert surely_faster(training, second, first) == pytest.approx(1 - apart)
     assert abs(apart - 0.5) < abs(surely_faster(training, first, replace(second, plan=first.plan)) - 0.5)
-
-
-def test_zero_over_a_node_keeps_more_on_a_gpu_and_gathers_over_no_network() -> None:
-    training = Training(LLAMA, 512, 4096, framework="torchtitan")
-    fixed = {"zero_stage": 3, "tensor": 1, "pipeline": 1, "context": 1, "micro_batch": 1}
-    slow = replace(EIGHT_NODES, network=3e9)
-    whole, node = (planned(replace(training, shard_over=ranks), slow, fixed=fixed).best for ranks in (0, 8))
-    assert (whole.plan.shard_over, node.plan.shard_over) == (0, 8)
-    assert node.memory["optimizer"] == pytest.approx(8 * whole.memory["optimizer"])
-    assert node.parts["parameters"] < 0.5 * whole.parts["parameters"]
 
 
 MODEL_OPTIONS = with_options("--gpus", "")
@@ -329,17 +252,6 @@ def message(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_the_table_keeps_zero_recomputing_and_offload_on_80_columns_and_says_in_its_heading_what_all_share() -> None:
-    arguments = with_options("--gpus", "8", "--cp", "1", "--recompute", "layers")
-    lines = invoke("layout", *arguments, env={"COLUMNS": "80", "LINES": "40"}).output.splitlines()
-    (place,) = (number for number, line in enumerate(lines) if line.startswith("  Fastest layouts"))
-    assert "all with" in lines[place]
-    assert "CP 1" in lines[place]
-    head = " ".join(lines[place + 1 : place + 4])
-    assert all(name in head for name in ("ZeRO", "recompute", "offload", "iteration"))
-    assert "CP" not in head
-
-
 @pytest.mark.slow
 def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     place = int(llama.ranked[40])
@@ -368,17 +280,6 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
         command(*MODEL_OPTIONS, "--compare", "dp=64,zero=3", "dp=64,offload=cpu", "--all").output.split()
     )
     assert "A is faster by" in offloads
-
-
-@pytest.mark.slow
-def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_said() -> None:
-    hopper = with_options("--gpu", "H100")
-    half, eighth = (
-        printed_lines(message(*hopper, "--top", "1", "--dtype", dtype), "Fastest")[0] for dtype in ("bf16", "fp8")
-    )
-    assert eighth["iteration"] < half["iteration"]
-    assert eighth["MFU"] < half["MFU"]  # of twice the peak
-    assert "attention, the router, logits" in command(*hopper, "--top", "1", "--dtype", "fp8", "--all").output
 
 
 @pytest.mark.slow
@@ -426,11 +327,3 @@ def test_a_network_that_is_enough_costs_no_more_than_five_percent() -> None:
         for each in (1e15, rate, rate / 1.1)
     )
     assert enough <= 1.05 * endless < less
-
-
-@pytest.mark.slow
-def test_a_rack_is_one_domain_of_nvlink() -> None:
-    options = with_options("--gpus", "", "--global-batch", "576", "--gpu", "GB200")
-    for gpus, domain in (("144", 72), ("64", 64), ("16", 16)):
-        (values,) = printed_values(message(*options, "--gpus", gpus, "--top", "1"), "node", "gpus")
-        assert values["node"] == domain

@@ -231,19 +231,6 @@ def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path) -> 
     assert read.dimensions.kv_heads == 8
 
 
-def test_of_a_model_of_text_and_images_the_text_is_taken() -> None:
-    text = decoder("gemma3_text", 34, 2560, 10240, 8, 262208)
-    for absent in ("num_attention_heads", "vocab_size"):
-        del text[absent]
-    read = model_config({"model_type": "gemma3", "text_config": text}, "gemma-3-4b")
-    # 4.30 billion with 0.42 billion of the images' encoder and projector.
-    assert read.dimensions.parameters == pytest.approx(3.88e9, rel=0.001)
-    assert "text" in read.notes[0]
-    # Kimi K2.5's and others' name no family of their own.
-    del text["model_type"]
-    assert model_config({"model_type": "gemma3", "text_config": text}, "gemma-3-4b").dimensions == read.dimensions
-
-
 @pytest.mark.parametrize(
     ("more", "note"),
     [
@@ -283,12 +270,6 @@ def test_layers_without_experts_are_counted_as_their_family_places_them(
     config: dict[str, Any], more: dict[str, Any], dense: int
 ) -> None:
     assert model_config({**config, **more}, "config.json").dimensions.dense_layers == dense
-
-
-def test_a_model_without_experts_needs_no_fields_of_experts() -> None:
-    latent = decoder("deepseek_v2", 6, 5120, 12288, 128, 1000, **LATENT, **V2)
-    del latent["moe_intermediate_size"]
-    assert model_config({**latent, "n_routed_experts": 0}, "config.json").dimensions.experts == 1
 
 
 def test_a_field_may_have_the_name_that_transformers_saves_it_by() -> None:
@@ -381,14 +362,6 @@ def test_the_documentation_lists_every_family(pytestconfig: pytest.Config) -> No
     assert {name.removesuffix("_text") for name in NOT_PRICED} <= {name.lower() for name in listed}
 
 
-def test_a_model_may_be_read_as_one_of_another_family() -> None:
-    unknown = {**LLAMA_3, "model_type": "rebuilt"}
-    assert model_config(unknown, "c", "llama") == model_config(LLAMA_3, "c")
-    assert model_config({"model_type": "both", "text_config": unknown}, "c", "qwen2").dimensions.qkv_bias
-    with pytest.raises(UserError, match="--family llamas is not known: did you mean llama"):
-        model_config(unknown, "c", "llamas")
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -433,9 +406,3 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read_model_config(path)
-
-
-def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
-    for path, why in {tmp_path: "No such file or directory", Path("/dev/null"): "it is a device"}.items():
-        with pytest.raises(UserError, match=rf"cannot be read \({why}\): name a config\.json"):
-            read_model_config(path)

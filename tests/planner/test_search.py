@@ -81,30 +81,10 @@ def test_the_list_is_a_pareto_front(made_up):
     assert not np.any(np.all(costs[:, None] < costs, axis=2))
 
 
-def test_many_candidates_ask_for_each_shape_once(made_up):
-    found = search(Setting(resized(GPT, hidden=3072, heads=48), 2048, micro_batch=8, tp=2), Bounds(reach=0.3), made_up)
-    assert found.priced > 50_000
-    in_the_grid = made_up.requested[: len(set(made_up.requested))]
-    assert len(set(in_the_grid)) == len(in_the_grid)
-    assert len(made_up.requested) < 0.1 * found.priced
-
-
 def test_memory_that_the_present_model_exceeds_is_hardly_exceeded_further(made_up):
     found = search(Setting(GPT, 4096), Bounds(memory_bytes=1e9), made_up)
     assert found.alone["vocab"].is_faster, "a few columns more are no reason to keep an odd vocabulary"
     assert all(candidate.memory_bytes <= 1.0201 * found.present.memory_bytes for candidate in found.pareto)
-
-
-def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
-    """The made-up laws refuse sizes of 0 and heads that do not divide, as real ones do."""
-    few_heads = ModelDimensions(layers=4, hidden=1024, ffn=4608, heads=12, kv_heads=6, head_dim=128, vocab=1000)
-    assert search(Setting(few_heads, 1024, tp=6), Bounds(), made_up).within >= 1
-
-
-def test_more_tensor_parallelism_is_proposed_within_the_node_that_shares_experts(made_up):
-    for ep, tensors in ((1, {1, 2, 4}), (2, {1, 2, 4}), (4, {1, 2})):
-        candidates = neighbours(Setting(MIXTRAL, 2048, tp=2, ep=ep), Bounds(vary=("tp",)))
-        assert set(candidates.sizes["tp"].tolist()) == tensors
 
 
 def test_tensor_parallelism_costs_its_collectives(made_up):

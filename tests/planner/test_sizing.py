@@ -15,11 +15,10 @@ from pyperf_suite.planner.laws import prices
 from pyperf_suite.planner.laws.gemm import gemm_time
 from pyperf_suite.planner.layout.grid import Cluster, Training
 from pyperf_suite.planner.layout.plan import planned
-from pyperf_suite.planner.product_explained import explain_product, findings_of_product
-from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, sizing, spent_by
-from pyperf_suite.planner.sizing.search import Bounds, search
+from pyperf_suite.planner.product_explained import explain_product
+from pyperf_suite.planner.sizing.report import checks, sizing, spent_by
+from pyperf_suite.planner.sizing.search import Bounds
 from pyperf_suite.planner.sizing.step import Setting
-from pyperf_suite.record.quantity import Quantity
 from tests.commands import invoke
 from tests.records import printed_values
 
@@ -44,11 +43,6 @@ def command(made_up, monkeypatch):
     """The command line over the made-up laws; its result for arguments."""
     monkeypatch.setattr(prices, "Prices", lambda laws, dtype, library=None: made_up)
     return invoke
-
-
-@pytest.fixture
-def sized_model(made_up):
-    return sizing(H200, Setting(GPT, 2048), Bounds(memory_bytes=1e9), made_up)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +76,6 @@ def test_size_itemises_what_layout_sums(name, gpu, dtype, tp):
     assert answer.search.present.seconds == pytest.approx(math.fsum(found.values()), rel=1e-6)
 
 
-@pytest.mark.parametrize("model", [MIXTRAL, LATENT], ids=["mixtral", "latent"])
-def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expert(model, made_up):
-    spent = spent_by(Setting(model, 2048), made_up)
-    experts = [part for part in spent if part.part.startswith("expert ")]
-    # Into the experts and out of them, forward and both gradients, with the rows of all of a rank's experts.
-    assert [(part.law, part.calls) for part in experts] == 6 * [("gemm", model.sparse_layers)]
-    assert sum(part.causes.get("launch", 0) for part in experts) == pytest.approx(6 * model.sparse_layers * 1e-6)
-
-
 def test_a_window_is_priced_as_what_it_sees(made_up):
     whole = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True)
     spent = {part.part: part.seconds for part in spent_by(Setting(WINDOWED, 8192), made_up)}
@@ -100,15 +85,6 @@ def test_a_window_is_priced_as_what_it_sees(made_up):
     # As long as the sequence, it is none.
     short = spent_by(Setting(WINDOWED, 512), made_up)
     assert {part.sizes[-1] for part in short if part.law == "attention"} == {0}
-
-
-@pytest.mark.parametrize("model", [WINDOWED, CHUNKED, LATENT], ids=["windowed", "chunked", "latent"])
-def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are(model, made_up):
-    answer = sizing(H200, Setting(model, 2048), Bounds(reach=0.1), made_up)
-    for candidate in (*answer.search.pareto, *answer.search.alone.values()):
-        other = candidate.setting.model
-        assert (other.window, other.latent_rank) == (model.window, model.latent_rank)
-        assert other.windowed_layers == pytest.approx(model.windowed_layers * other.layers / model.layers, abs=1)
 
 
 def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
@@ -129,31 +105,10 @@ def test_rules_are_checked_with_what_keeping_them_is_worth(made_up):
     assert (wide.rule, wide.kept) == ("vocab divisible by 512", False)
 
 
-def test_the_answer_names_the_error_and_the_gain(sized_model):
-    findings = findings_of_sizing(sized_model)
-    values = [each.values for each in findings.remarks]
-    assert {"law": "products", "error": Quantity(0.01, "%")} in values
-    proposals = [each for each in values if "change" in each]
-    first = max((each for each in sized_model.search.alone.values() if each.is_faster), key=lambda each: each.speed)
-    assert proposals[0]["faster"].high >= first.low
-    assert proposals[-1]["change"] == change_of(max(sized_model.search.pareto, key=lambda candidate: candidate.speed))
-    assert len(findings.tables) == 4
-    assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
-    beyond = 1 - sum(part.causes.get("ideal", 0) for part in sized_model.spent) / sum(
-        part.seconds for part in sized_model.spent
-    )
-    assert next(each["share"] for each in values if set(each) == {"share"}).value == pytest.approx(beyond)
-
-
 def test_a_model_that_nothing_beats_is_kept(made_up_with):
-    answer = findings_of_sizing(sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)))
+    answer = sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)).findings
     assert not any("change" in each.values for each in answer.remarks)
     assert any("noise" in each.values for each in answer.remarks)
-
-
-def test_a_model_may_have_no_neighbours(made_up):
-    alone = findings_of_sizing(sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up))
-    assert {"dimensions": "kv_heads"} in [each.values for each in alone.remarks]
 
 
 def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_measures_them_is_named():
@@ -163,37 +118,13 @@ def test_heads_beyond_the_law_of_attention_are_not_known_and_the_command_that_me
     heads = answer.search.alone["heads"]
     assert heads.unknown
     assert not heads.is_faster
-    report = findings_of_sizing(answer)
+    report = answer.findings
     (row,) = (row for row in report.tables[0].rows if row[0] == "heads")
     assert "not known" in row
     (said,) = (each.values for each in report.remarks if "heads" in each.values and "hidden" in each.values)
     assert said["hidden"] == 2560
     assert "32" in str(said["heads"])
     assert not any("Keep the dimensions" in each.template for each in report.remarks)
-
-
-def test_what_changes_together_stays_near_the_model_and_leaves_the_run_as_it_is(made_up):
-    found = search(Setting(GPT, 4096, micro_batch=2, tp=2), Bounds(), made_up)
-    assert found.pareto
-    for each in found.pareto:
-        model = each.setting.model
-        assert (each.setting.micro_batch, each.setting.tp) == (2, 2)
-        assert abs(model.hidden / GPT.hidden - 1) <= 0.05
-        assert abs(model.layers - GPT.layers) <= 1
-        assert model.head_dim in (64, 128, GPT.head_dim)
-
-
-def test_the_same_change_is_marked_as_extrapolated_in_every_table(made_up):
-    answer = sizing(H200, Setting(GPT, 1 << 18, micro_batch=8), Bounds(memory_bytes=1e15), made_up)
-    alone, _, rules, together = findings_of_sizing(answer).tables
-    changes = [
-        *(row[3] for row in rules.rows if row[3]),
-        *(row[1] for row in alone.rows),
-        *(row[0] for row in together.rows),
-    ]
-    marks = {change.removesuffix(" *"): change.endswith(" *") for change in changes}
-    assert any(marks.values())
-    assert [marks[change.removesuffix(" *")] for change in changes] == [change.endswith(" *") for change in changes]
 
 
 @pytest.mark.parametrize(("shards", "zero"), [(1, 0), (4, 3)])
@@ -257,7 +188,7 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     explained = product(made_up, 4096, 50257, 4096)
     assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
     assert [each.sizes for each in explained.better][:2] == [{"N": 50264}, {"N": 50256}]
-    values = [each.values for each in findings_of_product(explained).remarks]
+    values = [each.values for each in explained.findings.remarks]
     assert {"computing"} <= {each.get("what") for each in values}
     assert {"N"} <= {each.get("names") for each in values}
 
@@ -265,13 +196,13 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
 @pytest.mark.parametrize(("layout", "names"), [("TN", "N and K"), ("NN", "N and K"), ("NT", "M and N")])
 def test_only_dimensions_along_which_rows_lie_have_to_divide(made_up, layout, names):
     odd = product(made_up, 4097, 4097, 4097, layout)
-    assert names in {each.values.get("names") for each in findings_of_product(odd).remarks}
+    assert names in {each.values.get("names") for each in odd.findings.remarks}
 
 
 def test_a_better_size_has_the_interval_of_the_laws_error(made_up, made_up_with):
     sure = product(made_up, 4096, 50257, 4096)
     assert all(better.low <= better.rate_ratio < better.high for better in sure.better)
-    (row,) = (row for row in findings_of_product(sure).tables[0].rows if row[:3] == ("N", "50257", "50264"))
+    (row,) = (row for row in sure.findings.tables[0].rows if row[:3] == ("N", "50257", "50264"))
     assert row[-1].value == pytest.approx(2, abs=0.005)
     unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
     assert {each.sizes["N"] for each in unsure.better} == {50264, 50256}, "only what nothing but alignment tells apart"
@@ -319,7 +250,7 @@ def test_an_odd_size_is_padded_to_the_nearest_that_wins_and_no_other_of_little_g
 
 
 def test_the_answer_comes_first_with_its_table_and_says_that_a_vocabulary_is_only_padded_up():
-    found = findings_of_product(explain_product(find_gpu("H100"), (4096, 11007, 4096), "bf16", "TN"))
+    found = explain_product(find_gpu("H100"), (4096, 11007, 4096), "bf16", "TN").findings
     assert found.remarks[0].values["sizes"] == "N = 11008"
     assert found.remarks[0].values["change"].value == pytest.approx(-0.26, abs=0.01)
     assert "vocabulary" in str(found.remarks[0].values["padded"])
@@ -335,7 +266,7 @@ def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does(made_up):
 
 
 def printed(explained, *names):
-    values = [each.values for each in findings_of_product(explained).remarks]
+    values = [each.values for each in explained.findings.remarks]
     return [each for each in values if set(names) <= set(each)]
 
 

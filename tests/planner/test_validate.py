@@ -46,31 +46,6 @@ def test_every_row_is_accounted_for(tmp_path):
     assert sum(found.reasons.values()) == len(found.reasons) == 3
 
 
-def test_a_column_of_times_is_a_library_and_its_version(tmp_path):
-    path = written(
-        tmp_path / "mine.csv",
-        ("m", "n", "k", "sglang_0.5.14", "trtllm_1.3.0rc20"),
-        [(4096, 4096, 4096, 250.0, 240.0), (4096, 4096, 8192, 480.0, "")],
-    )
-    found = {each.library: each for each in validate(path, gpu="H100", dtype="bf16")}
-    assert found.keys() == {"sglang 0.5.14", "trtllm 1.3.0rc20"}
-    assert [(each.rows, each.blank) for each in found.values()] == [(2, 0), (1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("name", "law"),
-    [
-        ("gemm_bf16_a100_sxm.csv", "GEMM"),
-        ("training_cards.csv", "training step"),
-        ("collectives.csv", "collectives"),
-    ],
-)
-def test_published_tables_are_known_by_their_columns(name, law):
-    found = validate(SAMPLE / name)
-    assert {each.law for each in found} == {law}
-    assert all(each.rows for each in found)
-
-
 def test_a_table_of_no_known_kind_names_the_columns_of_each(tmp_path):
     with pytest.raises(UserError) as refused:
         validate(written(tmp_path / "other.csv", ("size", "latency_us"), [(1, 2)]))
@@ -128,16 +103,6 @@ def test_rows_with_a_cache_in_fp8_are_refused_and_the_others_are_compared(tmp_pa
     compared, refused = validate(path)
     assert (compared.rows, compared.refused, refused.rows, refused.refused) == (1, 0, 0, 1)
     assert list(refused.reasons) == ["Attention with a cache in fp8 is not priced, only with one in 16 bits."]
-
-
-def test_a_librarys_own_collective_is_refused(tmp_path):
-    rows = [("all_reduce", 8, 2**20, kernel, 40.0) for kernel in ("NCCL", "vLLM_custom_graph")]
-    columns = ("op_name", "num_gpus", "bytes", "kernel_source", "latency_us")
-    (found,) = validate(written(tmp_path / "collectives_half_h100_sxm.csv", columns, rows))
-    assert (found.rows, found.refused) == (1, 1)
-    assert list(found.reasons) == [
-        "A collective by vLLM_custom_graph is a library's own kernel: only NCCL's are predicted."
-    ]
 
 
 def test_the_power_and_the_memory_of_a_card_are_columns(tmp_path):

@@ -42,16 +42,21 @@ def doctor(results: Path, show_all: bool, as_json: bool, markdown: Path | None) 
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
+    from pyperf_suite.findings.data import findings
     from pyperf_suite.node import check
+    from pyperf_suite.render.text import markdown_of
 
     checks = examine(results)
-    verdict = check.worst(checks)
+    bad = [each for each in checks if each.needs_attention]
+    verdict = min((each.verdict for each in bad), key=check.WORST_FIRST.index, default=check.OK)
     if as_json:
         document = {"schema": SCHEMA, "verdict": verdict, "checks": [check.as_json(each) for each in checks]}
         click.echo(json.dumps(document, indent=2))
     else:
         _print(checks, verdict, show_all)
-    append_markdown(markdown, _as_markdown(checks, verdict))
+    commands = [f"    {each.command}" for each in bad if each.command]
+    found = markdown_of(findings(check.sentences(bad), check.check_table("Checks", checks)))
+    append_markdown(markdown, "\n".join(["## Doctor", "", SUMMARIES[verdict], "", *found, *commands]))
     raise SystemExit(ExitCode.VERDICT if verdict == check.FAILED else ExitCode.FINE)
 
 
@@ -61,12 +66,14 @@ def examine(results: Path) -> list[Check]:
     from pyperf_suite.hardware.kernel_files import KernelFiles
     from pyperf_suite.node.check import of_part
     from pyperf_suite.node.doctor import gpu, host, load, software
+    from pyperf_suite.workloads.backends import cache_folder
 
     files = KernelFiles()
     of_load, swapped_bytes = load.load_checks()
     of_gpus, gpus, driver_cuda = gpu.gpu_checks(files)
     cores = cpu.detect().usable_cores
     of_software = software.software_checks(files, gpus, driver_cuda=driver_cuda)
+    places = {"results": host.place_check(str(results)), "kernel cache": host.place_check(cache_folder(), True)}
     return [
         *host.cpu_checks(files),
         *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
@@ -74,20 +81,8 @@ def examine(results: Path) -> list[Check]:
         *host.memory_checks(files, swapped_bytes),
         *of_gpus,
         *of_software,
-        *host.place_checks(results),
+        *of_part("Disk", places),
     ]
-
-
-def _as_markdown(checks: Sequence[Check], verdict: str) -> str:
-    """Write the checks that are not ok, with their commands, and a table of every check."""
-    from pyperf_suite.findings.data import findings
-    from pyperf_suite.node.check import check_table, sentences
-    from pyperf_suite.render.text import markdown_of
-
-    bad = [each for each in checks if each.needs_attention]
-    commands = [f"    {each.command}" for each in bad if each.command]
-    found = markdown_of(findings(sentences(bad), check_table("Checks", checks)))
-    return "\n".join(["## Doctor", "", SUMMARIES[verdict], "", *found, *commands])
 
 
 def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:

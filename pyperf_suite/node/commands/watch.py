@@ -291,11 +291,6 @@ class _Watching:
                 self._printed.add((each.name, each.rank))
                 self._say(f"watch: {sentence(self._record.named(each))}")
 
-    def _known(self) -> dict[str, Any]:
-        """Return the manifest's fields besides the samples, so far."""
-        known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
-        return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
-
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
         from pyperf_suite.node.watch.command import summary
@@ -312,7 +307,8 @@ class _Watching:
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
-        manifest = self._known()
+        manifest = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
+        manifest |= {"energy_j": self._energy_j or None, "steps": self._summary()}
         patterns = self._patterns.judge(self.kept, self._record.medians(manifest["steps"]))
         manifest["exit_code"] = code if running is not None else None
         manifest["patterns"] = [
@@ -345,7 +341,7 @@ class _Watching:
         record = self._record.WatchRecord(self._folder, manifest, tuple(self.kept))
         if as_json:
             click.echo(as_text({**manifest, "folder": str(self._folder)}), nl=False)
-        print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record")
+        print_remarks_and_tables(self._console, record.findings(), more="the record")
         self._say(f"watch: {self._folder}")
         raise SystemExit(code)
 

@@ -81,32 +81,20 @@ def torch(use_gpu: str) -> dict[str, Any]:
         "threads": package.get_num_threads(),
     }
     if use_gpu == "yes" and package.version.cuda:
-        answer["devices"] = _devices(package)
-        answer["memory"] = _memory(package)
+        # Of each GPU `ok` or why a sum on it failed; free and total bytes, up to the first that does not report.
+        answer |= {"devices": [], "memory": []}
+        for index in range(package.cuda.device_count()):
+            try:
+                total = float(package.ones(1024, device=f"cuda:{index}").sum())
+                answer["devices"].append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
+            except Exception as error:
+                answer["devices"].append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
+        with contextlib.suppress(Exception):
+            for index in range(package.cuda.device_count()):
+                answer["memory"].append(package.cuda.mem_get_info(index))
     maps = Path("/proc/self/maps").read_text("utf-8", "replace")
     answer["opened"] = {stem: path for stem in ("libnccl", "libnvrtc") if (path := mapped(maps, stem))}
     return answer
-
-
-def _devices(package: Any) -> list[str]:
-    """For each GPU `ok`, or why a sum on it failed."""
-    answers = []
-    for index in range(package.cuda.device_count()):
-        try:
-            total = float(package.ones(1024, device=f"cuda:{index}").sum())
-            answers.append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
-        except Exception as error:
-            answers.append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
-    return answers
-
-
-def _memory(package: Any) -> list[tuple[int, int]]:
-    """Free and total bytes of each GPU, up to the first that does not report."""
-    answers: list[tuple[int, int]] = []
-    with contextlib.suppress(Exception):
-        for index in range(package.cuda.device_count()):
-            answers.append(package.cuda.mem_get_info(index))
-    return answers
 
 
 QUESTIONS = {"library": library, "torch": torch}

@@ -39,47 +39,38 @@ def gpu_checks(
     manager: Nvml | Unavailable | None = None,
 ) -> tuple[list[Check], int, str | None]:
     """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports."""
-    cuda = driver() if cuda is None else cuda
     manager = nvml() if manager is None else manager
-    gpus, version, refusal = _devices(cuda)
     answers = manager if isinstance(manager, Nvml) else None
+    gpus: list[Gpu] = []
+    version = refusal = None
+    try:
+        opened = required(driver() if cuda is None else cuda)
+        gpus, version = [opened.gpu(index) for index in range(opened.device_count())], opened.version()
+    except Unavailable as reason:
+        refusal = str(reason)
+    # NVIDIA's display and 3D controllers, with or without a driver.
+    on_bus = sum(
+        files.text(path) == NVIDIA
+        and (files.text(f"{path.rpartition('/')[0]}/class") or "").startswith(DISPLAY_CLASSES)
+        for path in files.matching("sys/bus/pci/devices/*/vendor")
+    )
     release = answers.driver_version() if answers else None
-    checks = {"driver": driver_check(_gpus_on_bus(files), len(gpus), version, release, refusal)}
+    checks = {"driver": driver_check(on_bus, len(gpus), version, release, refusal)}
     if gpus:
         checks["NVML"] = manager_check(None if answers else str(manager))
     found = of_part("GPU", checks)
     for number, gpu in enumerate(gpus):
-        found += reading_checks(number, _reading(gpu, answers))
+        reading = GpuReading(gpu)
+        if answers:
+            values = {**answers.settings(gpu.uuid), **answers.readings(gpu.uuid), **answers.health(gpu.uuid)}
+            reading = GpuReading(gpu, values, answers.processes(gpu.uuid))
+        found += reading_checks(number, reading)
     return found, len(gpus), version
 
 
 def reading_checks(number: int, reading: GpuReading) -> list[Check]:
     """Every check of one GPU."""
     return of_part(f"cuda:{number}", {what: judge(reading) for what, judge in GPU_CHECKS.items()})
-
-
-def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str | None]:
-    try:
-        found = required(cuda)
-        return [found.gpu(index) for index in range(found.device_count())], found.version(), None
-    except Unavailable as reason:
-        return [], None, str(reason)
-
-
-def _reading(gpu: Gpu, manager: Nvml | None) -> GpuReading:
-    if manager is None:
-        return GpuReading(gpu)
-    values = {**manager.settings(gpu.uuid), **manager.readings(gpu.uuid), **manager.health(gpu.uuid)}
-    return GpuReading(gpu, values, manager.processes(gpu.uuid))
-
-
-def _gpus_on_bus(files: KernelFiles) -> int:
-    """NVIDIA's display and 3D controllers on the PCI bus, with or without a driver."""
-    return sum(
-        files.text(path) == NVIDIA
-        and (files.text(f"{path.rpartition('/')[0]}/class") or "").startswith(DISPLAY_CLASSES)
-        for path in files.matching("sys/bus/pci/devices/*/vendor")
-    )
 
 
 def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None, refusal: str | None) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import sys
 import time
@@ -18,7 +19,7 @@ from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_text, unknown
-from pyperf_suite.workloads.backends import SAME_CLOCK_SHARE, CorePeak, cache_folder, core_peak
+from pyperf_suite.workloads.backends import SAME_CLOCK_SHARE, CorePeak, core_peak
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without entering the kernel (vdso): a look at these costs tens of nanoseconds.
@@ -160,31 +161,20 @@ def clock(source: str | None, resolution_s: float) -> Check:
 
 def memory_checks(files: KernelFiles, swapped_bytes: int) -> list[Check]:
     """Memory, judged; `swapped_bytes` went to or came from the disk while `load` watched."""
-    used = psutil.swap_memory()
+    used, size, free = psutil.swap_memory(), None, None
+    with contextlib.suppress(AttributeError, OSError):
+        found = os.statvfs("/dev/shm")
+        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    lockable = None if limit == resource.RLIM_INFINITY else limit
     checks = {
         "memory": available(memory.available_bytes(files), memory.memory_limit_bytes(files)),
         "swap": swap(used.total, used.used, swapped_bytes),
         "huge pages": huge_pages(kernel_state(files, frozenset())["transparent_hugepages"]),
-        "/dev/shm": shared(*_shared()),
-        "locked memory": locked(_locked_limit(), bool(files.matching("sys/class/infiniband/*"))),
+        "/dev/shm": shared(size, free),
+        "locked memory": locked(lockable, bool(files.matching("sys/class/infiniband/*"))),
     }
     return of_part("Memory", checks)
-
-
-def _shared() -> tuple[int | None, int | None]:
-    """Size and free bytes of /dev/shm."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except (AttributeError, OSError):
-        return None, None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-def _locked_limit() -> int | None:
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def available(free_bytes: int, limit_bytes: int | None) -> Check:
@@ -265,16 +255,10 @@ def locked(limit_bytes: int | None, has_network_cards: bool) -> Check:
     )
 
 
-def place_checks(results: Path) -> list[Check]:
-    """The folders of the results and of the compiled kernels. Nothing is created to find out."""
-    checks = {"results": place_check(str(results)), "kernel cache": place_check(cache_folder(), is_cache=True)}
-    return of_part("Disk", checks)
-
-
 def place_check(folder: str, is_cache: bool = False, writable: Callable[[Path], bool] | None = None) -> Check:
     """Check that a folder, or else its nearest parent that exists, takes files.
 
-    Without a cache kernels are compiled anew in each process, which is slow and works.
+    Nothing is created to find out. Without a cache kernels are compiled anew in each process, which is slow and works.
     """
     choose = "Name another folder in PYPERF_CACHE_DIR." if is_cache else "Name another folder with --results."
     command = "export PYPERF_CACHE_DIR=/path/to/a/folder" if is_cache else ""

@@ -55,31 +55,33 @@ class Opened:
     answer: Mapping[str, Any]
 
 
-def software_checks(
-    files: KernelFiles, gpus: int, environment: Mapping[str, str] | None = None, driver_cuda: str | None = None
-) -> list[Check]:
+def software_checks(files: KernelFiles, gpus: int, driver_cuda: str | None) -> list[Check]:
     """Every check of the software, and the memory of each GPU that torch reports.
 
     torch and each library are opened in processes of their own, in parallel. `driver_cuda` is the newest CUDA that the
     driver supports, as in 13.0.
     """
-    environment = os.environ if environment is None else environment
     importing = ExaminedProcess("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
     waiting = {
         wanted: [
             (copy, ExaminedProcess("library", copy.path, wanted.version_function))
-            for copy in software.copies(files, wanted.sonames, wanted.override, wheels, environment)
+            for copy in software.copies(files, wanted.sonames, wanted.override, wheels, os.environ)
         ]
         for wanted, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nvrtc.wheels(nccl.WHEEL_PATTERNS))))
     }
     opened = {name: [Opened(copy, child.answer()) for copy, child in found] for name, found in waiting.items()}
     imported = importing.answer() if importing else None
     in_process = (imported or {}).get("opened", {})
+    why_no_extension = None
+    try:
+        native_extension()
+    except UserError as error:
+        why_no_extension = str(error)
     checks = {
         "Python": python(sys.version_info[:3]),
         PLUGIN: pytest_plugin({name: software.installed_version(name) for name in ("pytest", PLUGIN)}),
-        "C++ extension": extension(_why_no_extension()),
-        "C++ compiler": compiler(software.compiler(environment)),
+        "C++ extension": extension(why_no_extension),
+        "C++ compiler": compiler(software.compiler(os.environ)),
         **{each.name: library(each, found, in_process, gpus, driver_cuda) for each, found in opened.items()},
         "torch": torch(imported, gpus, driver_cuda),
         "triton": triton(software.installed_version("triton"), gpus),
@@ -87,14 +89,6 @@ def software_checks(
     free = (imported or {}).get("memory", [])
     of_gpus = [named(gpu_memory(*each), f"cuda:{number}", "memory") for number, each in enumerate(free)]
     return [*of_part("Software", checks), *of_gpus]
-
-
-def _why_no_extension() -> str | None:
-    try:
-        native_extension()
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def python(numbers: tuple[int, ...]) -> Check:

@@ -287,7 +287,9 @@ def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
                 yield Pattern("cpu", rank, evidence, f"{more}; pyperf-suite run baseline input_pipeline")
             continue
         wanted = job.mean(rank, lambda each: each.wanted_cores)
-        if main >= BUSY_THREAD and wanted <= ONE_THREAD and allowed >= 2 * len(job.ranks) and not _loads(job, rank):
+        # Loaders may use the other cores, where a job has no more than two.
+        loads = job.mean(rank, lambda each: each.loader_busy * each.loaders) >= 0.5 * (allowed - 1)
+        if main >= BUSY_THREAD and wanted <= ONE_THREAD and allowed >= 2 * len(job.ranks) and not loads:
             message = "Rank {rank}: one thread is busy in {busy:%} of the time, where {allowed} CPUs are allowed"
             evidence = remark(message, rank=rank, busy=main, allowed=round(allowed))
             more = "larger operators, torch.compile, OMP_NUM_THREADS"
@@ -308,12 +310,6 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
         )
         more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
         yield Pattern("idle SMs", rank, evidence, more + (" overlap" if len(job.ranks) > 1 else ""))
-
-
-def _loads(job: _Job, rank: int) -> bool:
-    """True if loaders use the other cores, as they may where a job has no more than two."""
-    busy = job.mean(rank, lambda each: each.loader_busy * each.loaders)
-    return busy >= 0.5 * (job.samples[-1].allowed_cores - 1)
 
 
 def _near_the_limit(job: _Job) -> Iterator[Pattern]:

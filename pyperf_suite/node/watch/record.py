@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,17 @@ class WatchRecord(OtherRecord):
         return f"pyperf-suite watch -- {self.job}".replace("-- --pid", "--pid")
 
     def findings(self) -> Findings:
-        return findings_of(self)
+        """Return the reasons for waiting with their evidence, the rates, a table of the ranks, and the samples."""
+        steady, steps = after_start(self.samples), self.manifest.get("steps") or {}
+        short = "It was watched for too short a time to tell what it waits for."
+        nothing = remark(short if len(steady) < LEAST_SAMPLES else "Nothing was found that it waits for.")
+        waits = [named(each) for each in judge(self.samples, medians(steps))] or [nothing]
+        rates = (
+            remark(message, **{name: value})
+            for name, message in _RATES.items()
+            if (value := {**self.manifest, **steps}.get(name))
+        )
+        return findings(_watched(self), waits, rates, _ranks(steady), _steps(steps), _over_time(self.samples))
 
 
 def read_watch(folder: Path) -> WatchRecord:
@@ -86,7 +96,7 @@ def read_watch(folder: Path) -> WatchRecord:
         text = files.read_text(folder / SAMPLES, _LARGEST_BYTES) if (folder / SAMPLES).exists() else ""
         # Whoever writes it still may have written half a line.
         record = WatchRecord(folder, manifest, tuple(map(_sample, text.split("\n")[:-1])))
-        findings_of(record)
+        record.findings()
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{folder.name} is no record of a watched job that can be read: {error!r:.120}.") from None
     return record
@@ -95,17 +105,6 @@ def read_watch(folder: Path) -> WatchRecord:
 def _sample(line: str) -> Sample:
     held = json.loads(line)
     return Sample(**{**held, "ranks": tuple(RankSample(**each) for each in held["ranks"]), "gpus": tuple(held["gpus"])})
-
-
-def findings_of(record: WatchRecord) -> Findings:
-    """Return the reasons for waiting with their evidence, the job's rates, a table of its ranks, and its samples."""
-    steady, steps = after_start(record.samples), record.manifest.get("steps") or {}
-    short = "It was watched for too short a time to tell what it waits for."
-    nothing = remark(short if len(steady) < LEAST_SAMPLES else "Nothing was found that it waits for.")
-    waits = [named(each) for each in judge(record.samples, medians(steps))] or [nothing]
-    return findings(
-        _watched(record), waits, _rates(record, steps), _ranks(steady), _steps(steps), _over_time(record.samples)
-    )
 
 
 def named(pattern: Pattern) -> Remark:
@@ -129,12 +128,6 @@ def _watched(record: WatchRecord) -> Remark:
         ", exit code {code}" if manifest.get("exit_code") is not None else ""
     )
     return remark(f"{message}; watching took {{own:%}} of a core.", own=manifest["own_cpu_share"], **values)
-
-
-def _rates(record: WatchRecord, steps: Mapping[str, Any]) -> Iterator[Remark]:
-    for name, message in _RATES.items():
-        if value := {**record.manifest, **steps}.get(name):
-            yield remark(message, **{name: value})
 
 
 def _ranks(steady: Sequence[Sample]) -> Table:

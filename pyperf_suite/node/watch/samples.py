@@ -221,11 +221,12 @@ class Job:
             self._rank(team, 1.0)
 
     def look(self) -> None:
-        """Note what main threads wait for now; 20 microseconds a thread."""
+        """Note what main threads wait for: "running", a key of `WAITS` or "other"; 20 microseconds a thread."""
         for team in self.teams:
             for each in (team.trainer, *team.loaders[:MOST_LOADERS_LOOKED_AT]):
-                if (kind := self._waits_for(each.pid)) is not None:
-                    self._looks.setdefault(each.pid, Counter())[kind] += 1
+                if place := self._text(f"{each.pid}/wchan"):
+                    kind = next((kind for kind, begins in WAITS.items() if place.startswith(begins)), "other")
+                    self._looks.setdefault(each.pid, Counter())["running" if place == "0" else kind] += 1
 
     def sample(self) -> Sample | None:
         """Return the sample since the last one; None where no process of the job is left."""
@@ -248,12 +249,16 @@ class Job:
             self._free_bytes = memory.available_bytes(self._files)
         youngest = max(each.start for each in self.processes.values()) * TICK_S
         lacking = any(each.queue_share >= LACKING for each in ranks) and self._samples % READ_STRANGERS_EVERY == 1
+        cores: set[int] = set()
+        for team in self.teams:
+            with contextlib.suppress(OSError):
+                cores |= os.sched_getaffinity(team.trainer.pid)
         return Sample(
             now - self._began_s,
             seconds,
             ranks,
             tuple(self._gpu_samples(seconds)),
-            allowed_cores=min(self._allowed_cores(), self._quota),
+            allowed_cores=min(len(cores) or 1, self._quota),
             memory_free_bytes=self._free_bytes,
             memory_limit_bytes=self._limit_bytes,
             network_bytes_per_s=(machine[0] - before[0]) / seconds,
@@ -360,13 +365,6 @@ class Job:
             disk.append(looks["disk"] / max(1, looks.total()))
         return (sum(busy) / len(busy), sum(disk) / len(disk)) if busy else (0.0, 0.0)
 
-    def _waits_for(self, pid: int) -> str | None:
-        """Return the main thread's reason to wait: "running", a key of `WAITS` or "other"; None if it has ended."""
-        place = self._text(f"{pid}/wchan")
-        if place in ("", "0"):
-            return "running" if place else None
-        return next((kind for kind, begins in WAITS.items() if place.startswith(begins)), "other")
-
     def _gpu_samples(self, seconds: float) -> Iterable[Gpu]:
         if self._manager is None:
             return
@@ -413,13 +411,6 @@ class Job:
         ports = self._files.matching("sys/class/infiniband/*/ports/*/counters/port_*_data")
         network += sum(4.0 * (self._files.integer(each) or 0) for each in ports)  # counted in words of 4 bytes
         return network, loopback, memory.cpu_throttled_s(self._files) or 0.0
-
-    def _allowed_cores(self) -> int:
-        cores: set[int] = set()
-        for team in self.teams:
-            with contextlib.suppress(OSError):
-                cores |= os.sched_getaffinity(team.trainer.pid)
-        return len(cores) or 1
 
     def _numbers(self, path: str) -> set[int]:
         """The processes or threads of a folder."""

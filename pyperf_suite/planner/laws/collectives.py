@@ -86,7 +86,15 @@ def network_of(text: str) -> Network:
     Raises UserError for anything else.
     """
     if ":" not in text:
-        return _named_rate(text)
+        if text.strip().upper() in INFINIBAND:
+            return INFINIBAND[text.strip().upper()] * 1e9
+        named = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text.strip(), re.IGNORECASE)
+        if named is None or not 0 < float(named[1]) <= FASTEST_GBPS:
+            names = ", ".join(INFINIBAND)
+            raise UserError(
+                f"{text[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps."
+            )
+        return float(named[1]) / 8 * 1e9
     points = []
     for part in text.split(","):
         match = _POINT.fullmatch(re.sub(r"\s", "", part))
@@ -98,16 +106,6 @@ def network_of(text: str) -> Network:
     if len(sizes) < len(points) or any(point.nbytes <= 0 or point.bus_bytes_per_s <= 0 for point in points):
         raise UserError("Measured points of a network need sizes and rates above 0, each size once: correct them.")
     return tuple(sorted(points, key=lambda point: point.nbytes))
-
-
-def _named_rate(text: str) -> float:
-    name, match = text.strip().upper(), re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text.strip(), re.IGNORECASE)
-    if name in INFINIBAND:
-        return INFINIBAND[name] * 1e9
-    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
-        names = ", ".join(INFINIBAND)
-        raise UserError(f"{text[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
-    return float(match[1]) / 8 * 1e9
 
 
 def between_nodes_s(

@@ -147,7 +147,12 @@ def _choose(
     law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats
 ) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
     """Seconds, tile and splits of the best on the menu; K is split only where its tiles leave SMs idle."""
-    memory_s = _memory_seconds(law, rates, m, n, k)
+    moved = rates.operand_bytes * (m + n) * k + rates.result_bytes * m * n
+    resident = 1.0 / (1.0 + (moved / (law.resident_share * rates.l2_bytes)) ** law.resident_steepness)
+    memory_bytes_per_s = law.memory_share * rates.memory_bytes_per_s
+    # Few warps are in flight then, so that L2 does not outrun HBM; it does GDDR.
+    l2_bytes_per_s = max(_l2_bytes_per_s(law, rates), memory_bytes_per_s)
+    memory_s = moved * (resident / l2_bytes_per_s + (1.0 - resident) / memory_bytes_per_s)
     compute_s, tile, fewest_waves = _best_tile(law, rates, m, n, k, 1)
     seconds = joined(compute_s, memory_s, law.overlap)
     splits = np.ones(m.shape, dtype=np.int64)
@@ -199,15 +204,6 @@ def waited(waves: Floats, wave_smoothing: float) -> Floats:
 
 def _l2_bytes_per_s(law: MenuCoefficients, rates: Rates) -> float:
     return law.l2_share * L2_BYTES_PER_CLOCK * rates.sms * rates.clock_hz
-
-
-def _memory_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats) -> Floats:
-    moved = rates.operand_bytes * (m + n) * k + rates.result_bytes * m * n
-    resident = 1.0 / (1.0 + (moved / (law.resident_share * rates.l2_bytes)) ** law.resident_steepness)
-    memory_bytes_per_s = law.memory_share * rates.memory_bytes_per_s
-    # Few warps are in flight then, so that L2 does not outrun HBM; it does GDDR.
-    l2_bytes_per_s = max(_l2_bytes_per_s(law, rates), memory_bytes_per_s)
-    return moved * (resident / l2_bytes_per_s + (1.0 - resident) / memory_bytes_per_s)
 
 
 def _split_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, splits: ArrayLike) -> Floats:

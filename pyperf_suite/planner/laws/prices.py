@@ -95,7 +95,15 @@ def check_form(calibration: Calibration, origin: Path) -> None:
         spec_of(calibration)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wrong = [law for law, priced in _tried(calibration) if not _has_times(priced)]
+            wrong = []
+            for law, priced in _tried(calibration):
+                seconds, ends = (
+                    np.asarray(priced.seconds),
+                    [end for end in (priced.low, priced.high) if end is not None],
+                )
+                is_finite = all(np.isfinite(part).all() for part in (*priced.parts.values(), *ends))
+                if not (is_finite and ((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
+                    wrong.append(law)
     except UserError as reason:
         why = str(reason).rstrip(".")
     except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
@@ -120,10 +128,3 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
         ).T
         for backward in (False, True):
             yield "attention", Prices(calibration).attention(True, backward, batch, seq, heads, kv_heads, head_dim)
-
-
-def _has_times(priced: Explained) -> bool:
-    seconds, interval = np.asarray(priced.seconds), [end for end in (priced.low, priced.high) if end is not None]
-    return bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()) and all(
-        bool(np.isfinite(part).all()) for part in (*priced.parts.values(), *interval)
-    )

@@ -27,7 +27,6 @@ from pyperf_suite.planner.laws.training.offload import (
     usual_host,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
-from pyperf_suite.planner.laws.training.step import UNITS_OF
 
 Column = NDArray[np.int64]
 
@@ -157,16 +156,6 @@ class Training:
     def dtype_on(self, gpu: GpuSpec) -> str:
         """The dtype of products in layers: the one requested, else bf16, and before Ampere fp16."""
         return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
-
-    def peak_on(self, gpu: GpuSpec) -> float:
-        """FLOP/s of that dtype. Raises UserError where the GPU has no units for it."""
-        dtype = self.dtype_on(gpu)
-        return gpu.peak(UNITS_OF.get(dtype, dtype))
-
-    @property
-    def recomputes(self) -> tuple[Recompute, ...]:
-        """Ways that differ: a fused kernel keeps no scores that could be computed again instead."""
-        return ("nothing", "layers") if self.fused_attention else RECOMPUTES
 
 
 @dataclass(frozen=True)
@@ -348,12 +337,14 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     """Every way to fill such a split, a column each: virtual PP, EP, ZeRO, micro-batch, recompute, offload."""
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
+    # A fused kernel keeps no scores that could be computed again instead.
+    recomputes: tuple[Recompute, ...] = ("nothing", "layers") if training.fused_attention else RECOMPUTES
     axes = (
         divisors(model.layers // pipeline) if pipeline > 1 and model.layers % pipeline == 0 else [1],
         divisors(int(np.gcd(model.experts, data * context))),
         range(LAST_STAGE + 1) if data * context > 1 or set(training.offloads) - {"none"} else [0],
         [size for size in divisors(per_rank) if size <= longest],
-        [RECOMPUTES.index(recompute) for recompute in training.recomputes],
+        list(map(RECOMPUTES.index, recomputes)),
         [OFFLOADS.index(offload) for offload in training.offloads or OFFLOADS[:1]],
     )
     chunks, expert, zero_stage, micro_batch, recompute, offload = (

@@ -26,7 +26,7 @@ from pyperf_suite.planner.laws.training.framework import USUAL, FoundConstants, 
 from pyperf_suite.planner.laws.training.memory import ON_GPU, MemoryNeed, Verdict, need_of
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import kind_of, prices_of, step_time
+from pyperf_suite.planner.laws.training.step import UNITS_OF, kind_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
     SPLIT,
@@ -163,7 +163,7 @@ class Planned:
         plan = plan_at(training, cluster, self.grid, place)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
-        passes = 4 / 3 if plan.recompute == "layers" else 1
+        passes, dtype = 4 / 3 if plan.recompute == "layers" else 1, training.dtype_on(cluster.gpu)
         return PredictedLayout(
             place,
             plan,
@@ -174,7 +174,7 @@ class Planned:
             {each.name: float(getattr(self.need, each.name)[place]) for each in fields(MemoryNeed)},
             max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
             tokens / seconds,
-            float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
+            float(utilization(flop, seconds, cluster.gpus, cluster.gpu.peak(UNITS_OF.get(dtype, dtype)))),
             # Attention left out: Kaplan et al. 2020, section 2.1.
             6.0 * training.model.active_parameters * tokens * passes / (seconds * cluster.gpus),
             VERDICTS[self.verdicts[place]],

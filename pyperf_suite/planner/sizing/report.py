@@ -13,7 +13,7 @@ from pyperf_suite.findings.data import Findings, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.tiling import round_up
-from pyperf_suite.laws.transformer import ModelDimensions, model_flop
+from pyperf_suite.laws.transformer import model_flop
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, legend
 from pyperf_suite.planner.laws.prices import Prices
@@ -157,8 +157,32 @@ class Sizing:
 
     @property
     def findings(self) -> Findings:
-        """Findings as the command of the same name prints them."""
-        return findings_of_sizing(self)
+        """Return the first change to make and the step's time, with tables."""
+        shown = [each.extrapolated for each in (self.search.present, *self.search.pareto, *self.search.alone.values())]
+        alone = (Column("dimension", lambda row: row[0]), *OUTCOMES)
+        ideal = sum(part.causes.get(IDEAL, 0.0) for part in self.spent)
+        return findings(
+            _answer(self),
+            _step(self),
+            remark(
+                "{share} of the GPU's work is beyond the ideal time of the data sheet.",
+                kind="predicted",
+                share=Quantity(1 - ideal / sum(part.seconds for part in self.spent), "%", predicted=True),
+            ),
+            _errors(self),
+            _memory(self),
+            _EXTRAPOLATED if any([*shown, *(part.extrapolated for part in self.spent)]) else None,
+            (remark(note, kind="caution") for note in self.notes),
+            table("One dimension at a time", alone, list(self.search.alone.items())),
+            _products(self),
+            table("The classic rules, and what keeping them is worth here", RULES, self.checks),
+            table(
+                "Together: no other is better in time, parameters and memory at once",
+                OUTCOMES,
+                [("", each) for each in self.search.pareto],
+            ),
+            remark(legend(cause for part in self.spent for cause, _ in part.lost)),
+        )
 
     def _repr_markdown_(self) -> str:
         """The findings, as a notebook shows them."""
@@ -195,35 +219,6 @@ def sizing(
         tuple(checks(setting, prices)),
         search(setting, bounds, prices),
         tuple(notes),
-    )
-
-
-def findings_of_sizing(sizing: Sizing) -> Findings:
-    """Return the first change to make and the step's time, with tables."""
-    shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
-    return findings(
-        _answer(sizing),
-        _step(sizing),
-        _losses(sizing),
-        _errors(sizing),
-        _memory(sizing),
-        _EXTRAPOLATED
-        if any(each.extrapolated for each in shown) or any(each.extrapolated for each in sizing.spent)
-        else None,
-        (remark(note, kind="caution") for note in sizing.notes),
-        table(
-            "One dimension at a time",
-            (Column("dimension", lambda row: row[0]), *OUTCOMES),
-            list(sizing.search.alone.items()),
-        ),
-        _products(sizing),
-        table("The classic rules, and what keeping them is worth here", RULES, sizing.checks),
-        table(
-            "Together: no other is better in time, parameters and memory at once",
-            OUTCOMES,
-            [("", each) for each in sizing.search.pareto],
-        ),
-        remark(legend(cause for part in sizing.spent for cause, _ in part.lost)),
     )
 
 
@@ -303,12 +298,15 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
     setting, present, model = sizing.setting, sizing.search.present, sizing.setting.model
     shared = f" over {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
     experts = f"{model.expert_ffn} x {model.experts} experts, {model.top_k} a token"
+    seen = f"attention over {'a chunk' if model.chunked else 'a window'} of {model.window}"
+    kinds = ((model.windowed_layers, f"with {seen}"), (model.dense_layers, "without experts"))
+    of_kinds = "".join(f", {count} {kind}" for count, kind in kinds if count)
     yield remark(
         "{parameters} billion parameters ({model}), {micro_batch} x {seq} tokens in {dtype} on {gpu}: {time} of GPU "
         "work forward and backward{each}, at the clocks of a sustained load.",
         kind="predicted",
         parameters=Quantity(present.parameters / 1e9),
-        model=f"{model.layers} layers{_kinds_of_layers(model)}, hidden {model.hidden}, "
+        model=f"{model.layers} layers{of_kinds}, hidden {model.hidden}, "
         f"{model.heads} heads of {model.head_dim}{shared}, "
         f"ffn {model.ffn if model.experts == 1 else experts}, vocab {model.vocab}",
         micro_batch=setting.micro_batch,
@@ -349,16 +347,6 @@ def _errors(sizing: Sizing) -> Iterator[Remark]:
         yield remark("Sources of the laws: {sources}.", kind="law", sources="; ".join(origins))
 
 
-def _losses(sizing: Sizing) -> Remark:
-    total = sum(part.seconds for part in sizing.spent)
-    ideal = sum(part.causes.get(IDEAL, 0.0) for part in sizing.spent)
-    return remark(
-        "{share} of the GPU's work is beyond the ideal time of the data sheet.",
-        kind="predicted",
-        share=Quantity(1 - ideal / total, "%", predicted=True),
-    )
-
-
 def _memory(sizing: Sizing) -> Remark | None:
     setting, search = sizing.setting, sizing.search
     usable = USABLE_SHARE * sizing.gpu.memory_bytes
@@ -377,25 +365,15 @@ def _memory(sizing: Sizing) -> Remark | None:
     )
 
 
-def _kinds_of_layers(model: ModelDimensions) -> str:
-    """Name the kinds of layers that not all are of, with their numbers."""
-    seen = "a chunk" if model.chunked else "a window"
-    kinds = {
-        f"with attention over {seen} of {model.window}": model.windowed_layers,
-        "without experts": model.dense_layers,
-    }
-    return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)
-
-
-def _sizes_of(part: TimeBreakdown) -> str:
-    """Sizes as the law takes them; attention without its window where it sees all."""
-    sizes = part.sizes[:-1] if part.law == "attention" else part.sizes
-    window = f", window {part.sizes[-1]}" if part.law == "attention" and part.sizes[-1] else ""
-    return " x ".join(map(str, sizes)) + window
-
-
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
+
+    def sizes(part: TimeBreakdown) -> str:
+        """Sizes as the law takes them; attention without its window where it sees all."""
+        if part.law != "attention":
+            return " x ".join(map(str, part.sizes))
+        *sizes, window = part.sizes
+        return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
 
     def rate(part: TimeBreakdown) -> float | None:
         """2·M·N·K of all calls of a product a second, None for other work."""
@@ -410,7 +388,7 @@ def _products(sizing: Sizing) -> Table:
         "Where a micro-batch goes",
         (
             Column("work of one GPU", lambda part: part.part + (" *" if part.extrapolated else ""), priority=2),
-            Column("sizes", _sizes_of),
+            Column("sizes", sizes),
             Column("calls", lambda part: f"{part.calls:g}", priority=0),
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),

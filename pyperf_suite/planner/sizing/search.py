@@ -111,6 +111,9 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
     model = setting.model
     width = width_of_mlp(model)
     tensors = _doublings(setting.tp, 1) if setting.tp > 1 else []
+    most_layers = int(min(2, max(1, model.layers * bounds.reach)))
+    fewest_layers = max(1, model.dense_layers + (model.experts > 1))
+    layers = [model.layers + sign * change for change in range(1, most_layers + 1) for sign in (-1, 1)]
 
     def axis(name: str, present: int, sizes: Sequence[int]) -> NDArray[np.int64]:
         return np.array(list(dict.fromkeys([present, *(sizes if name in bounds.vary else [])])), dtype=np.int64)
@@ -121,7 +124,7 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
             width: axis("ffn", getattr(model, width), _widths(getattr(model, width), bounds, most)),
             # A vocabulary can be padded, never cut.
             "vocab": axis("vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]),
-            "layers": axis("layers", model.layers, _layers(model, bounds)),
+            "layers": axis("layers", model.layers, [count for count in layers if count >= fewest_layers]),
             "micro_batch": axis("micro_batch", setting.micro_batch, _doublings(setting.micro_batch, 2)),
             "tp": axis("tp", setting.tp, [tp for tp in tensors if setting.ep == 1 or tp * setting.ep <= NODE]),
         }
@@ -148,16 +151,12 @@ def _attention_shapes(setting: Setting, bounds: Bounds, max_widths: int) -> list
         if queries % head_dim or ("heads" not in bounds.vary and queries // head_dim != model.heads):
             continue
         heads = queries // head_dim
-        shapes += [(hidden, heads, shared, head_dim) for shared in _kv_heads(model, heads, "kv_heads" in bounds.vary)]
+        # As many key-value heads as heads where it was so, else the present ones, half and twice of them.
+        kv_heads = [model.kv_heads, *([model.kv_heads // 2, 2 * model.kv_heads] if "kv_heads" in bounds.vary else [])]
+        kv_heads = [each for each in kv_heads if 1 <= each < heads and heads % each == 0]
+        for shared in [heads] if model.kv_heads == model.heads else kv_heads:
+            shapes.append((hidden, heads, shared, head_dim))
     return list(dict.fromkeys(shapes))
-
-
-def _kv_heads(model: ModelDimensions, heads: int, varied: bool) -> list[int]:
-    """Numbers of key-value heads: as many as heads where it was so, else the present one, half and twice of it."""
-    if model.kv_heads == model.heads:
-        return [heads]
-    wanted = [model.kv_heads, *([model.kv_heads // 2, 2 * model.kv_heads] if varied else [])]
-    return [kv_heads for kv_heads in wanted if 1 <= kv_heads < heads and heads % kv_heads == 0]
 
 
 def _widths(size: int, bounds: Bounds, max_widths: int) -> list[int]:
@@ -167,13 +166,6 @@ def _widths(size: int, bounds: Bounds, max_widths: int) -> list[int]:
         step *= 2
     first = round_up(max(1, int(np.ceil(size * (1 - bounds.reach)))), step)
     return list(range(first, int(size * (1 + bounds.reach)) + 1, step))
-
-
-def _layers(model: ModelDimensions, bounds: Bounds) -> list[int]:
-    most = int(min(2, max(1, model.layers * bounds.reach)))
-    fewest = max(1, model.dense_layers + (model.experts > 1))
-    around = (layers for change in range(1, most + 1) for layers in (model.layers - change, model.layers + change))
-    return [layers for layers in around if layers >= fewest]
 
 
 def _doublings(size: int, up: int) -> list[int]:
@@ -317,8 +309,13 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     costs = costs_of(*candidates.grid(within), prices)
     faster = (np.log(costs.speed) > np.maximum(costs.margin_low, np.log(1 + REPEATABILITY))) & ~costs.unknown
     differs = {name: column[within] != column[0] for name, column in candidates.sizes.items()}
-    alone = {}
-    for name, where in _single_changes(differs, setting.model).items():
+    alone, follows = {}, {"hidden": {"heads"}, "heads": {"head_dim"}}
+    if setting.model.kv_heads == setting.model.heads:
+        follows = {name: {*names, "kv_heads"} for name, names in follows.items()}
+    for name in [name for name in differs if name != "head_dim"]:
+        # Rows in which no other dimension changes but those that follow from it.
+        kept = differs.keys() - follows.get(name, set()) - {name}
+        where = differs[name] & ~np.any([differs[other] for other in kept], axis=0)
         # Take the fastest of those that are surely faster, others only where there is none.
         among = np.flatnonzero(where & faster if np.any(where & faster) else where)
         if len(among):
@@ -399,15 +396,3 @@ def _pareto(time: Floats, parameters: Floats, memory: Floats) -> list[int]:
         if np.all(more_parameters | less_memory):
             kept.append(int(place))
     return kept
-
-
-def _single_changes(differs: Mapping[str, NDArray[np.bool_]], model: ModelDimensions) -> dict[str, NDArray[np.bool_]]:
-    """Mask the rows in which a dimension changes and no other but those that follow from it."""
-    follows = {"hidden": {"heads"}, "heads": {"head_dim"}}
-    if model.kv_heads == model.heads:
-        follows = {name: {*names, "kv_heads"} for name, names in follows.items()}
-    found = {}
-    for name in differs.keys() - {"head_dim"}:
-        others = differs.keys() - follows.get(name, set()) - {name}
-        found[name] = differs[name] & ~np.any([differs[other] for other in others], axis=0)
-    return {name: found[name] for name in differs if name in found}

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyperf_suite.findings.data import Bar, Bars, Claim, ClaimVerdict, Figure, Findings, Remark, Table, findings, remark
@@ -67,10 +68,6 @@ COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
 )
 
 
-def _bytes_of(part: str) -> Column:
-    return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
-
-
 COLUMNS = (
     Column("configuration", "name", priority=2),
     Column("ranks", lambda each: each.parameters.ranks),
@@ -80,7 +77,7 @@ COLUMNS = (
     Column("median", lambda each: each.median[0], "samples/s"),
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
-    *map(_bytes_of, PARTS),
+    *(Column(part, partial(lambda part, each: each.memory.get(part), part), "MB", priority=0) for part in PARTS),
     Column("memory", lambda each: None if "peak" in each.memory else sum(each.memory.values()) or None, "MB"),
 )
 LOST = (
@@ -149,24 +146,19 @@ def _of_model(results: Sequence[StudyResult], name: str) -> Iterator[Any]:
         sentence = "{lost} of {configurations} configurations gave no time: {names}"
         yield remark(sentence, kind="caution", lost=len(lost), configurations=len(results), names=", ".join(lost))
     if timed:
-        yield _how_taken(min(timed, key=lambda each: len(each.rates)))
+        fewest = min(timed, key=lambda each: len(each.rates))
+        if fewest.error is None:
+            alone = "One experiment has no error: --experiments 3 shows how far experiments differ"
+            yield remark(alone, kind="caution")
+        else:
+            sure = "Rates are means over {experiments} experiments; intervals of medians have a confidence of "
+            yield remark(sure + "{confidence:%}", experiments=len(fewest.rates), confidence=fewest.median[1])
         yield _fastest(model, timed, len(results))
         yield from (_compared(timed, *each) for each in COMPARED)
         yield _headroom(timed)
         yield table(model, COLUMNS, timed)
         yield _figure(model, results, name)
     yield table("Experiments without a time", LOST, (each for each in results if each.lost))
-
-
-def _how_taken(fewest: StudyResult) -> Remark:
-    """Say how many experiments there are, and how sure their medians."""
-    if fewest.error is None:
-        return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
-    return remark(
-        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence:%}",
-        experiments=len(fewest.rates),
-        confidence=fewest.median[1],
-    )
 
 
 def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> Remark:
@@ -235,8 +227,11 @@ def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
         return remark(sentence + "fragmentation may end a long run", kind="caution", **values)
     sequences = p.batch * p.micro_batches
     room = NEAR_LIMIT * limit - used
+    # All but weights, gradients and states grow with the micro-batch.
+    states = sum(size for part, size in best.memory.items() if part not in ("activations", "peak"))
+    growing_bytes = max(0.0, best.memory.get("peak", 0.0) - states)
     sizes = [size for size in range(p.batch, sequences // p.pipeline + 1) if sequences % size == 0]
-    batch = max(size for size in sizes or [p.batch] if best.growing_bytes * (size / p.batch - 1) <= room)
+    batch = max(size for size in sizes or [p.batch] if growing_bytes * (size / p.batch - 1) <= room)
     larger = replace(p, batch=batch, micro_batches=sequences // batch)
     measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
     gain = _faster([(best, measured)]) if measured and measured is not best else None
@@ -252,15 +247,15 @@ def _headroom(timed: Sequence[StudyResult]) -> Remark | None:
 def _figure(model: str, results: Sequence[StudyResult], name: str) -> Figure:
     label = "measured (mean ± standard error over experiments)"
     caption = "Samples per second over all steps of an experiment, the fastest on top."
-    bars = Bars("", "samples/s", tuple(map(_bar, results)), label, "", "samples/s")
+    rows = []
+    for each in results:
+        if each.timed:
+            rows.append(Bar(each.name, each.rate, each.error or math.nan))
+        else:
+            note = textwrap.shorten(f"{each.lost[0].outcome}: {each.lost[0].reason}", LONGEST_NOTE)
+            rows.append(Bar(each.name, math.nan, note=note))
+    bars = Bars("", "samples/s", tuple(rows), label, "", "samples/s")
     return Figure(name, model, caption, ((bars,),))
-
-
-def _bar(result: StudyResult) -> Bar:
-    if not result.timed:
-        lost = result.lost[0]
-        return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
-    return Bar(result.name, result.rate, result.error or math.nan)
 
 
 PROBE = Probe(

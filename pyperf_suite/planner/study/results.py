@@ -120,12 +120,6 @@ class StudyResult:
         return max(zip(used, capacities, strict=False), key=lambda rank: rank[0] / rank[1], default=None)
 
     @property
-    def growing_bytes(self) -> float:
-        """Bytes of the fullest rank that grow with the micro-batch: all but weights, gradients and states."""
-        states = sum(size for part, size in self.memory.items() if part not in ("activations", "peak"))
-        return max(0.0, self.memory.get("peak", 0.0) - states)
-
-    @property
     def flop_per_s(self) -> float:
         """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
         return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))

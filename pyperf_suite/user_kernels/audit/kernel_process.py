@@ -16,6 +16,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import importlib.util
 import os
 import signal
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, SuiteFinder)
 
 from pyperf_suite.process.serving import Requests, serve_copies  # noqa: E402 - found by the finder
-from pyperf_suite.user_kernels.audit.inspection import InspectionDetector  # noqa: E402
 from pyperf_suite.user_kernels.kernel_case import KernelCase  # noqa: E402
 
 # Signals of timers and programs to themselves. Held from before the first thread, which inherits that, so that no
@@ -52,6 +52,48 @@ _REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0
 _HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
 # Taken before any code of a user's runs, which may put others in their places.
 _MASK, _EXIT = signal.pthread_sigmask, os._exit
+
+# Functions that read the frames of callers, or search all objects of a process, by the names of CPython's audit hooks.
+_LOOKS = {
+    *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
+    *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
+}
+_LOOKING_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+
+
+class InspectionDetector:
+    """Notes who reads frames or searches objects while it is `on`; libraries do so too, and are not noted.
+
+    A kernel has no use for it; one that does looks for the loop that times it. The hook cannot be taken out again.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._noted: set[str] = set()
+        self._libraries = (
+            *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+            "<frozen",
+        )
+        self._frame_of_caller = sys._getframe
+        sys.addaudithook(self._hear)
+
+    def noted(self) -> list[str]:
+        """Return the notes since the last call."""
+        found, self._noted = sorted(self._noted), set()
+        return found
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on or (event not in _LOOKS and event != "object.__getattr__"):
+            return
+        if event == "object.__getattr__" and arguments[1] not in _LOOKING_ATTRIBUTES:
+            return
+        self.on = False  # what follows is heard as well
+        caller = self._frame_of_caller(1)
+        while caller is not None and caller.f_code.co_filename.endswith("/inspect.py"):
+            caller = caller.f_back  # type: ignore[assignment]
+        if caller is None or not caller.f_code.co_filename.startswith(self._libraries):
+            self._noted.add(event if event in _LOOKS else arguments[1])
+        self.on = True
 
 
 def main() -> None:

@@ -46,12 +46,6 @@ def test_an_audit_is_requested_by_an_option_or_the_projects_file(folder, table, 
     assert ExecutionContext(Device("cpu")).audit is audited
 
 
-def test_no_audit_outweighs_what_a_run_inherits(folder, monkeypatch):
-    monkeypatch.setenv(AUDIT_VARIABLE, "1")
-    begin_audit(False)
-    assert not ExecutionContext(Device("cpu")).audit
-
-
 def test_a_setting_is_true_or_false(folder):
     assert load_setting("audit", True) is True
     (folder / "pyproject.toml").write_text('[tool.pyperf_suite]\naudit = "yes"\n')

@@ -242,11 +242,3 @@ def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock():
     assert found["outcome"] == "ok", found["reason"]
     assert "cuda" in found["sampling"]["stopwatch"]
     assert found["metrics"]["time"]["value"] > x.nbytes / 20e12  # no memory is as fast
-
-
-def test_a_tests_records_are_read_without_the_test():
-    data = {"operator": "tests/test_x.py::test_y", "parameters": {"n": 3, "dtype": "float32"}, "implementation": "a"}
-    case = Case.from_json(data)
-    assert case.to_json() == data
-    assert (case.parameters.n, case.parameters.dtype) == (3, "float32")
-    assert case.label == "tests/test_x.py::test_y[a n=3 dtype=float32]"

@@ -137,30 +137,6 @@ def test_the_series_of_an_object_without_a_text_end_where_the_list_changes(cases
     assert len({str(case) for case in (*before, *after)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("np.zeros(8)", "np.zeros(16)[::2]"),
-        ("np.zeros((2, 3))", "np.zeros((2, 3), order='F')"),
-        ("np.random.default_rng(0)", "np.random.default_rng(1)"),
-    ],
-)
-def test_values_whose_texts_are_the_same_continue_no_others_series_where_one_is_put_in_front(cases, left, right):
-    before, unnamed = cases(f"{left}, {right}")
-    after, _ = cases(f"{right}, {left}, {right}")
-    assert unnamed == {("t",)}
-    assert len({str(case) for case in (*before, *after)}) == 5
-
-
-def test_a_part_of_the_tests_has_the_names_that_it_has_among_all(pytester):
-    from pyperf_suite.pytest_plugin.nodes import nodes_of
-
-    items = pytester.getitems(f"{HEAD}\n@pytest.mark.parametrize('t', [Table(), Table()])\ndef test_it(t): pass\n")
-    assert nodes_of(items[:1]) == {
-        item.nodeid: node for item, node in zip(items[:1], nodes_of(items).values(), strict=False)
-    }
-
-
 # As pytest-repeat does it.
 REPEAT = """
 import pytest

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 
 from pyperf_suite.errors import OneOf, UserError, Within
-from pyperf_suite.findings import axes as module
 from pyperf_suite.findings.axes import (
-    AxisTable,
     Flag,
     Shape,
     Sizes,
     by,
-    crossed,
-    every_size,
     overrides_for,
     parse_overrides,
     replace_axes,
-    size_name,
-    size_ticks,
     sizes,
 )
 from pyperf_suite.hardware.devices import Device
@@ -43,14 +36,6 @@ class SomeAxes:
 def test_values_are_parsed_as_the_axis_is_typed_and_others_stay() -> None:
     axes = replace_axes(SomeAxes(), parse_overrides(["k=3,4", "tile=1x2x3,4x5x6", " share = 1 "]))
     assert axes == SomeAxes(k=(3, 4), tile=(Tile(1, 2, 3), Tile(4, 5, 6)), share=(1.0,))
-
-
-def test_axes_are_crossed_by_name_and_the_last_varies_fastest() -> None:
-    axes = SomeAxes(k=(1, 2), share=(0.5, 1.0), tile=(Tile(1, 2, 3),))
-    assert [tuple(each.items()) for each in crossed(axes, "k", "share")] == [
-        (("k", k), ("share", share)) for k in (1, 2) for share in (0.5, 1.0)
-    ]
-    assert [list(each) for each in crossed(axes)] == 4 * [["k", "tile", "dtype", "share"]]
 
 
 def test_an_override_with_a_probes_name_speaks_to_that_probe_alone() -> None:
@@ -118,21 +103,6 @@ def test_a_profile_has_its_own_values_or_those_before_it_and_a_gpu_may_have_othe
         assert found == [(each,) for each in expected]
 
 
-def test_what_is_left_out_of_a_table_is_quick_on_a_cpu_and_workers_and_ranks_are_those_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @dataclass(frozen=True)
-    class Table(AxisTable):
-        k: tuple[int, ...] = by((1,), full=(3,), cuda=(5,))
-        name: str = "usual"
-
-    assert (Table(), Table.of("full", CPU)) == (Table((1,), "usual"), Table((3,), "usual"))
-    monkeypatch.setattr(module.cpu, "detect", lambda: SimpleNamespace(usable_cores=6))
-    monkeypatch.setattr(module, "gpus", lambda: [SimpleNamespace(multiprocessors=count) for count in (132, 144)])
-    assert (module.all_cores(CPU), module.one_and_all_cores(CPU), module.multiprocessors(GPU)) == ((6,), (1, 6), (144,))
-    assert (module.ranks_of(2, 4)(CPU), module.a_rank_a_gpu(GPU)) == ((2, 4), (2,))
-
-
 @pytest.mark.parametrize(
     ("text", "ladder", "written"),
     [
@@ -149,14 +119,6 @@ def test_what_is_left_out_of_a_table_is_quick_on_a_cpu_and_workers_and_ranks_are
 def test_a_ladder_of_sizes_is_in_powers_of_1024_bytes(text: str, ladder: tuple[int, ...], written: str) -> None:
     assert (Sizes.parse(text).ladder(), str(Sizes.parse(text))) == (ladder, written)
     assert sizes(text, "7") == (Sizes.parse(written), Sizes(7, 7))
-
-
-def test_sizes_have_names_and_those_of_several_ladders_are_each_there_once() -> None:
-    assert [size_name(size) for size in (3, 65536, 5 << 20)] == ["3 B", "64 KiB", "5 MiB"]
-    assert size_ticks([1024]) == ((1024.0, "1 KiB"),)
-    assert every_size([Sizes(1, 4), Sizes(2, 8, 4)]) == [1, 2, 4, 8]
-    assert [Flag.parse(text) for text in ("true", " False ")] == [Flag(True), Flag(False)]
-    assert (Shape.parse("1x2 x3"), str(Shape(1, 2, 3))) == (Shape(1, 2, 3), "1x2x3")
 
 
 @pytest.mark.parametrize(

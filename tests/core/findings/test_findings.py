@@ -14,21 +14,12 @@ from pyperf_suite.findings.data import (
     ONE_PROCESS,
     OPEN_INTERVAL,
     Claim,
-    ClaimVerdict,
-    Document,
-    Findings,
-    Panel,
-    Table,
-    figure,
-    findings,
     remark,
 )
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import UNITS, Quantity, quantity
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
-
-IS_FASTER = Claim("is faster", "a guide", low=1.0)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +47,6 @@ def test_the_whole_interval_decides(measured, outcome, why):
     assert verdict.remedy == remedy
 
 
-def test_a_remedy_of_the_probes_own_is_named_for_one_process_alone():
-    alone, several = (Ratio(0.77, 0.6, 0.9, processes) for processes in (1, 3))
-    assert COSTS_A_FIFTH.judge("", alone, remedy="-n 3").remedy == "-n 3"
-    assert COSTS_A_FIFTH.judge("", several, remedy="-n 3").remedy == "more processes narrow it"
-    assert [COSTS_A_FIFTH.outcome(Ratio(0.77, *ends, 3)) for ends in ((0.7, 0.75), (0.8, 0.9))] == ["undecided"] * 2
-
-
-def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
-    verdict = Claim("8 bytes", "a guide", 7.99, 8.01).judge("{measured} a parameter", 8.0, unit="B")
-    assert (verdict.measured, verdict.outcome) == (Quantity(8.0, "B", 8.0, 8.0), "holds")
-    assert not verdict.measured.has_interval
-
-
 @pytest.mark.parametrize(
     ("effect", "is_noise"),
     [
@@ -93,19 +71,6 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
 def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
     message = remark("{faster} as fast", effect="faster", faster=effect)
     assert message.is_noise is is_noise
-
-
-def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
-    message, verdict = remark("a"), IS_FASTER.judge("", 2.0)
-    full, empty = Table("full", (), ((),)), Table("empty", (), ())
-    drawn, text = figure("f", "t", "c", [Panel("", "x", "y", ())]), Document("known.txt", "as known")
-    found = findings(message, None, drawn, [full, empty, text, (each for each in (verdict, None))])
-    assert found == Findings((message, verdict), (full,), (drawn,), (text,))
-    assert found.verdicts == [verdict]
-    cautious = remark("b", kind="caution")
-    assert findings(message, cautious, verdict).cautions == [cautious]
-    assert found + found == Findings((message, verdict) * 2, (full, full), (drawn, drawn), (text, text))
-    assert isinstance(verdict, ClaimVerdict)
 
 
 # By SI, IEC 80000-13 for GiB, and bits of a network's Gbps.
@@ -159,8 +124,3 @@ def test_bounds_of_a_quantity_exclude_what_lies_outside_them_and_not_what_they_a
     assert quantity(Ratio(2.0, 1.5, 2.5, 3), "+%", predicted=True) == Quantity(2.0, "+%", 1.5, 2.5, 3, True)
     assert quantity(2, "B", predicted=True) == Quantity(2.0, "B", predicted=True)
     assert quantity(ratio, "ms") is ratio
-
-
-def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"'furlong' is no unit: .*GB/s"):
-        Quantity(1.0, "furlong")

@@ -8,15 +8,13 @@ from typing import Annotated, Any
 import pytest
 
 from pyperf_suite.errors import UserError, Within
-from pyperf_suite.findings.data import Claim, findings, remark
-from pyperf_suite.findings.probe import Probe, RowClaim
-from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.findings.data import findings, remark
+from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import exactly
 
 CPU = Device("cpu")
-TWICE = Claim("numpy is twice as fast", "a guide", low=2.0)
 
 
 COMPUTED = {"loud": lambda row: row.implementation.upper()}
@@ -35,12 +33,6 @@ def probe(product: Any) -> Probe:
         return [product(n).case for n in axes.n if n < 1000]
 
     return Probe("some_thing", "What?", "products", lambda profile, device: SomeAxes(), sweep, computed=COMPUTED)
-
-
-def test_cases_are_those_of_the_profile_each_once(probe: Probe) -> None:
-    assert [case.parameters.n for case in probe.cases("quick", CPU)] == [16, 32]
-    assert [case.parameters.n for case in probe.cases("quick", CPU, {"n": "5"})] == [5]
-    assert (probe.heading, replace(probe, title="A title").heading) == ("Some thing", "A title")
 
 
 def test_shapes_by_their_names_have_the_axes_of_a_model_which_are_then_fixed(probe: Probe) -> None:
@@ -69,13 +61,6 @@ def test_a_case_that_cannot_be_is_refused_before_anything_is_measured(probe: Pro
     impossible = replace(probe, sweep=lambda _: [product(16).case, product(16, "abacus").case])
     with pytest.raises(UserError, match="abacus"):
         impossible.cases("quick", CPU)
-
-
-def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
-    counted = RowClaim(TWICE, "{measured}", ratio=lambda row: row.observed["bytes"] / 2, unit="B")
-    rows = rows_of([*product(16).records(1.0, bytes=4.0), *product(32).records(1.0, bytes=3.0)])
-    assert [each.outcome for each in counted.verdicts(rows)] == ["holds", "does not hold here"]
-    assert {each.measured.unit for each in counted.verdicts(rows)} == {"B"}
 
 
 @pytest.mark.parametrize(("busy", "cases", "is_listed"), [(1, 3, True), (2, 4, True), (2, 3, False)])

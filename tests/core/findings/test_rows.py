@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.data import Claim, remark
-from pyperf_suite.findings.rows import Column, Row, Rows, law_over_sizes, misses, rows_of, series, series_by
+from pyperf_suite.findings.data import remark
+from pyperf_suite.findings.rows import Row, Rows, rows_of
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.interval import RUN_SPREAD, Ratio
-from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.reading import is_settled, mean_speedup, readings, speedup, wins
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from tests.records import a_record, metric
@@ -42,71 +39,9 @@ def rows(product: Any) -> Rows:
     )
 
 
-def test_a_row_has_parameters_of_its_case_and_a_reading(rows: Rows) -> None:
-    row = of(rows, 16)
-    assert (row.p.n, row.implementation, row.case.operator) == (16, "torch", "matmul")
-    assert (row.seconds, row.observed, row.reading.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
-    assert row.p is row.reading.case.parameters
-    with pytest.raises(AttributeError, match="colour"):
-        row.by_name("colour")
-    assert copy.copy(row).p.n == 16
-    assert row.reading.tflop_per_s == 250e-12
-
-
-def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) -> None:
-    numpy = rows.where(implementation="numpy", n=16)
-    pair = numpy[0].against(implementation="torch")
-    assert (pair, pair and pair.value) == (numpy.against(implementation="torch"), pytest.approx(2.0))
-    assert rows.where(implementation="torch").against(implementation="torch") is None
-
-
-def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
-    assert [(row.p.n, row.p.k, row.implementation) for row in rows] == [
-        *((16, 8, "torch"), (16, 8, "numpy"), (32, 8, "torch"), (32, 8, "numpy"), (16, 4, "torch")),
-    ]
-    assert {record.outcome for record in rows.records} == {"ok", "failed"}
-
-
 def test_the_later_of_two_trials_of_a_process_stands(product: Any) -> None:
     (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
     assert (row.reading.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
-
-
-def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
-    torch = of(rows, 16)
-    assert torch.like(implementation="numpy") is of(rows, 16, "numpy")
-    assert torch.like(n=32, implementation="numpy") is of(rows, 32, "numpy")
-    assert torch.like(implementation="torch") is torch
-    assert torch.like(implementation="triton") is None
-    assert torch.like(k=4) is rows[-1]
-    assert rows[-1].like(n=32) is None
-    assert rows.same_except(torch) == [torch]
-    assert rows.same_except(torch, "implementation") == [torch, of(rows, 16, "numpy")]
-    assert rows.same_except(torch, "n", "implementation") == rows[:4]
-    assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
-    assert rows.sharing(torch, lambda row: (row.p.n, row.implementation)) == [torch, rows[-1]]
-
-
-def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
-    points = [(1, 2.0), (2, None), (3, Ratio(3.0, 2.5, 3.5, 3))]
-    drawn = series("a", points, lambda point: point[0], lambda point: point[1])
-    assert (drawn.label, drawn.x, drawn.y, drawn.style, drawn.predicted) == ("a", [1, 3], [2.0, 3.0], "points", False)
-    assert (drawn.low, drawn.high) == ([2.0, 2.5], [2.0, 3.5])
-    law = series("law", points[:2], lambda point: point[0], lambda point: point[1], "line")
-    assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
-    # 2 s a byte squared from 1 to 100 bytes: half a byte a second at one byte, and less by its size.
-    squared = law_over_sizes("law", SimpleNamespace(seconds=lambda sizes: 2 * sizes**2), 1.0, 100.0, 3, factor=4.0)
-    assert (squared.x, squared.y) == (pytest.approx([1.0, 10.0, 100.0]), pytest.approx([2.0, 0.2, 0.02]))
-    assert misses([0.25, 0.5, 0.125]) == {"count": 3, "median": Quantity(0.25, "%"), "worst": Quantity(0.5, "%")}
-
-
-def test_a_series_for_each_value_is_drawn_where_it_has_enough_places(rows: Rows) -> None:
-    drawn = {fewest: series_by("implementation", rows, "n", "seconds", fewest) for fewest in (1, 2, 3)}
-    assert {fewest: [each.label for each in found] for fewest, found in drawn.items()} == {
-        1: ["torch", "numpy"], 2: ["torch", "numpy"], 3: []
-    }  # fmt: skip
-    alone = rows.where(k=4)
-    assert (len(series_by("implementation", alone, "n", "seconds")), alone[0].p.n) == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -122,59 +57,10 @@ def test_what_is_faster_by_a_fiftieth_beyond_its_interval_wins(ratio: Ratio, has
     assert (wins(ratio), is_settled(ratio)) == (has_won, settled)
 
 
-def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
-    rate = of(rows, 16).reading.per_second(44.0, "GB/s")
-    assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
-    assert of(rows, 16).reading.throughput.value == of(rows, 16).reading.flop_per_s
-
-
 def counted(outcome="ok", batch=2):
     case = Case("training_memory", TrainingStepParameters(batch=batch), "storages")
     fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
     return a_record(case, None, **fields)
-
-
-def test_counted_cases_have_rows_without_a_time():
-    (row,) = rows_of([counted(), counted(), counted("unsupported", batch=4)])
-    assert (row.p.batch, row.observed, row.reading.kernel, row.reading.by_process) == (
-        2,
-        {"peak": 7.0},
-        {"path": "cpu"},
-        {},
-    )
-    assert math.isnan(row.seconds)
-    assert row.faster_than(row) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "cell"),
-    [
-        (2.0, "ms", Quantity(2.0, "ms")),
-        (2, "B", Quantity(2.0, "B")),
-        (np.int64(2), "B", Quantity(2.0, "B")),
-        (np.float32(2), "", Quantity(2.0)),
-        (2, "", 2),
-        (np.int64(2), "", 2),
-        (Ratio(2, 1, 3, 3), "", Quantity(2, "x", 1, 3, 3)),
-        (Quantity(2.0, "s"), "ms", Quantity(2.0, "s")),
-        ("loop", "ms", "loop"),
-        (True, "", "True"),
-        ((1, 2), "", "(1, 2)"),
-        (None, "ms", None),
-    ],
-)
-def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
-    found = Column("c", lambda item: item, unit).cell(value)
-    assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
-    assert type(found) is type(cell)
-
-
-def test_a_row_tells_of_itself_and_of_what_it_is_given():
-    (row,) = rows_of([counted()])
-    message = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
-    assert message.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
-    verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
-    assert (verdict.outcome, verdict.message.values) == ("holds", {"batch": 2, "measured": verdict.measured})
 
 
 def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:

@@ -51,13 +51,6 @@ def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
     assert "undecided" in message[2]
 
 
-def test_the_verdict_furthest_outside_speaks_for_its_claim() -> None:
-    near, far = judged(TWICE, 2.5), judged(TWICE, 9.0)
-    [point] = summary_of({"probe": Findings((near, far))})
-    assert point.message is far
-    assert (point.kind, point.probe) == ("fails", "probe")
-
-
 def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
     other = Claim("as fast", "A Guide", 1.9, 2.1)
     *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
@@ -145,18 +138,6 @@ def test_what_makes_figures_doubtful_is_said_with_its_size(records: list[Record]
     (caution,) = [*of_the_run, *of_probes[""]]
     assert caution.kind == "caution"
     assert {name: getattr(caution.values[name], "value", caution.values[name]) for name in values} == values
-
-
-def test_cases_touch_their_probe_and_those_of_no_probe_that_is_shown_the_whole_run() -> None:
-    records = [a_record(converged=False), a_record("sentinel"), a_record("sentinel", seconds=1.25)]
-    of_the_run, of_probes = cautions_of(records, ["", "other"])
-    assert [[*each.values] for each in of_the_run] == [["drift"]]
-    assert [[*each.values] for each in of_probes[""]] == [["loose", "measured"]]
-    assert [[*each.values] for each in cautions_of(records, ["other"])[0]] == [["drift"], ["loose", "measured"]]
-    of_the_run, _ = cautions_of([*records, a_record(outcome="unsupported")], [])
-    assert [next(iter(each.values)) for each in of_the_run] == ["count", "drift", "loose"], (
-        "what there are no figures of first"
-    )
 
 
 def ended(n: int, outcome: str = "failed", reason: str = "because", implementation: str = "native") -> Record:

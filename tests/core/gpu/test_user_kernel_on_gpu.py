@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,13 @@ from pyperf_suite.user_kernels.declared import parameters_of
 
 pytestmark = pytest.mark.gpu
 
-BENCH = '''
+EXAMPLE = Path(__file__).parents[3] / "examples" / "your_kernel" / "bench_vector_add.py"
+
+BENCH = """
 import pyperf_suite as suite
 import torch
 import triton
 import triton.language as tl
-
-SOURCE = """extern "C" __global__ void add(float* out, const float* x, const float* y, int n) {
-    int at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < n) out[at] = x[at] + y[at];
-}"""
-add = suite.cuda(SOURCE, "add", grid=lambda out, x, y, n: -(-n // 256), block=256)
-
-
-@suite.kernel(n=1 << 20)
-def source_text(n):
-    return suite.launch(add, suite.empty(n), suite.randn(n), suite.randn(n), n,
-                        reference=lambda out, x, y, n: x.double() + y, bytes=12 * n)
-
 
 @triton.jit
 def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
@@ -68,29 +58,30 @@ def hidden(x, y):
 @suite.kernel(n=2048)
 def on_another_stream(n):
     return suite.launch(hidden, suite.randn(n, n), suite.randn(n, n), reference=lambda x, y: x.double() @ y.double())
-'''
+"""
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(declared.ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bench.py").write_text(BENCH)
+    shutil.copy(EXAMPLE, tmp_path)
     yield
     kept.forget_reference()
 
 
 def measured(kernel: str, implementation: str, **axes):
-    case = Case(f"bench.py:{kernel}", parameters_of(tuple(axes))(**axes), implementation)
+    case = Case(kernel, parameters_of(tuple(axes))(**axes), implementation)
     return measure_case(case, QUICK.effort, Device("cuda"))
 
 
 @pytest.mark.parametrize(
     ("kernel", "implementation", "n"),
     [
-        ("source_text", "add", 1 << 20),
-        ("against_torch", "triton", 1 << 20),
-        ("against_torch", "torch", 1 << 20),
-        ("in_place", "relu_", 1 << 16),
+        ("bench_vector_add.py:vector_add", "add", 1 << 20),
+        ("bench.py:against_torch", "triton", 1 << 20),
+        ("bench.py:against_torch", "torch", 1 << 20),
+        ("bench.py:in_place", "relu_", 1 << 16),
     ],
 )
 def test_a_right_kernel_is_timed_by_events_over_cold_caches(bench, kernel, implementation, n):
@@ -100,10 +91,10 @@ def test_a_right_kernel_is_timed_by_events_over_cold_caches(bench, kernel, imple
     assert result["kernel"]["path"] == "gpu"
     assert result["sampling"]["operand_sets"] > 1
     # No GPU moves 12 MB in a microsecond.
-    assert kernel == "in_place" or result["metrics"]["time"]["value"] > 1e-6
+    assert kernel == "bench.py:in_place" or result["metrics"]["time"]["value"] > 1e-6
 
 
 def test_work_on_a_stream_that_events_do_not_see_is_found(bench):
-    result = measured("on_another_stream", "hidden", n=2048)
+    result = measured("bench.py:on_another_stream", "hidden", n=2048)
     assert result["outcome"] == "failed"
     assert result["verification"]["reason"] in ("late work", "wrong values", "not finite")

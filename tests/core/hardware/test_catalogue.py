@@ -41,14 +41,6 @@ def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu):
         assert min(abs(fma / whole - 1) for whole in expected) < 0.15, f"{dtype}: {fma:.1f} FMA a clock"
 
 
-@every_gpu
-def test_narrower_dtypes_are_not_slower(gpu):
-    rates = [
-        gpu.peak_flop_per_s[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in gpu.peak_flop_per_s
-    ]
-    assert rates == sorted(rates)
-
-
 @pytest.mark.parametrize("entry", catalogue._catalogue()["gpu"], ids=lambda entry: entry["name"])
 def test_every_value_names_its_source(entry):
     named = entry.get("source_of", {})

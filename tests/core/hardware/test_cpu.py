@@ -55,13 +55,6 @@ INTEL_BARE_METAL = {
         ).items()
     },
 }
-GRACE = {
-    "proc/cpuinfo": "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2 bf16 i8mm\n"
-    "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\n\nprocessor\t: 1\n",
-    f"{SYSTEM}/online": "0-1",
-    **caches_of_core(0, "0", ("64K", "1024K", "116736K"), "0-1"),
-    **caches_of_core(1, "1", ("64K", "1024K", "116736K"), "0-1"),
-}
 # A container on a virtual machine that hides its caches.
 CONTAINER_ON_VM = {
     "proc/cpuinfo": x86_cpuinfo("GenuineIntel", "Intel(R) Xeon(R) Processor", "fpu avx2 hypervisor", 8),
@@ -95,13 +88,6 @@ def test_generations_that_a_hypervisor_gives_one_name_differ(machine, name, mode
     assert cpu.read_cpu(machine({"proc/cpuinfo": information}), affinity=None).model == model
 
 
-def test_an_arm_server_has_its_cores_name_and_features(machine):
-    found = cpu.read_cpu(machine(GRACE), affinity=2)
-    assert found.model == "Arm Neoverse-V2"
-    assert "sve2" in found.isa_flags
-    assert found.l1d_bytes == 64 << 10
-
-
 @pytest.mark.parametrize(("quota", "affinity", "usable"), [(275_000, 8, 2), (275_000, 1, 1), (50_000, 8, 1)])
 def test_usable_cores_are_the_whole_cores_of_quota_and_affinity_and_at_least_one(machine, quota, affinity, usable):
     found = cpu.read_cpu(machine({**CONTAINER_ON_VM, "sys/fs/cgroup/cpu.max": f"{quota} 100000"}), affinity)
@@ -125,12 +111,6 @@ def test_caches_the_kernel_hides_are_read_elsewhere_or_assumed(machine, monkeypa
     read = cpu.read_cpu(machine(files), affinity=8)
     assert (read.l1d_bytes, read.l2_bytes, read.l3_bytes, read.caches_assumed) == expected
     assert read.l2_total_bytes == 8 * read.l2_bytes
-
-
-def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
-    files = machine({**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")})
-    found = cpu.read_cpu(files, affinity=None)
-    assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
 
 
 def test_an_empty_machine_or_one_of_bytes_that_are_no_text_is_described_without_raising(machine):
@@ -191,12 +171,6 @@ def test_the_nodes_of_a_process_are_those_of_its_cpus(machine, allowed, nodes):
     layout = read_layout(machine(two_sockets(allowed, "1")))
     assert layout.nodes_of(layout.allowed_cpus) == nodes
     assert layout.allowed_nodes == {1}
-
-
-def test_cpus_that_are_allowed_but_not_there_and_a_node_with_neither_cpus_nor_memory_do_not_count(machine):
-    assert read_layout(machine(two_sockets("0-1023"))).allowed_cpus == frozenset(range(8))
-    absent = {f"{NODES}/node2/cpulist": "", f"{NODES}/node2/meminfo": "Node 2 MemTotal: 0 kB"}
-    assert len(read_layout(machine(two_sockets() | absent)).nodes) == 2
 
 
 VENDOR, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"

@@ -14,22 +14,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, gpus, resolve
 from pyperf_suite.hardware.machine import identity, source_of, state
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.software import compiler, copies, loader_folders, mapped
+from pyperf_suite.hardware.software import compiler, copies, mapped
 from tests.core.repository import Repository
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("Intel(R) Xeon(R) Processor", "cpu-intel-xeon-processor-2c"),
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "cpu-intel-xeon-2.20ghz-2c"),
-        ("AMD EPYC 7R13 Processor", "cpu-amd-epyc-7r13-processor-2c"),
-        ("Arm Neoverse-V2", "cpu-arm-neoverse-v2-2c"),
-        ("Apple M3 Pro", "cpu-apple-m3-pro-2c"),
-    ],
-)
-def test_slugs_read_as_the_machines_they_name(model, name):
-    assert module.slug("cpu", model, "2c") == name
 
 
 @given(st.text(max_size=80) | st.text("a-", min_size=90), st.integers(1, 4096))
@@ -61,9 +47,6 @@ def test_gpus_are_another_machine_by_their_number_link_and_slice(
     assert found.fields == alone | {"count": 1, "link": "none"} | changed
 
 
-CPUS = "sys/devices/system/cpu"
-
-
 def test_state_is_plain_json_with_versions_and_names_neither_the_host_nor_anyones_folder():
     found = module.state(Device("cpu"))
     assert json.loads(json.dumps(found)) == found
@@ -73,14 +56,6 @@ def test_state_is_plain_json_with_versions_and_names_neither_the_host_nor_anyone
     text = json.dumps(module.state(Device("cpu")))
     assert str(Path.home()) not in text.split('"')
     assert socket.gethostname() not in text.split('"')
-
-
-def test_what_the_kernel_has_no_file_for_is_none(machine):
-    found = module.kernel_state(machine({}), frozenset())
-    assert found["governors"] == []
-    unknown = {name for name, value in found.items() if value is None}
-    assert unknown == {"turbo", "smt", "transparent_hugepages", "cpu_quota_cores", "hypervisor", "container"}
-    assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True  # AMD's
 
 
 @pytest.mark.parametrize(
@@ -121,26 +96,6 @@ def test_a_checkout_names_its_commit_and_another_that_the_environment_points_to_
     assert source_of(package) == {"commit": commit, "dirty": False}
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert source_of(package)["commit"] == commit
-
-
-def test_changed_files_make_it_dirty_and_new_ones_do_not(package):
-    (package / "notes.txt").write_text("of no weight")
-    assert source_of(package)["dirty"] is False
-    (package / "__init__.py").write_text("changed = True")
-    assert source_of(package)["dirty"] is True
-
-
-def test_a_package_installed_inside_another_projects_checkout_has_no_commit(package):
-    installed = package / ".venv" / "package"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("")
-    assert source_of(installed) == {}
-
-
-def test_where_there_is_no_checkout_or_no_git_there_is_no_commit(tmp_path, package, monkeypatch):
-    assert source_of(tmp_path) == {}
-    monkeypatch.setenv("PATH", "")
-    assert source_of(package) == {}
 
 
 def test_a_git_that_hangs_is_not_waited_for(package, tmp_path, monkeypatch):
@@ -194,13 +149,6 @@ def test_copies_come_in_the_order_in_which_they_are_tried(machine):
         ("/usr/lib/libnccl.so.2", "loader"),
         ("/opt/conda/lib/libnccl.so.2", "elsewhere"),
     ]
-
-
-def test_one_file_by_two_names_is_one_copy_and_a_configuration_that_includes_itself_ends(machine, tmp_path):
-    files = machine({"usr/lib/libnccl.so.2": ""})
-    (tmp_path / "lib").symlink_to("usr/lib")
-    assert len(copies(files, ["libnccl.so.2"], "PYPERF_LIBNCCL", [], {})) == 1
-    assert loader_folders(machine({"etc/ld.so.conf": "include ld.so.conf\n/mine\n"})) == ("/mine",)
 
 
 def test_the_copy_in_a_process_is_read_from_its_map_and_no_other_library_is_taken_for_it():

@@ -151,28 +151,6 @@ def test_counters_of_heat_have_the_numbers_of_the_driver_or_are_not_read(driver,
     assert heat_field(driver) == field
 
 
-def test_a_slices_settings_are_its_gpus_and_links_that_are_down_are_not_counted(fake_nvml):
-    manager, piece = Nvml(fake_nvml()), UUID.replace("GPU", "MIG")
-    assert (manager.settings(piece)["power_limit_w"], manager.pcie_replays(piece)) == (650.0, 3)
-    assert manager.uuids() == ("GPU-7", "GPU-8")
-    assert Nvml(fake_nvml(links=17)).nvlink_states(UUID) == (*(True,) * 17, False)
-    none = Nvml(fake_nvml(links=0))
-    assert (none.nvlink(UUID), none.nvlink_bytes(UUID)) == (None, None)
-    assert "nvlink_bytes" not in none.load(UUID)
-
-
-@pytest.mark.parametrize(
-    ("absent", "question", "answer"),
-    [
-        ("TotalEccErrors RemappedRows RetiredPages", "memory_errors", {}),
-        ("UtilizationRates MemoryInfo FieldValues", "load", {"energy_j": 1234.5}),
-        ("PcieReplayCounter", "pcie_replays", None),
-    ],
-)
-def test_a_driver_too_old_for_a_question_leaves_its_answer_out(fake_nvml, absent, question, answer):
-    assert getattr(Nvml(fake_nvml.without(absent)()), question)(UUID) == answer
-
-
 def test_activity_is_that_since_the_last_call_in_shares_and_bytes(fake_nvml):
     manager = Nvml(fake_nvml())
     assert manager.activity(UUID) == {}
@@ -180,14 +158,6 @@ def test_activity_is_that_since_the_last_call_in_shares_and_bytes(fake_nvml):
     for _ in range(3):
         assert manager.activity(UUID) == pytest.approx(expected)
     assert manager.activity("unknown") == {}
-
-
-@pytest.mark.parametrize("function", ["QueryDeviceSupport", "SampleAlloc", "SampleGet", "MetricsGet"])
-def test_a_gpu_or_driver_without_performance_counters_reports_no_activity(fake_nvml, function):
-    old = type("Old", (fake_nvml,), {f"nvmlGpm{function}": lambda *_: 3})()
-    for manager in (Nvml(old), Nvml(fake_nvml(has_counters=False))):
-        assert [manager.activity(UUID) for _ in range(3)] == [{}, {}, {}]
-    assert len(old.samples) == (2 if function == "MetricsGet" else 0)
 
 
 @pytest.fixture

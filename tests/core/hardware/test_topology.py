@@ -93,11 +93,6 @@ def test_a_cell_is_that_of_its_column_where_one_before_it_is_empty():
         assert graph.paths == graph_of("8xh200_sxm").paths
 
 
-def test_blanks_that_stand_for_no_tabs_are_read_by_words():
-    text = "\n".join(" ".join(line.split()) for line in text_of("8xh200_sxm").splitlines())
-    assert parse(text).paths == graph_of("8xh200_sxm").paths
-
-
 @pytest.mark.parametrize(
     ("mangle", "sentence"),
     [
@@ -151,15 +146,6 @@ def test_a_machine_that_cannot_be_asked_says_why(monkeypatch, answer, reason):
     said = topology.read()
     assert isinstance(said, Unavailable)
     assert reason in str(said)
-
-
-def test_the_catalogue_of_links_is_consistent():
-    for nvlink, per_gpu in zip(links.NVLINK.values(), (6, 12, 18, 18), strict=True):
-        assert nvlink.per_link_gb_per_s is not None
-        assert nvlink.gb_per_s == per_gpu * nvlink.per_link_gb_per_s
-    for peaks in (links.NVLINK, links.PCIE):
-        rates = [peak.gb_per_s for peak in peaks.values()]
-        assert rates == sorted(rates)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +233,6 @@ def test_devices_have_their_link_the_cards_and_the_ports_above_and_are_read_back
     for device in module.devices(bus):
         assert PcieDevice.from_json(device.to_json()) == device
     assert module.devices(bus)[0].to_json()["now"] == "gen 4 x8"
-
-
-@pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("16.0 GT/s PCIe", "0"), ("16.0 GT/s PCIe", "255")])
-def test_a_device_of_unknown_link_is_left_out(machine, speed, width):
-    folder = f"{module.FOLDER}/{CARD}"
-    files = machine(link_files(folder, (speed, width), ("16.0 GT/s PCIe", "16")) | {f"{folder}/class": "0x030200"})
-    assert module.devices(files) == []
-    assert module.devices(machine({})) == []
 
 
 def test_lanes_carry_what_a_slot_of_sixteen_does_and_an_unknown_generation_nothing_known():

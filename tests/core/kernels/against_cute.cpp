@@ -1,4 +1,4 @@
-// What CuTe says of everything that tile.cuh computes, for the cases that the test lists in cases.h; it knows nothing of ours.
+// Answers of CuTe to everything that tile.cuh computes, for the cases that the test lists in cases.h; ours is not known here.
 //
 // against_cute_tile.cpp says the same of ours, in the same order: 64-bit numbers to the standard output. The argument
 // chooses what: maps, descriptors, accumulators, tensor_maps, or fragments of mma.m16n8k16.
@@ -27,7 +27,7 @@ using Fp16 = cutlass::half_t;
 using E4m3 = cutlass::float_e4m3_t;
 using Fp32 = float;
 
-// What the immediates of wgmma mean, whose text the test compares by itself.
+// The meaning of the immediates of wgmma, whose text the test compares by itself.
 static_assert(int(GMMA::Major::K) == 0 && int(GMMA::Major::MN) == 1 && int(GMMA::ScaleIn::One) == 1);
 
 static std::string what;
@@ -113,7 +113,7 @@ void operand(int extent_of_all, int depth_of_all) {
     }
 }
 
-// Which of the elements of a matrix, counted down its columns, each thread holds in each of its registers.
+// The element of a matrix, counted down its columns, in each register of each thread.
 template <class Layout>
 void places(Layout layout, int threads) {
     for (int thread = 0; thread < threads; ++thread)

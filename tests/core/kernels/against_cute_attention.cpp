@@ -1,4 +1,4 @@
-// What CuTe says of everything that attention_tile.cuh computes, for the cases that the test lists in cases.h; it knows
+// Answers of CuTe to everything that attention_tile.cuh computes, for the cases that the test lists in cases.h; it knows
 // nothing of ours. against_cute_attention_tile.cpp says the same of ours, in the same order. The argument chooses what.
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 // As nvcc says it: without, CuTe leaves tensor maps out. And they are encoded by a plain call, which ends below.

@@ -1,4 +1,4 @@
-// What attention_tile.cuh says where against_cute_attention.cpp has CuTe's answers, in the same order.
+// Answers of attention_tile.cuh where against_cute_attention.cpp has CuTe's answers, in the same order.
 #include <cstdint>
 #include <cstdio>
 #include <string>

@@ -1,4 +1,4 @@
-// Whether mma.m16n8k16 as it is emulated has each element where CuTe says: whose numbers are the standard input, for A, B
+// Comparison of mma.m16n8k16 as it is emulated with CuTe, whose numbers are the standard input: for A, B
 // and C the element of each thread's registers, counted down columns. For each place 1 or 0 goes to the standard output.
 #include <cstdint>
 #include <cstdio>

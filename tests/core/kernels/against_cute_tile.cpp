@@ -1,4 +1,4 @@
-// What tile.cuh says where against_cute.cpp has CuTe's answers, in the same order: 64-bit numbers to the standard output.
+// Answers of tile.cuh where against_cute.cpp has CuTe's answers, in the same order: 64-bit numbers to the standard output.
 #include <cstdint>
 #include <cstdio>
 #include <string>

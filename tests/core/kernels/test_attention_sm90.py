@@ -1,5 +1,4 @@
 import re
-import struct
 import subprocess
 import tempfile
 
@@ -128,29 +127,3 @@ def test_what_cannot_be_is_refused_with_the_limit_and_what_can(ask, words):
 def bound(shape: Shape, causal: bool) -> list[bytes]:
     one = specialise(104)
     return one.bind(lambda **_: b"m" * 128, (0, 0, 0, 0), 4096, shape, 104, causal, one.schedule(shape))
-
-
-def test_maps_are_of_one_head_after_the_other_and_their_boxes_what_the_kernel_copies():
-    q, k, v, o = specialise(104, keys=96).tensor_maps((0, 16, 32, 48), SHAPE, 104)
-    assert (q.shape, q.box, q.matrices, q.matrix_bytes) == ((104, 1000), (64, 128), 16, 208_000)
-    assert (k.shape, k.box, k.matrices, k.matrix_bytes) == ((104, 1003), (64, 96), 4, 208_624)
-    assert vars(v) == vars(k) | {"address": 32}
-    assert vars(o) == vars(q) | {"address": 48, "box": (64, 16)}
-    narrow, *_ = specialise(72).tensor_maps((0, 0, 0, 0), SHAPE, 72)
-    assert (narrow.box, narrow.swizzle_bytes) == ((32, 128), 64)  # 192 bytes a row are three spans of 64
-
-
-def test_arguments_are_four_maps_the_schedule_the_sizes_and_where_lse_goes():
-    *maps, schedule, sizes, lse = bound(SHAPE, causal=True)
-    assert maps == [b"m" * 128] * 4
-    assert struct.unpack("<7i", schedule[:28]) == (0, 16, 8, 1, 1, 1, 1)
-    assert struct.unpack("<iiiIiif", sizes)[:3] == (1000, 1003, 4)
-    assert struct.unpack("<iiiIiif", sizes)[5:] == (1, pytest.approx(1.44269504 / 104**0.5))
-    assert lse == struct.pack("<Q", 4096)
-    one = specialise(128)
-    assert one.schedule(SHAPE, 5, 132).packed()[:28] == struct.pack("<7i", 1, 16, 8, 1, 1, 128, 5)
-
-
-def test_few_queries_take_a_block_that_is_no_taller():
-    assert [specialise(64, seq_q=queries).queries for queries in (1, 65, 4096)] == [64, 128, 192]
-    assert specialise(128, keys=176).stages == 2  # as many as fit

@@ -1,5 +1,3 @@
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,18 +58,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask, words):
     assert str(refusal.value).count(". ") == 0
 
 
-def test_arguments_are_packed_in_the_order_of_the_kernels_parameters():
-    instance = specialise(64, 64, 32)
-    schedule = instance.schedule(100, 200, 300, "stream_k", workers=3, group=8)
-    arguments = instance.arguments(
-        0x1000, 0x2000, 0x3000, (304, 312, 200), (100, 200, 300), schedule, workspace=0x4000, flags=0x5000
-    )
-    assert struct.unpack("<QQQqqqiii84sQQ", b"".join(arguments)) == (
-        *(0x1000, 0x2000, 0x3000, 304, 312, 200, 100, 200, 300),
-        *(schedule.packed(), 0x4000, 0x5000),
-    )
-
-
 def test_operands_that_the_accesses_do_not_allow_are_refused():
     instance = specialise(64, 64, 32)
     schedule = instance.schedule(64, 64, 64, "data_parallel")
@@ -79,12 +65,3 @@ def test_operands_that_the_accesses_do_not_allow_are_refused():
         instance.arguments(0x1000, 0x2002, 0x3000, (64, 64, 64), (64, 64, 64), schedule)
     with pytest.raises(ValueError, match="leading dimension of A is 63, less than its row of 64"):
         instance.arguments(0x1000, 0x2000, 0x3000, (63, 64, 64), (64, 64, 64), schedule)
-
-
-def test_workspace_and_flags_are_counted_for_shared_tiles_alone():
-    instance = specialise(64, 64, 32)
-    shared = instance.schedule(128, 64, 256, "split_k", 4)
-    assert instance.workspace_bytes(shared) == 2 * 64 * 64 * 4
-    assert instance.flags_bytes(shared) == 2 * 4
-    assert instance.grid(shared) == 8
-    assert instance.workspace_bytes(instance.schedule(128, 64, 256, "persistent", workers=2)) == 0

@@ -1,5 +1,4 @@
 import re
-import struct
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -175,26 +174,3 @@ def test_stages_that_are_named_leave_shared_memory_to_store_buffers():
 
 def maps(addresses=(0, 0, 0), leading=(4096, 4096, 4096), specialisation=None):
     return (specialisation or specialise(128, 256)).tensor_maps(*addresses, leading, (4096, 4096, 4096))
-
-
-def test_tensor_maps_have_the_boxes_that_the_kernel_copies():
-    a, b, c = maps(specialisation=specialise(128, 256, cluster_m=2, out_type="fp32"))
-    assert (a.box, a.swizzle_bytes, a.dtype) == ((64, 128), 128, "bfloat16")
-    assert (b.box, b.swizzle_bytes) == ((64, 128), 128)  # each CTA of the pair loads half of B's 256 columns
-    assert (c.box, c.swizzle_bytes, c.stride_bytes) == ((32, 16), 128, 16384)
-    _, b, c = maps(specialisation=specialise(128, 72, cluster_n=2, b_transposed=False))
-    assert (b.box, b.swizzle_bytes) == ((8, 64), 0)
-    assert (c.box, c.swizzle_bytes) == ((8, 16), 0)
-
-
-def test_arguments_are_three_maps_the_schedule_and_two_addresses():
-    tile = specialise(128, 128, cluster_m=2, shared_tiles=True)
-    schedule = tile.schedule(4096, 4096, 4096, "stream_k", workers=60, group=8)
-    encoded = (b"a" * 128, b"b" * 128, b"c" * 128)
-    arguments = tile.arguments(encoded, schedule, 0x1000, 0x2000)
-    assert arguments[:3] == list(encoded)
-    assert arguments[3] == schedule.packed()
-    assert struct.unpack("<7i", arguments[3][:28]) == (3, 16, 32, 64, 1, 60, 8)
-    assert [struct.unpack("<Q", argument)[0] for argument in arguments[4:]] == [0x1000, 0x2000]
-    assert tile.grid(schedule) == 120
-    assert tile.workspace_bytes(schedule) == schedule.shared_tiles * 2 * 128 * 128 * 4

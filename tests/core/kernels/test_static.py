@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.kernels import attention, gemm_sm80, matmul, nvrtc, static
+from pyperf_suite.kernels import attention, gemm_sm80, matmul, nvrtc
 from pyperf_suite.kernels.attention_defaults import RIVALS, default_configuration
-from pyperf_suite.kernels.disassembly import NoDisassembler, Unreadable, disassemble, disassembler, parse
+from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler, parse
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.occupancy import occupancy
-from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton, triton_kernels
-from pyperf_suite.record.record import Metric
+from pyperf_suite.kernels.static import StaticMetrics, of_cuda, of_triton, triton_kernels
 
 pytestmark = pytest.mark.usefixtures("tools")
 
@@ -214,17 +213,6 @@ def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel_but_one_rival(
     assert serialised <= {"triton_attention_bf16_d64_causal_128x128_s2_w4_descriptors"}
 
 
-def test_metrics_are_those_of_a_record_and_exact():
-    metrics = metrics_of(specialise(64, 64, 32), "sm_80")
-    records = {name: Metric.from_json(figures) for name, figures in metrics.metrics().items()}
-    assert records["registers"].unit == "registers"
-    assert records["registers"].samples == [metrics.registers]
-    assert all(metric.low == metric.value == metric.high for metric in records.values())
-    assert sum(metric.value for name, metric in records.items() if name.startswith("instructions_")) == 2 * (
-        records["instructions_all"].value
-    )
-
-
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
@@ -268,20 +256,6 @@ for module in (gemm_sm80, gemm_sm90):
     assert ampere.isdigit()
     words = rf"NVRTC {version[:4]} is too old for this disassembler: cuobjdump 1\d\.\d .* sm_90a. Use NVRTC 12.3"
     assert hopper.isdigit() if is_read else re.match(words, hopper)
-
-
-def test_a_compiler_that_is_too_old_for_the_disassembler_is_named_and_another_is_not_blamed(monkeypatch):
-    def refuses(*_):
-        raise Unreadable("cuobjdump cannot read this binary: it does not contain device code")
-
-    monkeypatch.setattr(static, "disassemble", refuses)
-    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *_: nvrtc.Compiled(b"", ""))
-    (kernel, *_) = default_set()
-    for version, error in (((12, 2), NoDisassembler), ((12, 3), Unreadable)):
-        monkeypatch.setattr(nvrtc, "version", lambda version=version: version)
-        with pytest.raises(error) as refusal:
-            of_cuda(kernel.name, kernel, gemm_sm80.sources(), "sm_80")
-        assert ("NVRTC 12.2" in str(refusal.value)) == (error is NoDisassembler)
 
 
 def test_instructions_are_counted_without_predicates_and_suffixes():
@@ -328,16 +302,6 @@ def test_occupancy_is_what_the_scarcest_resource_allows(target, threads, registe
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
     assert found.warps == blocks * threads // 32
     assert found.share == found.warps / found.most_warps
-
-
-def test_occupancy_of_an_unknown_target_is_refused_with_those_known():
-    with pytest.raises(ValueError, match=r"limits of sm_75 are not known: .*sm_80, sm_86"):
-        occupancy("sm_75", 128, 32, 0)
-
-
-def test_no_opcode_belongs_to_two_classes():
-    opcodes = [opcode for members in INSTRUCTION_CLASSES.values() for opcode in members]
-    assert len(opcodes) == len(set(opcodes))
 
 
 def test_a_missing_compiler_or_disassembler_says_how_to_get_it(monkeypatch, tmp_path):

@@ -177,30 +177,6 @@ def test_causal_with_more_queries_than_keys_and_gradients_of_a_forward_configura
         Gradients(Configuration(16, 16, 16), Shape(1, 1, 1, 8, 8), "cpu")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t: {"q": t["q"][:, :, :8]}, "Q is bfloat16[2, 4, 8, 20]"),
-        (lambda t: {"k": t["k"].float()}, "this attention takes bfloat16[2, 2, 48, 20]"),
-        (lambda t: {"v": t["v"].transpose(2, 3).contiguous().transpose(2, 3)}, "V has strides"),
-        (lambda t: {"lse": t["lse"].bfloat16()}, "The log-sum-exp is bfloat16"),
-        (lambda t: {}, "rows of 40 bytes"),
-    ],
-    ids=["shape", "dtype", "strides", "log-sum-exp", "rows for TMA"],
-)
-def test_tensors_that_the_kernel_cannot_take_are_refused_in_one_sentence(change, words):
-    torch = pytest.importorskip("torch")
-    operands = "descriptors" if words.startswith("rows") else "addresses"
-    configuration = Configuration(16, 16, 20, operands=operands)
-    shape = Shape(2, 4, 2, 32, 48)
-    tensors = {name: torch.zeros(shape.q(20), dtype=torch.bfloat16) for name in ("q", "o")}
-    tensors |= {name: torch.zeros(shape.k(20), dtype=torch.bfloat16) for name in ("k", "v")}
-    tensors["lse"] = torch.zeros(shape.lse)
-    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
-        Attention(configuration, shape, "cpu").bind(**(tensors | change(tensors)))
-    assert ". " not in str(refusal.value)
-
-
 def test_programs_and_padding_are_counted_as_the_law_counts_them():
     pytest.importorskip("torch")
     configuration = Configuration(128, 64, 80)
@@ -221,8 +197,3 @@ def test_there_is_a_default_configuration_for_every_head_dim_and_dtype(target, h
         assert requested.descriptors == (
             target != "sm_80" and head_dim * (4 if dtype == "float32" else 2) % 16 == 0 and head_dim <= 256
         )
-
-
-def test_few_queries_take_a_block_no_taller_than_a_tensor_core():
-    assert default_configuration("sm_90", 64, "bfloat16", seq_q=1).block_m == 16
-    assert default_configuration("sm_90", 64, "bfloat16", seq_q=40).block_m == 64

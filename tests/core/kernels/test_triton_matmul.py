@@ -131,28 +131,6 @@ def test_a_configuration_or_schedule_that_cannot_be_is_refused_in_one_sentence(c
     assert ". " not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t: {"a": t["a"][:, :32]}, "A is bfloat16[64, 32]"),
-        (lambda t: {"b": t["b"].float()}, "takes bfloat16[96, 48]"),
-        (lambda t: {"c": t["c"].t().contiguous().t()}, "stride 64 along its rows"),
-        (lambda t: {"a": t["wide"][:, 1:49]}, "starts at an address that is 2 bytes past a multiple of 16"),
-        (lambda t: {"a": t["odd"][:, :48]}, "row stride that is 2 bytes past a multiple of 16"),
-    ],
-    ids=["shape", "dtype", "column-major C", "address", "row stride"],
-)
-def test_tensors_that_descriptors_cannot_take_are_refused_in_one_sentence(change, words):
-    torch = pytest.importorskip("torch")
-    product = Product(Configuration((64, 32, 32), operands="descriptors"), 64, 96, 48, "cpu")
-    empty = {"a": (64, 48), "b": (96, 48), "c": (64, 96), "wide": (64, 64), "odd": (64, 49)}
-    tensors = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in empty.items()}
-    tensors |= change(tensors)
-    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
-        product.bind(tensors["a"], tensors["b"], tensors["c"])
-    assert ". " not in str(refusal.value)
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_a_compiler_that_is_not_told_what_divides_drops_the_pipeline(target, triton_cache, tools):
     pytest.importorskip("triton")
@@ -201,13 +179,6 @@ def test_sizes_and_targets_that_cannot_be_are_refused_in_one_sentence(ask, words
     with pytest.raises(ValueError, match=words) as refusal:
         ask()
     assert ". " not in str(refusal.value)
-
-
-def test_workspace_is_a_tile_of_fp32_for_each_shared_tile():
-    pytest.importorskip("torch")
-    configuration = Configuration((16, 32, 32), policy="stream_k", workers=4)
-    assert Product(configuration, 16 * 7, 32, 64, "cpu").workspace_bytes == 7 * (16 * 32 + 1) * 4
-    assert Product(replace(configuration, workers=7), 16 * 7, 32, 64, "cpu").workspace_bytes == 8
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
-from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import (
-    LARGEST,
     ModelDimensions,
     Sharding,
     attention_call,
@@ -18,7 +16,7 @@ from pyperf_suite.laws.transformer import (
     model_flop,
     products,
 )
-from tests.models import DEEPSEEK, GEMMA, KINDS, LLAMA, MIXTRAL, MODELS, SCOUT, SMALL_LLAMA, sizes
+from tests.models import DEEPSEEK, GEMMA, KINDS, LLAMA, MIXTRAL, MODELS, SMALL_LLAMA, sizes
 
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
@@ -138,12 +136,6 @@ def test_dimensions_that_contradict_each_other_are_refused(wrong, sentence):
         ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
 
 
-def test_the_largest_dimensions_together_are_counted_in_64_bits():
-    sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
-    largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
-    assert 1 << 62 < largest.parameters < 1 << 63
-
-
 def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200) -> ModelDimensions:
     return ModelDimensions(layers, hidden, 4 * hidden, heads, vocab, positions=2048, bias=True, tied=True)
 
@@ -201,24 +193,6 @@ def test_a_query_sees_its_window_or_its_chunk_and_no_key_behind_it(seq, window, 
     model = replace(SMALL_LLAMA, window=window, windowed_layers=12, chunked=chunked)
     [call] = attention_calls(model, 2, seq)
     assert call.flop() == 4 * 2 * model.heads * model.head_dim * seen(seq, window, chunked) * 12
-
-
-def test_layers_with_a_window_and_without_are_two_calls():
-    whole, windowed = attention_calls(GEMMA, 2, 4096)
-    assert (whole.calls, whole.window, windowed.calls, windowed.window) == (2, 0, 10, 256)
-    whole, chunked = attention_calls(SCOUT, 2, 4096)
-    assert (whole.calls, chunked.calls, chunked.batch, chunked.seq, chunked.window) == (3, 9, 32, 256, 0)
-    [only] = attention_calls(SMALL_LLAMA, 2, 4096)
-    assert (only.calls, only.is_windowed) == (12, False)
-
-
-def test_a_window_costs_no_parameters_and_saves_attention_alone():
-    assert GEMMA.parameters == SMALL_LLAMA.parameters
-    [whole] = attention_calls(SMALL_LLAMA, 1, 8192)
-    assert model_flop(SMALL_LLAMA, 1, 8192) - model_flop(GEMMA, 1, 8192) == pytest.approx(
-        3 * (10 / 12) * whole.flop() * (1 - seen(8192, 256, False) / seen(8192, 8192, False))
-    )
-    assert activation_bytes(GEMMA, 1, 8192) == activation_bytes(SMALL_LLAMA, 1, 8192)
 
 
 @pytest.mark.parametrize(

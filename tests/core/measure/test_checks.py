@@ -196,16 +196,6 @@ def test_of_a_part_the_last_launch_is_looked_at_and_the_later_half_of_a_rotation
     assert checks.checked == 7 + 6
 
 
-@pytest.mark.parametrize("can_stop", [True, False])
-def test_as_many_samples_are_taken_as_are_asked_for_wherever_it_stops(can_stop):
-    launches = Simulated()
-    checks = checks_of(launches)
-    checks.before_timing()
-    launched = launches.launched
-    assert len(checks.checking(launches, can_stop).time(launches.launch, 0, 50, 3)) == 50
-    assert launches.launched == launched + 150
-
-
 @pytest.mark.parametrize(("sets", "shortest", "longest"), [(1, 4, 12), (8, 4, 12), (21, 10, 31)])
 def test_stops_are_half_a_rotation_to_one_and_a_half_apart_and_of_few_sets_eight_launches_on_average(
     sets, shortest, longest

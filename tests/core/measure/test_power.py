@@ -94,14 +94,6 @@ def test_samples_of_a_load_come_after_it_has_settled():
     assert clocks[0] < 0.95 * HIGHEST_HZ
 
 
-def test_without_a_clock_the_speed_of_launches_settles_and_without_readings_there_are_no_watts():
-    gpu = FakeGpu(2)
-    watch = SimpleNamespace(name="", resolution_s=0.0, time=FakeGpuStopwatch(gpu, Kernel(5e-4, 1000)).time)
-    found = settle(int, watch, 0, 1, 5e-4, clock=gpu.clock)
-    assert found.is_settled
-    assert found.watts(None, gpu.now_s) is None
-
-
 @pytest.mark.parametrize("has_counter", [True, False])
 def test_joules_are_the_counters_or_power_over_time(has_counter, uuid):
     gpu = FakeGpu(0)

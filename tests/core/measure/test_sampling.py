@@ -3,7 +3,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.measure import sampling
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, warm_up
 from pyperf_suite.record.interval import MedianInterval, median_interval
 from tests.core.series import correlated
@@ -74,13 +73,6 @@ def test_samples_are_long_enough_for_the_shortest_time_to_be_reached(replay):
     found = measure(ignore, stopwatch, rule, clock=stopwatch.clock)
     assert found.launches_per_sample == 1000
     assert found.converged
-
-
-def test_operands_can_rotate_by_an_index_that_never_repeats(replay):
-    indices: list[int] = []
-    stopwatch = replay(noisy(1e-4, 0.05), resolution_s=1e-6)
-    found = measure(indices.append, stopwatch, clock=stopwatch.clock)
-    assert indices == list(range(found.warmup_launches + len(found.seconds) * found.launches_per_sample))
 
 
 def test_a_watch_discards_blocks_for_its_reason_and_nothing_else(replay):
@@ -158,24 +150,6 @@ def test_blocks_of_a_warm_up_take_an_eighth_of_the_time_and_batches_grow_tenfold
     stopwatch = replay(lambda index: 0.9 if index == 0 else 0.01 * 1.5**index)
     warm_up(ignore, stopwatch, SteadyRule(), clock=stopwatch.clock)
     assert stopwatch.calls[:2] == [(0, 1, 1), (1, 1, 1)]
-
-
-def test_a_warm_up_ends_at_its_least_time_or_with_the_longest_history(replay, monkeypatch):
-    # An eighth of 2.5 s is one launch of 0.25 s, and ten of them are all of it.
-    stopwatch = replay(lambda index: 0.25)
-    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 10
-    monkeypatch.setattr(sampling, "_LONGEST_HISTORY", 1)
-    assert warm_up(ignore, stopwatch, SteadyRule(min_time_s=2.5, time_cap_s=60.0), clock=stopwatch.clock).launches == 1
-
-
-def test_when_a_clock_began_does_not_matter(replay):
-    def calls(now: float) -> list[tuple[int, int, int]]:
-        stopwatch = replay(noisy(1e-3, 0.01))
-        stopwatch.now = now
-        measure(ignore, stopwatch, clock=stopwatch.clock)
-        return stopwatch.calls
-
-    assert calls(64.0) == calls(0.0)
 
 
 @pytest.mark.parametrize("told", [1.0, 1e-3], ids=["itself", "more than it tells"])
@@ -262,21 +236,6 @@ def test_the_interval_is_looked_at_again_half_as_many_samples_later_and_at_the_m
 
 
 @pytest.mark.parametrize(
-    ("rule", "wrong"),
-    [
-        *((SteadyRule, wrong) for wrong in ({"tolerance": 0.0}, {"min_time_s": 2.0}, {"min_time_s": -1.0})),
-        (SteadyRule, {"launches": -1}),
-        *((StopRule, wrong) for wrong in ({"relative_half_width": 0.0}, {"confidence": 95}, {"min_samples": 0})),
-        *((StopRule, wrong) for wrong in ({"max_samples": 5}, {"least_samples": 50}, {"min_effective_samples": -1})),
-        *((StopRule, wrong) for wrong in ({"time_cap_s": -1.0}, {"checkpoint_growth": 1.0})),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(rule, wrong):
-    with pytest.raises(ValueError, match=r"must|cannot"):
-        rule(**wrong)
-
-
-@pytest.mark.parametrize(
     ("samples", "interval", "precise"),
     [
         (20, MedianInterval(0.875, 1.125, 0.9, 20.0), True),
@@ -288,14 +247,6 @@ def test_rules_that_make_no_sense_are_refused(rule, wrong):
 )
 def test_precise_is_what_has_each_of_the_things_asked_for_and_no_more(samples, interval, precise):
     assert StopRule(0.125, 0.9, min_samples=20).is_precise([1.0] * samples, interval) is precise
-
-
-@pytest.mark.parametrize(
-    ("samples", "elapsed_s", "limit"),
-    [(1999, 4.9, None), (2000, 0.0, "max_samples"), (3, 5.0, "time_cap"), (2, 5.0, None)],
-)
-def test_a_limit_is_reached_where_it_is_met(samples, elapsed_s, limit):
-    assert StopRule().reached_limit(samples, elapsed_s) == limit
 
 
 def test_a_block_fills_its_time_or_half_of_what_is_left():

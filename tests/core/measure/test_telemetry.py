@@ -1,12 +1,7 @@
-import json
 import os
-import time
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
-from pyperf_suite.hardware.devices import Device, Unavailable
 from pyperf_suite.measure import telemetry
 from pyperf_suite.measure.telemetry import DISCARD_REASONS, AroundGpu
 
@@ -19,12 +14,6 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "_psutil_mhz", list)
     (tmp_path / "proc").mkdir()
     return tmp_path
-
-
-def test_what_cannot_be_read_is_absent(elsewhere):
-    taken = telemetry.snapshot()
-    assert "monotonic_s" in taken
-    assert not {"cpu_mhz", "temperature_celsius", "cpu_steal_s"} & set(taken)
 
 
 def test_stolen_time_is_a_share_of_the_time_wanted(elsewhere):
@@ -59,45 +48,12 @@ def test_clocks_are_those_of_the_cores_this_process_may_use_by_the_governor_if_i
     assert telemetry.snapshot()["cpu_mhz"]["high"] == 1003.5
 
 
-def test_without_files_the_clock_is_psutils_and_memory_is_in_kib_but_on_a_mac(monkeypatch):
-    monkeypatch.setattr("psutil.cpu_freq", lambda: SimpleNamespace(current=2100.0))
-    assert telemetry._psutil_mhz() == [2100.0]
-    usage = SimpleNamespace(ru_utime=1.5, ru_stime=0.25, ru_nvcsw=3, ru_nivcsw=4, ru_majflt=5, ru_maxrss=7)
-    monkeypatch.setattr(telemetry.resource, "getrusage", lambda _: usage)
-    for system, unit_bytes in (("Linux", 1024), ("Darwin", 1)):
-        monkeypatch.setattr(telemetry.os, "uname", lambda system=system: SimpleNamespace(sysname=system))
-        found = telemetry._process_usage()
-        assert (found["process_cpu_s"], found["peak_memory_bytes"]) == (1.75, 7 * unit_bytes)
-
-
 def test_the_hottest_sensor_is_reported(elsewhere):
     for zone, value in (("thermal_zone0", "41000\n"), ("thermal_zone1", "55500\n"), ("thermal_zone2", "broken\n")):
         folder = elsewhere / "sys/class/thermal" / zone
         folder.mkdir(parents=True)
         (folder / "temp").write_text(value)
     assert telemetry.snapshot()["temperature_celsius"] == 55.5
-
-
-def test_around_reports_the_block_even_if_it_fails():
-    def fail():
-        time.sleep(0.01)
-        raise RuntimeError
-
-    around = telemetry.Around()
-    with pytest.raises(RuntimeError), around:
-        fail()
-    report = around.report
-    assert report["elapsed_s"] >= 0.01
-    assert report["before"]["monotonic_s"] < report["after"]["monotonic_s"]
-    json.dumps(report, allow_nan=False)
-
-
-def test_waiting_shows_as_context_switches_of_this_process():
-    with telemetry.Around() as around:
-        for _ in range(5):
-            time.sleep(0.001)
-    assert around.report["voluntary_context_switches"] >= 5
-    assert around.report["involuntary_context_switches"] >= 0
 
 
 class FakeManager:
@@ -140,15 +96,6 @@ def test_readings_stand_before_and_after_with_every_reason_seen_between():
     }
 
 
-def test_between_blocks_nothing_is_asked_for_but_throttle_reasons():
-    manager = FakeManager([])
-    with AroundGpu(manager, "GPU-1") as gpu:
-        before = len(manager.requested)
-        for _ in range(3):
-            gpu.why_discard()
-        assert manager.requested[before:] == ["throttle reasons"] * 3
-
-
 def test_what_went_over_the_links_meanwhile_is_reported_where_it_is_counted():
     with AroundGpu(FakeManager([], links=True), "GPU-1") as gpu:
         pass
@@ -176,23 +123,3 @@ def test_what_lowered_clocks_during_a_block_is_counted_and_not_what_the_gpu_says
     manager.throttled_s = lambda uuid: {"power cap": 1.0}
     with AroundGpu(manager, "GPU-1") as gpu:
         assert gpu.why_discard() == "thermal slowdown by software"
-
-
-def test_only_a_gpu_with_nvml_has_readings(monkeypatch):
-    monkeypatch.setattr(telemetry, "gpus", lambda: [SimpleNamespace(uuid="GPU-1")])
-    for manager, kind in ((FakeManager([]), AroundGpu), (Unavailable("no NVML"), nullcontext)):
-        monkeypatch.setattr(telemetry, "nvml", lambda manager=manager: manager)
-        assert type(telemetry.around_gpu(Device("cuda", 0))) is kind
-        assert type(telemetry.around_gpu(Device("cpu"))) is nullcontext
-
-
-def test_a_gpu_without_readings_discards_nothing():
-    silent = SimpleNamespace(
-        readings=lambda uuid: {},
-        throttle_reasons=lambda uuid: None,
-        throttled_s=lambda uuid: None,
-        nvlink_bytes=lambda uuid: None,
-    )
-    with AroundGpu(silent, "GPU-1") as gpu:
-        assert gpu.why_discard() is None
-    assert gpu.report["before"] == {}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure import telemetry
-from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, sampling, to_the_end
+from pyperf_suite.measure.sampling import REPEATED_SHARE, SteadyRule, StopRule, sampling, to_the_end
 from pyperf_suite.measure.telemetry import PYTHON_LOOP, SLOW, STOLEN, WAITED, Disturbances
 from pyperf_suite.record.interval import RUN_SPREAD, UNDISTURBED, another_runs, undisturbed_interval
 from tests.records import measure
@@ -148,27 +148,6 @@ def test_clocks_that_recover_from_wide_vectors_are_not_slow_cores(machine, monke
     assert found.reasons == ["", SLOW]
 
 
-def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
-    stopwatch = replay(lambda index: 1e-3)
-    turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
-    lasted = []
-    for _ in turns:
-        lasted.append(stopwatch.now)
-    assert max(np.diff(lasted)) <= RULE.block_s * 1.1
-
-
-def test_after_others_had_a_turn_launches_go_uncounted_first(replay):
-    def taken(others_ran):
-        stopwatch = replay(lambda index: 1e-3)
-        turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
-        next(turns)
-        calls = len(stopwatch.calls)
-        turns.send(others_ran)
-        return len(stopwatch.calls) - calls
-
-    assert (taken(False), taken(True)) == (1, 2)
-
-
 def test_launches_that_take_the_same_stop_at_the_fewest_slices(replay):
     stopwatch = replay(lambda index: 1e-3)
     rule = StopRule(0.03, 0.9, min_samples=6, min_effective_samples=6, time_cap_s=5.0, quantile=UNDISTURBED)
@@ -177,15 +156,6 @@ def test_launches_that_take_the_same_stop_at_the_fewest_slices(replay):
     assert len(found.slices) == 6
     assert sum(found.slices) == len(found.seconds)
     assert found.value == pytest.approx(1e-3)
-
-
-def test_a_clock_of_its_own_runs_only_in_its_turns():
-    clock = OwnTime()
-    assert clock() == 0
-    with clock:
-        first = clock()
-    assert clock() >= first
-    assert clock() == clock()
 
 
 @pytest.fixture

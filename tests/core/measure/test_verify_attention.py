@@ -234,22 +234,6 @@ def test_one_key_missed_of_thousands_is_seen_in_tensors_too():
     assert attention.verify({"o": out}).message == "o[0, 2, 0, 5] is nan"
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
-def test_what_depends_on_the_operands_alone_is_computed_once(budget, backward):
-    attention = Attention(MANY, causal=True)
-    outputs = attention.outputs(backward)
-    keep = Remembered()
-    first = attention.verify(outputs, pair_budget=budget, keep=keep)
-    assert first.passed
-    count = keep.computed
-    assert count >= 4
-    assert attention.verify(outputs, pair_budget=budget, keep=keep) == first
-    outputs["dq" if backward else "o"][1, 5, 0, 3] += 1
-    assert not attention.verify(outputs, pair_budget=budget, keep=keep).passed
-    assert keep.computed == count
-
-
 def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors():
     attention = Attention((1, 4, 2, 8, 8, 16), causal=False)
     outputs = attention.outputs(backward=False)

@@ -270,14 +270,6 @@ def test_an_attention_that_cannot_be_computed_is_refused_in_one_sentence(native,
     assert str(refusal.value).endswith(".")
 
 
-def test_check_blocks_names_blocks_that_can_be_computed(native, isa):
-    keys = native.micro_tile(isa)[1]
-    for m, n, nearest in [(0, 3 * keys + 1, f"1x{3 * keys}"), (9000, 9000, f"8192x{512 // keys * keys}")]:
-        with pytest.raises(ValueError, match=f"the nearest blocks that can are {nearest}\\."):
-            native.check_blocks(m, n, isa)
-        native.check_blocks(*(int(side) for side in nearest.split("x")), isa)
-
-
 @pytest.mark.parametrize("missing", range(4))
 def test_an_operand_without_an_address_is_refused_before_anything_is_written(native, missing):
     memory = np.zeros(64 * 64 * 4, np.float32)
@@ -286,13 +278,3 @@ def test_an_operand_without_an_address_is_refused_before_anything_is_written(nat
     with pytest.raises(ValueError, match=f"{'QKVO'[missing]} has address 0"):
         native.Attention(**arguments(native)).run(*addresses)
     assert (memory == 0).all()
-
-
-def test_an_attention_reports_what_it_uses_and_pads_head_dim_to_one_vector(native, isa):
-    rows, keys = native.micro_tile(isa)
-    vector = keys // 2
-    attention = native.Attention(**arguments(native, isa=isa, blocks=(32, keys), head_dim=2 * vector + 1, pin=False))
-    assert (attention.isa, attention.micro_tile, attention.workers) == (isa, (rows, keys), 1)
-    assert attention.padded_head_dim == 3 * vector
-    assert attention.workspace_bytes > 0
-    assert attention.pinned is False

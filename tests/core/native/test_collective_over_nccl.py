@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,6 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import DTYPES, OPERATIONS, CollectiveParameters
-from pyperf_suite.workloads.collective.nccl import _open
 
 pytestmark = pytest.mark.slow
 
@@ -127,23 +125,6 @@ def test_what_a_version_lacks_is_made_of_sends_or_refused(double, fake_libnccl, 
         assert policy["reason"] == (
             "NCCL 2.14.0 has no setting CTAPolicy, 2.27.0 or later has: update it, or leave it out."
         )
-
-
-@pytest.mark.parametrize(("version", "asking"), [(22200, [0]), (23203, [0, 128, 256])])
-def test_one_rank_in_128_gives_an_id_where_the_library_takes_several(
-    double, fake_libnccl, monkeypatch, version, asking
-):
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
-    ids = {rank: _open({}, SimpleNamespace(rank=rank), resolve("cpu"))[3] for rank in (0, 1, 127, 128, 129, 256, 299)}
-    assert [rank for rank, unique_id in ids.items() if len(unique_id) == 128] == asking
-
-
-def test_no_window_is_refused_in_words(double, fake_libnccl, monkeypatch):
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_WINDOWS")))
-    with WorkerPool(resolve("cpu"), 15) as pool:
-        answer = pool.measure(0, Case("collective", replace(SMALL, symmetric=True), "nccl"), None)
-    assert answer["outcome"] == "unsupported"
-    assert "NCCL made no symmetric window of these buffers" in answer["reason"]
 
 
 def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch):

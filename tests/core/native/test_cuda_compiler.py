@@ -111,13 +111,6 @@ def test_the_kernel_that_compares_finds_one_wrong_element_anywhere(tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_headers_are_found_by_the_name_they_are_given_under(compiler):
-    source = '#include "parts/one.cuh"\n' + ADD_ONE.replace("1.0f", "ONE")
-    result = compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 1.0f"})
-    assert result.cubin == compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 1.0f"}).cubin
-    assert result.cubin != compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 2.0f"}).cubin
-
-
 def test_another_process_finds_a_kernel_and_what_its_compiler_reported_in_a_folder_of_its_users_alone(compiler, folder):
     options = [*OPTIONS, "--ptxas-options=--verbose"]
     first, second = (compiled(compiler(), options=options) for _ in range(2))
@@ -126,12 +119,6 @@ def test_another_process_finds_a_kernel_and_what_its_compiler_reported_in_a_fold
     assert "registers" in first.log
     assert folder.stat().st_mode & 0o077 == 0
     assert entry(folder).stat().st_mode & 0o077 == 0
-
-
-def test_without_a_folder_a_kernel_is_remembered_by_its_compiler_alone(cuda, nvrtc):
-    compiler = KernelCache(cuda.Compiler([nvrtc]), "")
-    assert [compiled(compiler).from_cache for _ in range(2)] == [False, True]
-    assert not compiled(KernelCache(cuda.Compiler([nvrtc]), "")).from_cache
 
 
 @pytest.mark.parametrize(
@@ -256,14 +243,6 @@ def test_a_folder_that_cannot_be_written_is_warned_of_once_and_kernels_compile_a
         warnings.simplefilter("error")
         assert compiled(compiler).from_cache  # remembered in memory
         assert not compiled(compiler, architecture="sm_90").from_cache
-
-
-def test_a_mistake_in_a_source_shows_the_compilers_log(cuda, compiler, folder):
-    with pytest.raises(
-        cuda.CompileError, match=r"(?s)cannot compile test\.cu for sm_80 .*test\.cu\(1\): error: .*missing"
-    ):
-        compiled(compiler(), 'extern "C" __global__ void f() { missing(); }')
-    assert not folder.exists()
 
 
 def test_an_architecture_this_nvrtc_does_not_know_is_not_available(cuda, compiler):

@@ -76,26 +76,6 @@ def test_launches_of_a_load_are_not_held_back_if_the_gpu_takes_longer_than_the_h
     assert work.indices[-5:] == [399, 400, 401, 402, 403]
 
 
-def test_the_time_of_an_empty_pair_of_events_is_taken_off_and_stated(device, fake):
-    stopwatch = device.stopwatch()
-    fake.set(event_ns=500)
-    assert stopwatch.time(Work(device, stopwatch).launch, 0, 2, 1) == pytest.approx([KERNEL_S] * 2, rel=1e-6)
-    assert stopwatch.sampling == {"empty_s": [pytest.approx(EVENT_S)] * 3}
-    assert stopwatch.resolution_s == pytest.approx(EVENT_S)
-
-
-def test_the_stopwatch_reports_seconds_a_sample_its_clock_and_how_gaps_were_hidden(device, fake):
-    fake.set(kernel_ns=100_000)
-    watches = [device.stopwatch(queueing) for queueing in ("held", "graph", "open")]
-    for stopwatch in watches:
-        seconds = stopwatch.time(Work(device, stopwatch).launch, first=0, samples=3, launches_per_sample=10)
-        assert seconds == pytest.approx([10 * 100e-6] * 3, rel=1e-6)
-        assert stopwatch.clocks_hz(2) == pytest.approx([1.98e9] * 2, rel=1e-3)
-        assert stopwatch.clocks_hz(0) == []
-    assert len({stopwatch.name for stopwatch in watches}) == 3
-    assert all("cuda events" in stopwatch.name for stopwatch in watches)
-
-
 class ManyKernels(Work):
     """Launches of `kernels` kernels each; with `waits` each also waits for the device."""
 
@@ -132,15 +112,6 @@ def test_every_operand_set_is_launched_before_the_stream_is_held(device, fake):
     assert holds[len(before)] is True
     assert not any(holds[: len(before)])
     assert work.indices[len(before) :] == [4, 5]
-
-
-def test_a_launch_timed_before_is_not_made_ready_again(device):
-    stopwatch = device.stopwatch()
-    work = Work(device, stopwatch)
-    stopwatch.time(work.launch, first=4, samples=1, launches_per_sample=1)
-    ready = len(work.indices)
-    stopwatch.time(work.launch, first=5, samples=1, launches_per_sample=1)
-    assert work.indices[ready:] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kernels", [1, 4, 12, 300, 505])
@@ -185,14 +156,6 @@ def test_a_launch_that_waits_for_the_device_is_timed_without_a_held_stream_and_t
     assert fake.get("timed_out") == 1
 
 
-def test_all_cases_of_a_device_share_a_stream_whatever_becomes_of_the_last(device, fake):
-    first = device.stopwatch()
-    stream, live = first.stream, fake.get("live")
-    del first
-    assert [device.stopwatch(queueing).stream for queueing in ("held", "graph", "open")] == [stream] * 3
-    assert fake.get("live") == live
-
-
 def test_the_sampling_loop_drives_it_as_any_other_clock(device):
     stopwatch = device.stopwatch()
     work = Work(device, stopwatch)
@@ -212,12 +175,6 @@ def test_a_machine_without_driver_or_nvrtc_makes_the_case_unsupported(native, fa
     monkeypatch.setenv(variable, f"/nowhere/{library}")
     with pytest.raises(Unsupported, match=rf"{variable}=/nowhere/{re.escape(library)} cannot be opened"):
         cuda_device(0)
-
-
-def test_an_architecture_that_nvrtc_does_not_know_makes_the_case_unsupported(device, fake, native):
-    fake.set(major=99)
-    with pytest.raises(Unsupported, match="does not know sm_990a"):
-        CudaDevice(0).compile("work.cu", WORK, {})
 
 
 @pytest.mark.parametrize(

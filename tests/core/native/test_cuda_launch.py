@@ -44,11 +44,6 @@ def test_a_second_launch_with_less_shared_memory_leaves_the_first_what_it_needs(
     large.run()
 
 
-def test_a_cluster_beyond_the_portable_size_is_opted_in_to(cuda, fake, kernel):
-    cuda.Launch(kernel("gemm"), (16, 1, 1), (32, 1, 1), [], cluster=(16, 1, 1))
-    assert fake.log() == ["set gemm 14 1"]
-
-
 def test_a_tensor_map_reaches_the_kernel_aligned(cuda, context, fake, kernel):
     tensor_map = cuda.tensor_map(context, 1 << 20, "bfloat16", (4096, 8192), 8192, (64, 128))
     assert len(tensor_map) == 128
@@ -131,17 +126,6 @@ def test_machine_code_the_driver_does_not_take_is_not_available(cuda, context):
         cuda.Module(context, b"")
 
 
-def test_a_kernel_that_is_not_in_the_module_is_named(cuda, kernel):
-    with pytest.raises(cuda.CudaError, match=r"Looking up the kernel absent .* CUDA_ERROR_NOT_FOUND \(500\)"):
-        kernel("absent")
-
-
-def test_a_kernel_reports_what_it_takes_of_a_multiprocessor(kernel):
-    gemm = kernel("gemm")
-    assert (gemm.registers, gemm.static_shared_bytes, gemm.local_bytes) == (168, 64, 0)
-    assert gemm.max_threads_per_block == 384
-
-
 def test_occupancy_is_asked_with_the_shared_memory_opted_in_to(kernel):
     gemm = kernel("gemm")
     assert gemm.max_active_blocks(384) == 5
@@ -180,17 +164,3 @@ MATRIX = {"address": 4096, "dtype": "bfloat16", "shape": (64, 32), "stride_bytes
 def test_what_tma_cannot_take_is_refused_with_the_limit_and_without_a_gpu(cuda, change, words):
     with pytest.raises(ValueError, match=words):
         cuda.check_tensor_map(**(MATRIX | change))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"swizzle_bytes": 0, "box": (256, 256)},
-        {"swizzle_bytes": 32, "box": (16, 1)},
-        {"shape": (1, 1), "stride_bytes": 16},
-        {"dtype": "float8_e4m3", "box": (128, 64), "l2_promotion_bytes": 0},
-    ],
-)
-def test_what_tma_can_take_is_not_refused(cuda, change):
-    cuda.check_tensor_map(**(MATRIX | change))

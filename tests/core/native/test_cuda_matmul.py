@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
@@ -11,7 +10,6 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.workloads.backends import CudaDevice
 from pyperf_suite.workloads.matmul import MatmulParameters, matmul
 from pyperf_suite.workloads.matmul.matmul import MATMUL
-from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import ExecutionContext
 
@@ -99,22 +97,6 @@ def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(
 def test_a_cluster_is_refused_by_kernels_that_launch_none(name):
     with pytest.raises(UserError, match=r"launches no clusters, but tile 128x128x64:c1x2"):
         MATMUL.implementation(name).validate(parameters("persistent@8", Tile.parse("128x128x64:c1x2")))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, dtype):
-    launches = prepare("cuda_sm90", parameters(dtype=dtype))
-    launches.poison()
-    output = launches.outputs(1)["c"]
-    assert output.shape == (300, 520)
-    assert np.isnan(widen(output, dtype)).all()
-
-
-def test_the_kernel_is_described_as_it_will_run(prepare):
-    kernel = prepare("cuda_sm80", parameters()).kernel
-    assert kernel.path == "16-byte"
-    assert kernel.details["slots"] >= 1
-    assert kernel.details["tile"] == "128x128x64"
 
 
 @pytest.mark.parametrize(

@@ -69,36 +69,12 @@ def test_launches_that_wake_the_device_stand_behind_the_hold_and_before_the_firs
     assert seconds == pytest.approx(2 * KERNEL_S, rel=1e-6)
 
 
-def test_every_block_wakes_the_device_with_a_quarter_of_the_queue_at_most(fake, stopwatch, work):
-    watch = stopwatch(queue_limit=16)
-    fake.log()
-    watch.time(work(watch), 100, samples=3, launches_per_sample=4, wake_launches=50)
-    blocks = "\n".join(fake.log()).split(HOLD)[1:]
-    assert [block.strip().splitlines()[:5] for block in blocks] == [[*[WORK] * 4, CLOCKS]] * 3
-    assert max(len(block.strip().splitlines()) + 1 for block in blocks) <= 16
-
-
-def test_the_stopwatchs_own_kernels_have_run_before_a_stream_is_held(fake, stopwatch):
-    stopwatch()
-    assert fake.log() == [HOLD, CLOCKS]
-
-
 @pytest.mark.parametrize("queueing", ["held", "graph", "open"])
 def test_a_sample_is_the_time_of_its_launches_and_one_event(stopwatch, work, queueing):
     watch = stopwatch(queueing=queueing)
     timed = watch.time(work(watch), 0, samples=3, launches_per_sample=4)
     assert seconds_of(timed) == pytest.approx([4 * KERNEL_S + EVENT_S] * 3, rel=1e-6)
     assert watch.queueing == queueing
-
-
-def test_an_empty_sample_is_what_an_event_costs(stopwatch):
-    assert seconds_of(stopwatch().time(lambda index: None, 0, 2, 0)) == pytest.approx([EVENT_S] * 2, rel=1e-6)
-
-
-def test_every_launch_gets_the_next_index_in_order_across_blocks_and_parts(stopwatch):
-    indices: list[int] = []
-    stopwatch(queue_limit=16).time(indices.append, first=7, samples=3, launches_per_sample=25)
-    assert indices == list(range(7, 7 + 75))
 
 
 @pytest.mark.parametrize(
@@ -169,33 +145,6 @@ def test_a_launch_that_waits_or_raises_is_reported_and_the_stopwatch_lives_on(
     assert (fake.get("live"), fake.get("context_depth")) == (live, 0)
     assert fake.get("timed_out") == (error == "QueueTimedOut")  # else the stream was let go at once
     assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
-
-
-def test_a_kernel_that_crashes_while_timed_says_that_the_process_must_go(cuda, context, stopwatch):
-    watch = stopwatch()
-    crash = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "crashes"), (1, 1, 1), (1, 1, 1), [])
-    with pytest.raises(cuda.LaunchFailed, match=r"CUDA_ERROR_LAUNCH_FAILED \(719\).*start a new process"):
-        watch.time(lambda index: crash.run(watch.stream), 0, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"queueing": "closed"}, "Queueing 'closed' is unknown: choose held, graph or open"),
-        ({"hold_limit_s": 0}, "more than 0 and up to 60"),
-        ({"hold_limit_s": float("nan")}, "more than 0 and up to 60"),
-        ({"queue_limit": 7}, "it can have 8 to 1000"),
-        ({"queue_limit": 1001}, "it can have 8 to 1000"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(stopwatch, options, words):
-    with pytest.raises(ValueError, match=words):
-        stopwatch(**options)
-
-
-def test_negative_counts_are_refused(stopwatch):
-    with pytest.raises(ValueError, match="-1 samples of 1 launches were asked for"):
-        stopwatch().time(lambda index: None, 0, -1, 1)
 
 
 @pytest.mark.parametrize(

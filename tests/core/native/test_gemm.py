@@ -260,16 +260,6 @@ def test_a_product_that_cannot_be_computed_is_refused_in_one_sentence(native, ch
     assert str(refusal.value).endswith(".")
 
 
-def test_check_tile_names_a_tile_that_can_be_computed(native):
-    for isa in native.isas():
-        columns = native.micro_tile(isa)[1]
-        with pytest.raises(ValueError, match="the nearest tile that can is") as refusal:
-            native.check_tile(128, 3 * columns + 1, 0, isa=isa)
-        nearest = str(refusal.value).rsplit(" ", 1)[1].rstrip(".")
-        assert nearest == f"128x{3 * columns}x1"
-        native.check_tile(*(int(side) for side in nearest.split("x")), isa=isa)
-
-
 @pytest.mark.parametrize(
     ("transposed", "changes", "words"),
     [

@@ -20,12 +20,6 @@ def communicator(nccl, context) -> Any:
     return nccl.Communicator(library, nccl.CudaDevice(context), library.unique_id(), 0, 1, 20)
 
 
-def test_more_memory_than_there_is_says_how_much_is_free(cuda, nccl, communicator):
-    with pytest.raises(cuda.OutOfMemory, match=r"2 GB of device memory were asked for and 1 of 150\.11 GB are free"):
-        nccl.Buffer(communicator, 2_000_000_000)
-    assert communicator.alive
-
-
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -57,29 +51,6 @@ def test_values_repeat_and_one_wrong_element_anywhere_is_found(buffer_of, size, 
         buffer.write(due[place : place + 1], before + place * size)
         assert near == (1, place)
     assert buffer.outside(values + 1, values + 1, count, before) == (count, 0)
-
-
-@pytest.mark.parametrize(
-    ("ask", "words"),
-    [
-        (lambda b: b.outside(np.zeros(1, np.float64), np.zeros(1, np.float64), 1), "can have 1, 2 or 4"),
-        (lambda b: b.outside(np.zeros(1, np.uint8), np.zeros(2, np.uint8), 1), "of one size and type"),
-        (lambda b: b.outside(np.zeros(0, np.uint8), np.zeros(0, np.uint8), 1), "at least one"),
-        (lambda b: b.outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 5), "the buffer has 16"),
-        (lambda b: b.outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 1, 2), "a whole element"),
-        (lambda b: b.repeat(np.zeros(4, np.uint8)[::2], 2), "a contiguous one"),
-        (lambda b: b.repeat(np.zeros(0, np.uint8), 2), "at least one byte"),
-        (lambda b: b.repeat(np.zeros(1, np.uint8), 17), "the buffer has 16"),
-    ],
-)
-def test_what_cannot_be_compared_or_repeated_is_refused(buffer_of, ask, words):
-    with pytest.raises(ValueError, match=words):
-        ask(buffer_of(16))
-
-
-def test_a_gpu_without_the_kernel_that_compares_says_so(nccl, communicator):
-    with pytest.raises(ValueError, match="without the kernel"):
-        nccl.Buffer(communicator, 4).outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 1)
 
 
 def test_each_iteration_stands_between_two_events_and_a_graph_is_captured_once(nccl, communicator, fake):

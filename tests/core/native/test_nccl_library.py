@@ -86,13 +86,6 @@ def test_each_setting_reaches_a_library_that_has_it_and_an_older_one_is_named(nc
         library.check_settings({"ctaPolicy": 1})
 
 
-def test_each_unique_id_has_128_bytes_of_its_own(nccl):
-    library = nccl.Library()
-    ids = {library.unique_id() for _ in range(10)}
-    assert len(ids) == 10
-    assert {len(each) for each in ids} == {128}
-
-
 def as_header(declarations: str) -> str:
     """NVIDIA's declarations for Cython as C++ has them: enumerations, two structures, the functions that we name."""
     ours = (CSRC / "nccl_api.h").read_text()

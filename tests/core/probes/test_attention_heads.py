@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.summary import summary_of
-from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, HeadSizeLaw, TiledAttention, bucket_of
-from pyperf_suite.probes import attention_heads
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
@@ -21,7 +18,6 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.attention import AttentionParameters
 from tests.records import lines, records, remarks
 
-CPU = resolve("cpu")
 H200 = Path(__file__).parents[3] / "bench_results" / "cuda-nvidia-h200-132sm-140gib"
 H200_HEADS = H200 / "20261126T060843Z-9b67" / "records.jsonl"
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.
@@ -94,27 +90,6 @@ def findings(machine: Machine, **changed: object) -> Findings:
     return PROBE.findings(machine.records(cases(**changed)))
 
 
-def test_every_split_shares_the_hidden_size_and_its_parameters() -> None:
-    swept = cases(heads=(2, 4, 8, 16))
-    splits = {(case.parameters.heads, case.parameters.head_dim) for case in swept}
-    assert splits == {(2, 256), (4, 128), (8, 64), (16, 32)}
-    assert {case.parameters.backward for case in swept if case.implementation == "native"} == {False}
-    assert {case.parameters.backward for case in swept if case.implementation != "native"} == {False, True}
-
-
-def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first_split() -> None:
-    swept = cases(
-        implementation=("sdpa_default",),
-        kv_ratio=("1", "4", "all"),
-        mask=("full", "causal"),
-        seq=(256, 512),
-        phase=("forward",),
-    )
-    varied = {(p.heads, p.key_heads, p.causal, p.seq_q) for p in (case.parameters for case in swept)}
-    base = {(8, 8, False, 256), (4, 4, False, 256)}
-    assert varied == base | {(8, 2, False, 256), (8, 1, False, 256), (8, 8, True, 256), (8, 8, False, 512)}
-
-
 def test_rival_blocks_are_tried_in_forward_passes_of_the_head_dims_that_have_some() -> None:
     swept = cases(
         implementation=("triton", "sdpa_default"),
@@ -139,17 +114,6 @@ def test_the_hopper_kernel_has_rivals_of_its_own_and_no_backward_pass() -> None:
     tried = [case.parameters for case in cases(blocks=("chosen", "rivals"), **fields)]
     assert not any(p.backward for p in tried)
     assert [str(p.blocks) for p in tried if p.blocks] == ["128x176", "128x160", "128x96", "192x64"]
-
-
-def test_blocks_are_tried_on_the_generation_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, blocks in (((8, 0), ("chosen",)), ((9, 0), ("chosen", "rivals")), ((10, 0), ("chosen",))):
-        gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
-        monkeypatch.setattr(attention_heads, "gpus", lambda gpu=gpu: [gpu])
-        assert PROBE.axes("standard", Device("cuda")).blocks == blocks
-        implementations = PROBE.axes("quick", Device("cuda")).implementation
-        assert ("cuda_sm90" in implementations) is (capability == (9, 0))
-        assert "triton" in implementations
-    assert PROBE.axes("quick", Device("cuda")).blocks == ("chosen",)
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
@@ -213,18 +177,6 @@ def test_a_law_that_the_machine_obeys_misses_nothing_it_was_not_fitted_to() -> N
     assert noisy.values["median"].value > 0.0005
 
 
-def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
-    machine = Machine(libraries={"sdpa_default": 1.5, "sdpa_flash": 1.5, "sdpa_cudnn": 1.0})
-    found = findings(machine, implementation=("sdpa_default", "sdpa_flash", "sdpa_cudnn"))
-    (picked,) = remarks(found, path="flash")
-    assert (picked.values["kernel"], picked.values["count"]) == ("sdpa_default, float32, 2 workers", 4)
-    (faster,) = remarks(found, "count", kernel="sdpa_cudnn, float32")
-    assert faster.values["count"] == 4
-    assert (faster.values["faster"].value, faster.values["faster"].low) == pytest.approx((1.5, 1.5))
-    similar = findings(Machine(), implementation=("sdpa_default", "sdpa_flash"))
-    assert [each.values["path"] for each in remarks(similar, "count")] == ["flash"]
-
-
 def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
     machine = Machine(libraries={"two_gemm": 4.0, "two_gemm_products": 3.0})
     found = findings(machine, implementation=(), extra=("two_gemm", "two_gemm_products"))
@@ -232,47 +184,11 @@ def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
     assert [(each.value, each.low, each.high) for each in shares] == [pytest.approx((0.25, 0.25, 0.25))] * 2
 
 
-def test_tiles_that_head_dim_does_not_fill_explain_the_two_product_form() -> None:
-    # The library computes the transposed product: 128 columns of C by 256 rows.
-    products = [{"family": "cutlass3", "tile": [128, 256]}, {"family": "cutlass3", "tile": [128, 256]}]
-    machine = Machine(libraries={"two_gemm": 2.0}, details={"products": products})
-    found = findings(machine, implementation=("two_gemm",), head_dim=(64, 136), phase=("forward",))
-    filled = {
-        line["heads x head_dim"]: (line["tile of P·V"], line["tile filled"].value) for line in lines(found, "Two")
-    }
-    assert (filled["4 x 64"], filled["4 x 136"]) == (("256x128", 0.5), ("256x128", 136 / 256))
-
-
-def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() -> None:
-    name = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<{}, 64, 64, 4, false, cutlass::bfloat16_t>"
-
-    class Flash(Machine):
-        def kernel(self, case: Case) -> dict[str, Any]:
-            return {"path": "flash", "details": {"launched": [name.format(self.padded(case.parameters.head_dim))]}}
-
-    found = findings(Flash(law=replace(LAW, per_score_s=0)), hidden=(640,), heads=(8, 5))
-    (said,) = remarks(found, "cause", kernel="sdpa_default, float32")
-    assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
-    (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
-    assert line["heads x head_dim"] == "8 x 80"
-
-
 def test_cases_that_different_processes_measured_are_not_compared() -> None:
     records = Machine().records(cases(implementation=("native",)), processes=2)
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
     assert remarks(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
-
-
-def test_the_libraries_come_first_and_our_own_kernel_leads_no_summary() -> None:
-    machine = Machine(libraries={"sdpa_default": 3.0, "sdpa_cudnn": 2.0})
-    found = findings(machine, implementation=("native", "sdpa_cudnn", "sdpa_default"), heads=(8, 4, 2))
-    kernels = [each.values["kernel"].partition(",")[0] for each in remarks(found, "faster", "slow")]
-    assert list(dict.fromkeys(kernels)) == ["sdpa_default", "sdpa_cudnn", "native"]
-    points = [point for point in summary_of({"attention_heads": found}) if "slow" in point.message.values]
-    assert {point.message.values["kernel"].partition(",")[0] for point in points} == {"sdpa_default"}
-    alone = findings(machine, implementation=("native",), heads=(8, 4, 2))
-    assert [point.kind for point in summary_of({"attention_heads": alone})] == ["effect"]
 
 
 def test_the_columns_that_a_softmax_costs_are_those_of_the_first_run_on_an_h200() -> None:

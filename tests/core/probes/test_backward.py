@@ -12,7 +12,7 @@ from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME
 from pyperf_suite.record.case import Case
-from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters
+from pyperf_suite.workloads.training.layers import LAYERS, LayerPassParameters
 from tests.records import lines, records, verdicts
 
 CPU = Device("cpu")
@@ -48,16 +48,6 @@ def remarks(seconds: Seconds = by_roofline, **how: Any) -> list[Remark]:
 def slower(factor: float, **only: Any) -> Seconds:
     """Passes that match are `factor` times slower than the roofline."""
     return lambda p: by_roofline(p) * (factor if only.items() <= vars(p).items() else 1)
-
-
-def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
-    axes = replace(PROBE.axes("standard", CPU), layer=LAYERS, hidden=(64,), ffn=(256,), channels=(16,))
-    cases = PROBE.sweep(axes)
-    widths = {case.parameters.layer: (case.parameters.hidden, case.parameters.features) for case in cases}
-    assert widths["linear"] == (64, 256)
-    assert widths["conv"] == (16, 16)
-    assert {widths[each] for each in (*ACTIVATIONS, "copy")} == {(256, 256)}
-    assert {widths[each] for each in ("layer_norm", "rms_norm", "attention")} == {(64, 64)}
 
 
 def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
@@ -97,14 +87,3 @@ def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, tim
     (verdict,) = judged("silu", READS_MORE, by_roofline, tensors)
     assert verdict.message.values["tensor"].value == 1 << 22
     assert (verdict.measured.value, verdict.outcome) == (times, outcome)
-
-
-def test_attention_and_norms_are_told_without_a_claim() -> None:
-    message = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "name" in each.values}
-    assert set(message) == {"attention", "layer_norm", "rms_norm"}
-    assert (message["attention"]["flop"].value, message["layer_norm"]["bytes"].value) == pytest.approx(
-        (2.5, 1.5), rel=0.01
-    )
-    assert "flop" not in message["layer_norm"]
-    assert message["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
-    assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.findings.axes import Shape, replace_axes
+from pyperf_suite.findings.axes import Shape
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.probes.baseline import PROBE
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
@@ -52,36 +50,6 @@ def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
         True,
     )
     assert {round(row[-1].value, 9) for row in report.tables[0].rows} == {0.5, round(1 / 3, 9)}
-
-
-def test_widths_in_steps_of_8_are_asked_of_the_kernel_that_takes_them() -> None:
-    axes = replace_axes(AXES, {"tile_n": "136,144", "tile": "128x128x64", "implementation": "cuda_sm90,triton"})
-    tried = {case.implementation: set() for case in PROBE.sweep(axes)}
-    for case in PROBE.sweep(axes):
-        tried[case.implementation].add(str(case.parameters.tile))
-        if case.implementation == "cuda_sm90":
-            gemm_sm90.specialise(*(getattr(case.parameters.tile, side) for side in "mnk"))
-    assert tried["triton"] == {"128x128x64"}
-    assert tried["cuda_sm90"] == {"128x128x64", "128x136x64", "128x144x64:c2"}
-    with pytest.raises(UserError, match="tile_n=140"):
-        replace_axes(AXES, {"tile_n": "140"})
-
-
-def test_of_several_tiles_the_fastest_counts() -> None:
-    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), tile=("64x64x64", "32x64x64"))
-    seconds = {"64x64x64": 4.0, "32x64x64": 2.0, "None": 1.0}
-    made = records(PROBE.sweep(axes), lambda case: seconds[str(case.parameters.tile)])
-    (row,) = PROBE.findings(made).tables[0].rows
-    assert row[-1].value == 0.5
-
-
-def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> None:
-    # Each product is 2 * 64**3 FLOP in 2 s; somebody else ran when the peak was measured for the second.
-    peaks = {64: 2 * 64**3.0, 128: 1000.0}
-    made = records(details=lambda case: {"peak_flop_per_s": peaks[case.parameters.m]})
-    table = PROBE.findings(made).tables[0]
-    of_peak = [heading.name for heading in table.columns].index("ours / the peak")
-    assert [row[of_peak].value for row in table.rows if row[2] == "float32"] == pytest.approx([0.5, 0.5])
 
 
 def test_under_a_sustained_load_watts_and_joules_for_a_tflop_are_told_and_of_a_burst_neither() -> None:

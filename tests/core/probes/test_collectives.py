@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.findings.axes import NO, YES, Sizes
+from pyperf_suite.findings.axes import Sizes
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
@@ -90,44 +90,6 @@ def test_wrong_elements_are_counted_and_their_times_left_out_also_where_all_is_w
     assert said(PROBE.findings(records[-1:]), "wrong")["elements"] == 7
 
 
-def test_a_size_that_some_processes_have_wrong_says_so_in_its_row(network: Any) -> None:
-    machine, (case,) = network(), cases(size=(Sizes(64, 64),))
-    failed = machine.record(case, 1, 1, outcome="failed", verification=WRONG, metrics={}, sampling={})
-    findings = PROBE.findings([machine.record(case, 0, 0), failed])
-    assert column(findings, "all_reduce float32, 4 ranks, gloo", "#wrong") == [7]
-
-
-def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> None:
-    paths = ("nccl", "nccl_graph", "c10d_nccl")
-    machine = network(start_s=10e-6, added_s={"nccl_graph": -5e-6, "c10d_nccl": 10e-6}, identity=HOPPERS)
-    findings = PROBE.findings(machine.records(cases(implementation=paths, ranks=(8,))))
-    for path, first in (("nccl_graph", 0.5), ("c10d_nccl", 2.0)):
-        ratios = column(findings, f"all_reduce float32, 8 ranks, {path}", "relative to nccl")
-        assert ratios[0] == pytest.approx(first, rel=0.01)
-        assert abs(ratios[-1] - 1) < 0.1
-    slower = [each.values for each in remarks(findings, "takes {slower}")]
-    assert [(each["other"], each["where"]) for each in slower] == [
-        *(("nccl_graph", "up to"), ("nccl_graph", "above"), ("c10d_nccl", "up to"), ("c10d_nccl", "above"))
-    ]
-    assert [slower[place]["slower"].value for place in (0, 2)] == pytest.approx([0.55, 1.8], rel=0.1)  # type: ignore[union-attr]
-
-
-def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
-    requested = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
-    compared = {
-        (each.values["other"], each.values["operations"])
-        for each in remarks(PROBE.findings(network().records(requested)), "takes {slower}")
-    }
-    assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
-
-
-def test_windows_and_settings_are_compared_with_what_is_plain(network: Any) -> None:
-    settings = "CTAPolicy=2+maxCTAs=8"
-    requested = cases(implementation=("nccl",), symmetric=(NO, YES), settings=("default", settings))
-    found = remarks(PROBE.findings(network().records(requested)), "takes {slower}")
-    assert {each.values["other"] for each in found} == {"nccl symmetric", f"nccl {settings}"}
-
-
 LAWS = "Laws: time = start + size / rate, in straight pieces"
 
 
@@ -164,39 +126,6 @@ def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
     # NVLink's peak says nothing about a network between nodes.
     assert (said(findings, "{rate} busbw")["share"] is not None) == (nodes == 1)
     assert len(remarks(findings, "nodes are measured")) == (nodes == 2)
-
-
-def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
-    requested = cases(op=("all_reduce", "all_gather"), implementation=("nccl",), ranks=(8,))
-    machine = network(gb_per_s=480.0, identity=HOPPERS)
-    reduced = table(PROBE.findings(machine.records(requested)), "all_reduce float32, 8 ranks, nccl")[-1]
-    assert reduced["NVLS wire"] == pytest.approx(reduced["algbw"] * 9 / 8)
-    gathered = table(PROBE.findings(machine.records(requested)), "all_gather float32, 8 ranks, nccl")[-1]
-    assert "NVLS wire" not in gathered
-
-
-def test_the_start_time_of_a_graph_of_many_calls_stands_beside_that_of_single_calls(network: Any) -> None:
-    single = network(start_s=50e-6).records(cases(implementation=("nccl",)))
-    details = {"graph": True, "calls_per_graph": 16}
-    graph = network(start_s=10e-6, details=details).records(cases(implementation=("nccl_graph",)))
-    both = PROBE.findings([*single, *graph])
-    calls, replayed = table(both, LAWS)
-    assert 3 * replayed["start"] < calls["start"]
-    assert (calls["calls a graph"], replayed["calls a graph"]) == (None, 16)
-    assert len(remarks(both, "host thread")) == len(remarks(PROBE.findings(single), "host thread")) == 1
-    assert not remarks(PROBE.findings(graph), "host thread")
-
-
-def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
-    (case,) = cases(size=(ONE_SIZE,), implementation=("nccl",), ranks=(2,))
-    usual = network(gb_per_s=100.0, identity=HOPPERS).record(case, 0, 0)
-    gpus = [{"nvlink_bytes": {"sent": sent, "received": 5}} for sent in (20 * 2**30, 30 * 2**30)] + [None]
-    counting = replace(usual, quality={**usual.quality, "rank_gpus": gpus})
-    counting = replace(counting, sampling={**usual.sampling, "iterations": 30})
-    title = "all_reduce float32, 2 ranks, nccl"
-    (row,) = table(PROBE.findings([counting]), title)
-    assert row["NVLink counters"] == pytest.approx(row["algbw"]) == pytest.approx(99.8e9, rel=1e-3)
-    assert "NVLink counters" not in table(PROBE.findings([usual]), title)[0]
 
 
 def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:

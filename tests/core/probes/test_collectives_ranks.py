@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pyperf_suite.record.case import Case
 from pyperf_suite.record.quantity import Quantity
 from pyperf_suite.record.record import STOOD_STILL
 from pyperf_suite.workloads.collective import CollectiveParameters
-from tests.core.probes.test_collectives import cases, remarks, said, table
+from tests.core.probes.test_collectives import cases, remarks, said
 from tests.records import lines
 
 ARRIVING = ("all_reduce", "all_gather")
@@ -53,12 +52,6 @@ def test_a_rank_that_stood_still_is_named_with_the_case(network: Any) -> None:
     assert remarks(PROBE.findings(network().records(cases())), "stood still") == []
 
 
-def test_transfer_is_told_apart_from_waiting_for_the_last(network: Any) -> None:
-    findings = PROBE.findings(network(late={2: 100e-6}).records(cases()))
-    smallest = table(findings, "all_reduce float32, 4 ranks, gloo")[0]
-    assert (smallest["transfer"], smallest["skew"]) == pytest.approx((20.01e-6, 100e-6), rel=1e-3)
-
-
 def pairs(**changed: Any) -> list[Case]:
     return [case for case in cases(**{"pairs": ("all",), **changed}) if case.parameters.pairs]
 
@@ -76,20 +69,6 @@ def test_a_slow_link_is_named(network: Any) -> None:
     matrix = [[cell.value if isinstance(cell, Quantity) else cell for cell in row[1:]] for row in found.rows]
     assert [matrix[rank][rank] for rank in range(4)] == [None] * 4
     assert matrix[1][3] == matrix[3][1] == spread["lowest"] != matrix[0][1]
-
-
-def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> None:
-    # Ranks 0-1 and 2-3 are bridged by NVLink, all others go through the host; of the bridges one is slow.
-    bridged = {(0, 1), (2, 3)}
-    others = {pair: 0.1 for pair in itertools.combinations(range(4), 2) if pair not in bridged}
-    records = network(slow={**others, (2, 3): 0.5}).records(pairs())
-    message = {
-        f"{a}-{b}": {"path": "NV4" if (a, b) in bridged else "NODE", "gb_per_s": None}
-        for a, b in itertools.combinations(range(4), 2)
-    }
-    slow = said(PROBE.findings([replace(record, state={"gpu": {"links": message}}) for record in records]), "is slow")
-    assert (slow["one"], slow["other"], slow["path"]) == (2, 3, "NV4")
-    assert slow["share"] == pytest.approx(0.67, abs=0.01)
 
 
 @pytest.mark.parametrize("ranks", [4, 12])
@@ -131,13 +110,6 @@ def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(netwo
     steady = network(noise=0.01)
     assert remarks(PROBE.findings(steady.records(cases(), processes=20)), "no case drifts or changes")
     assert not remarks(PROBE.findings(steady.records(cases(), processes=5)), "Soak")
-
-
-def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
-    findings = PROBE.findings(network(factor=steps(3), profile="quick").records(cases(), processes=6))
-    assert said(findings, "too short to tell")["fewest"] == 8
-    soak = said(findings, "Soak of {length}")
-    assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))
 
 
 def test_the_chances_of_a_trend_and_of_a_change_are_those_of_spearman_and_pettitt():

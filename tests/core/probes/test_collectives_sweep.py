@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
-from pyperf_suite.runner.profiles import find_profile
-from pyperf_suite.workloads.collective import CollectiveParameters
 
 CPU = resolve("cpu")
 
@@ -42,43 +39,9 @@ def test_what_an_operation_does_not_take_is_not_crossed_with_it() -> None:
         case.validate()
 
 
-def test_a_size_that_has_no_element_for_each_rank_is_left_out() -> None:
-    cases = PROBE.sweep(axes(op=("all_reduce", "all_gather"), size=(Sizes(4, 16, 4),)))
-    assert {(case.parameters.op, case.parameters.bytes) for case in cases} == {
-        ("all_reduce", 4),
-        ("all_reduce", 16),
-        ("all_gather", 16),
-    }
-
-
 def test_where_no_size_has_an_element_for_each_rank_the_least_that_has_is_named() -> None:
     with pytest.raises(UserError, match=r"less than one float32 for each of .* ask for at least 4 bytes"):
         PROBE.cases("quick", CPU, {"op": "all_reduce", "size": "1,3"})
-
-
-def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
-    cases = PROBE.sweep(axes(implementation=("nccl", "c10d_nccl"), peer_to_peer=(YES, NO), registered=(NO, YES)))
-    taken = {(c.implementation, c.parameters.peer_to_peer, c.parameters.registered) for c in cases}
-    assert len(taken) == len(cases) == 6
-    assert ("c10d_nccl", True, True) not in taken
-
-
-def test_windows_and_settings_are_asked_only_of_our_own_calls_of_nccl() -> None:
-    chosen = axes(
-        implementation=("nccl", "c10d_nccl"),
-        registered=(NO, YES),
-        symmetric=(NO, YES),
-        settings=("default", "blocking=1"),
-    )
-    parameters = [case.parameters for case in PROBE.sweep(chosen) if case.implementation == "nccl"]
-    assert {(p.registered, p.symmetric, p.settings) for p in parameters} == {
-        (registered, symmetric, settings)
-        for registered, symmetric in ((False, False), (True, False), (False, True))
-        for settings in ("", "blocking=1")
-    }
-    assert [c.parameters for c in PROBE.sweep(chosen) if c.implementation == "c10d_nccl"] == [
-        CollectiveParameters("all_reduce", 64, 4)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -87,24 +50,6 @@ def test_windows_and_settings_are_asked_only_of_our_own_calls_of_nccl() -> None:
 def test_what_is_of_nccl_is_refused_where_none_runs_over_it(changed: dict[str, object]) -> None:
     with pytest.raises(UserError, match="are NCCL's, but only gloo was requested"):
         PROBE.sweep(axes(**changed))
-
-
-def test_settings_are_read_from_a_command() -> None:
-    cases = PROBE.cases(
-        "quick",
-        CPU,
-        {"implementation": "nccl", "settings": "default,CTAPolicy=2+maxCTAs=8", "size": "64", "ranks": "2"},
-    )
-    assert {json.dumps(case.parameters.configuration) for case in cases} == {"{}", '{"CTAPolicy": 2, "maxCTAs": 8}'}
-
-
-def test_every_two_ranks_are_a_pair_and_one_is_as_named() -> None:
-    cases = [case for case in PROBE.sweep(axes(pairs=("all",))) if case.parameters.op == "ping_pong"]
-    assert [case.parameters.pattern for case in cases] == ["0-1", "0-2", "0-3", "1-2", "1-3", "2-3"]
-    (named,) = [case for case in PROBE.sweep(axes(pairs=("1-3",))) if case.parameters.pairs]
-    assert named.parameters.pattern == "1-3"
-    (halves,) = [case for case in PROBE.sweep(axes(pairs=("bisection",))) if case.parameters.pairs]
-    assert halves.parameters.op == "bisection"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 33])
@@ -123,10 +68,3 @@ def test_under_a_launcher_the_ranks_are_those_it_started(monkeypatch: pytest.Mon
     assert {case.parameters.ranks for case in PROBE.cases("quick", CPU)} == {3}
     with pytest.raises(UserError, match="ranks=8 was requested, but the launcher started 3"):
         PROBE.cases("quick", CPU, {"ranks": "8"})
-
-
-def test_profiles_keep_to_their_time_on_a_cpu() -> None:
-    limits_s = {"quick": 9, "standard": 110}
-    for name, limit_s in limits_s.items():
-        profile = find_profile(name)
-        assert len(PROBE.cases(name, CPU)) * profile.processes * profile.effort.seconds_at_most < limit_s

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import NO, YES, Sizes
 from pyperf_suite.findings.data import ClaimVerdict, Findings
 from pyperf_suite.hardware.devices import Device
@@ -98,14 +97,6 @@ def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
             assert replace(p, no_sync=True) in steps
     assert {p.ranks for p in steps} == {2, 4}
     assert len({case.case_id for case in cases}) == len(cases)
-
-
-def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert PROBE.axes("quick", CPU).ranks == (3,)
-    with pytest.raises(UserError, match="ranks=2 was requested, but the launcher started 3"):
-        swept(AXES)
 
 
 @pytest.mark.slow

@@ -63,11 +63,6 @@ def test_every_module_of_the_probes_folder_is_a_probe_of_that_name_and_is_listed
     assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in found]
 
 
-def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:
-    bring(a_plugin="raise SystemError('imported')")
-    assert "a_plugin" in probe_names()
-
-
 def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -> None:
     bring(a_plugin=GOOD)
     assert isinstance(find_probe("a_plugin"), Probe)

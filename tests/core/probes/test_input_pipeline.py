@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pyperf_suite.findings.data import Findings, Remark
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
 from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PROBE, WORKERS_HELP
 from pyperf_suite.record.case import Case
@@ -16,7 +12,6 @@ from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from tests.records import judged, lines, records, remarks
 
-CPU, GPU = Device("cpu"), Device("cuda")
 CORES = 4
 START_S, NEXT_S = 0.060, 0.004
 # Processes differ by so much each, all cases alike.
@@ -39,11 +34,8 @@ def visits(parameters: InputPipelineParameters, load_s: float, scale: float = 1.
     return records([case], parameters.iterations * iteration_s, wobble=DRIFT, **fields)
 
 
-BASE = InputPipelineParameters()
-
-
-def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParameters = BASE, **more) -> list[Record]:
-    return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
+def over_loaders(load_s: float, loaders=(0, 1, 2, 4), **more) -> list[Record]:
+    return [each for count in loaders for each in visits(InputPipelineParameters(loaders=count), load_s, **more)]
 
 
 def message(findings: Findings, name: str) -> Remark:
@@ -88,31 +80,3 @@ def test_too_few_cores_bind_whatever_the_loaders():
     more = judged(findings, MORE_DO_NOT)
     assert (more.message.values["loaders"], more.message.values["fewer"], more.outcome) == (4, 2, "holds")
     assert more.measured.value == pytest.approx(1.0)
-
-
-def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
-    findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
-    bound = message(findings, "binds")
-    assert bound.values["binds"] == "the model"
-    assert "handing batches over" in bound.template
-
-
-@pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
-def test_a_deeper_queue_and_pinned_memory_are_set_beside_the_usual(scale):
-    for changed, said in (({"prefetch": 8}, {"prefetch": 8, "usual": 2}), ({"pinned": True}, {})):
-        other = visits(replace(BASE, loaders=4, **changed), 0.0075, scale)
-        remark = message(PROBE.findings(over_loaders(0.0075) + other), "faster")
-        assert said.items() <= remark.values.items()
-        assert remark.values["faster"].value == pytest.approx(1 / scale)
-        assert remark.effect == "faster"
-
-
-@pytest.mark.parametrize("cores", [1, 2, 6, 192])
-@pytest.mark.parametrize("profile", ["quick", "standard", "full"])
-def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch):
-    found = replace(cpu.detect(), usable_cores=cores)
-    monkeypatch.setattr(cpu, "detect", lambda: found)
-    cases = PROBE.cases(profile, CPU)
-    assert max(case.parameters.iterations for case in cases) <= 16
-    varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
-    assert varied <= {min(cores, 4)}

@@ -46,15 +46,6 @@ def test_every_way_to_train_is_judged_and_the_most_demanding_one_told() -> None:
     assert not remarks(findings, "Not judged")
 
 
-def test_a_faster_network_turns_the_verdict() -> None:
-    words = []
-    for gb_per_s in (1.0, 1000.0):
-        findings = judged(Network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(1.0, LLAMA_7B))
-        first = remarks(findings, "for a step that computes")[0].values
-        words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
-    assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
-
-
 def test_what_was_not_measured_or_cannot_be_spread_is_not_judged() -> None:
     odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
     findings = judged(Network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, 8))

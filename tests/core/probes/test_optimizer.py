@@ -39,15 +39,6 @@ def found() -> Findings:
     return PROBE.findings(records(PROBE.sweep(AXES), seconds, wobble=0.001, outcome=outcome, metrics=held))
 
 
-def test_every_way_there_is_takes_the_same_tensors():
-    ways = {(case.parameters.optimizer, case.implementation) for case in PROBE.sweep(AXES)}
-    assert ("Adafactor", "fused") not in ways
-    assert ("SGD", "torchao_8bit") not in ways
-    assert {("AdamW", "bitsandbytes_8bit"), ("SGD", "fused"), ("Adafactor", "foreach")} <= ways
-    for case in PROBE.sweep(AXES):
-        case.validate()
-
-
 def test_many_small_tensors_are_what_the_claim_is_about():
     tried = {
         (each.message.values["implementation"], each.message.values["optimizer"]): each

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pyperf_suite.findings.data import Cell, Claim, ClaimVerdict, Findings, Remark
@@ -24,10 +22,10 @@ PARTLY = {
 }
 
 
-def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
+def found(seconds: dict[str, float]) -> Findings:
     """Processes are faster and slower as a whole."""
     cases = [case for case in PROBE.sweep(PROBE.axes("standard", CPU)) if case.parameters.run in seconds]
-    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2, details=details))
+    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2))
 
 
 def verdicts(seconds: dict[str, float], claim: Claim) -> list[ClaimVerdict]:
@@ -61,9 +59,3 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
     assert (verdict.measured.value, verdict.outcome) == (pytest.approx(1.1), "does not hold here")
     (verdict,) = verdicts(PARTLY | {"together": 20.2e-3}, HIDES)
     assert verdict.outcome == "holds"
-
-
-@pytest.mark.parametrize("blocks", [24, None])
-def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
-    row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
-    assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)

@@ -66,16 +66,6 @@ def judged(claim: Claim, **machine: Any) -> ClaimVerdict:
     return next(iter(verdicts(findings(**machine), claim)))
 
 
-@pytest.mark.parametrize("device", [CPU, Device("cuda")])
-def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) -> None:
-    chosen = PROBE.axes("standard", device)
-    shapes = [case.parameters for case in PROBE.sweep(chosen)]
-    odd = [p for p in shapes if p.hidden == chosen.unaligned_hidden[0]]
-    assert {p.precision for p in odd} == {"float32", "autocast_bfloat16"}
-    assert not [p for p in odd if not all(n % 8 for n in (p.hidden, p.hidden // p.heads, p.width, p.vocab))]
-    assert all(p.width % 8 == p.hidden % 8 == p.vocab % 8 == 0 for p in shapes if p not in odd)
-
-
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
     assert (share.measured.value, share.message.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
@@ -88,13 +78,6 @@ def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     assert message.values["of_one"].value == pytest.approx(0.8 * MB)
     assert message.values["weight_copies"].value == 5 * MB
     assert (message.values["break_even"].value, message.values["break_even"].predicted) == (6, True)
-
-
-def test_activations_that_do_not_shrink_save_nothing() -> None:
-    for claim, measured in ((NOT_HALF, 1.0), (GROWS, 0.0)):
-        verdict = judged(claim, share=1.0)
-        assert (verdict.measured.value, verdict.outcome) == (measured, "does not hold here")
-    assert not remarks(findings(share=1.0), kind="predicted")
 
 
 def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> None:

@@ -7,22 +7,20 @@ from functools import partial
 import pytest
 
 from pyperf_suite.findings.data import Cell, Findings
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
 from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import cells, records, remarks
 
-CPU, GPU = Device("cpu"), Device("cuda")
 SIZES = [1 << power for power in range(10, 27, 2)]
 
 
-def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, processes=3, details=None, **settings) -> list[Record]:
+def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, **settings) -> list[Record]:
     """Records of a way that keeps to latency and bandwidth exactly, but that processes differ by a percent."""
     cases = [Case("transfer", TransferParameters(size, **settings), name) for size in sizes]
     seconds = partial(law_s, start_s, gb_per_s)
-    return records(cases, seconds, processes=processes, wobble=0.01, details=details)
+    return records(cases, seconds, wobble=0.01)
 
 
 def law_s(start_s: float, gb_per_s: float, case: Case) -> float:
@@ -50,12 +48,6 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
     assert verdict.measured.value == pytest.approx(10.0 / disk)
 
 
-@pytest.mark.parametrize("virtualised", [False, True])
-def test_a_virtual_disk_is_said_to_be_one(virtualised):
-    found = PROBE.findings(way("disk_direct", 60e-6, 2.0, details={"virtualised": virtualised}))
-    assert len(remarks(found, kind="caution")) == virtualised
-
-
 @pytest.mark.parametrize(("rate", "faster"), [(18.0, 1.8), (5.0, 0.5), (10.0, 1.0)])
 def test_cores_are_compared_at_the_smallest_and_the_largest_size(rate, faster):
     smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)), kind="")
@@ -77,11 +69,3 @@ def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_la
     assert (there.outcome, back.outcome) == ("holds", "does not hold here")
     assert [each.message.values["size"].value for each in (there, back)] == [SIZES[-2], SIZES[-1]]
     assert there.measured.value == pytest.approx(4.9, rel=0.02)
-
-
-def test_what_offloading_would_take_is_marked_as_a_prediction():
-    found = PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
-    times = {each.values["way"]: each.values["time"] for each in remarks(found, kind="predicted")}
-    assert all(time.predicted for time in times.values())
-    assert times["memcpy"].value == pytest.approx(1.0, rel=0.02)
-    assert times["O_DIRECT"].value == pytest.approx(6.06, rel=0.01)

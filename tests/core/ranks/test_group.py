@@ -4,9 +4,6 @@ import time
 
 import pytest
 
-from pyperf_suite.ranks.group import Group
-from pyperf_suite.ranks.launch import ALONE
-
 pytestmark = pytest.mark.slow
 
 
@@ -23,12 +20,6 @@ def test_every_rank_gets_every_answer_in_order_and_rank_0s_word(start_ranks):
         3,
     )
     assert ranks.end() == [(0, "agreed\n")] * 3
-
-
-def test_one_rank_alone_needs_no_network_and_agrees_with_itself():
-    with Group(ALONE) as group:
-        assert group.gather("count", (1, "a"), 1) == [[1, "a"]]
-        assert group.from_first("choose", 5, None) == 5
 
 
 def test_a_rank_that_dies_is_named_on_all_others_which_remove_what_it_left(start_ranks, tmp_path):
@@ -149,28 +140,3 @@ def test_ranks_at_different_steps_are_told_apart(start_ranks):
     (_, first), (_, second) = ranks.end()
     assert first.startswith("Rank 1 is at 'measure 16 B' while rank 0 is at 'measure 8 B'")
     assert second.startswith("Rank 0 is at 'measure 8 B' while rank 1 is at 'measure 16 B'")
-
-
-def test_rank_0_alone_answers_for_a_group_that_is_lost(start_ranks):
-    ranks = start_ranks(
-        """
-        import pyperf_suite.ranks.group
-        from pyperf_suite.runner import worker
-
-        def lost(*_):
-            raise RanksMissing("Rank 7 is gone.")
-
-        class Line:
-            __iter__ = lambda self: iter([{}])
-            answer = lambda self, answer: print("answer", answer["reason"])
-
-        pyperf_suite.ranks.group.Group = lambda: group
-        worker.lead = worker.follow = lost
-        worker._serve_as_a_rank(Line())
-        """,
-        2,
-    )
-    assert ranks.end() == [
-        (3, "answer Rank 7 is gone.\nrank 0: Rank 7 is gone.\n"),
-        (3, "rank 1: Rank 7 is gone.\n"),
-    ]

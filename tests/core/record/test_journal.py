@@ -214,13 +214,6 @@ def test_a_record_of_several_ranks_with_samples_left_out_or_without_a_time_is_re
     assert Record.from_json(stored).to_json() == stored
 
 
-def test_samples_that_were_discarded_do_not_count():
-    stored = a_record(0).to_json() | {"quality": {"converged": True, "discarded": [[1, "throttled"]]}}
-    record = Record.from_json(stored | {"metrics": {"time": {**TIME, "samples": [1.0, 2.0, 4.0]}}})
-    assert (record.kept_seconds, record.seconds) == ([1.0, 4.0], TIME["value"])
-    assert record.label == made_up.SMALL.label
-
-
 def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records(tmp_path):
     full = Path("/dev/full")
     if not full.exists():

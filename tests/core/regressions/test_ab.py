@@ -1,16 +1,14 @@
 import itertools
-import math
 import random
 
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab
 from pyperf_suite.regressions.pairs.ab import compare_arms
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pair
-from pyperf_suite.regressions.verdict import SequentialRule, Verdict
+from pyperf_suite.regressions.verdict import SequentialRule
 from tests.records import a_product
 
 CPU = Device("cpu")
@@ -146,59 +144,3 @@ def test_another_clock_or_another_path_taken_is_said(measured):
     kernels = ({"name": "a", "path": "packed"}, {"name": "b", "path": "generic"})
     measured(lambda case: made_up_pair(1.2, kernels=kernels))
     assert "The path taken changed from packed to generic." in compare_case(OLD, NEW, case_of(64), CPU).sentence
-
-
-@pytest.mark.parametrize(
-    ("verdict", "pairs", "further", "sentence"),
-    [
-        ("slower", 10, 0, "10.0 % slower (+5.0 % to +15.0 %; 10 pairs in 20 s)."),
-        ("equivalent", 1, 0, "No difference beyond 2 %: +10.0 % (+5.0 % to +15.0 %; 1 pair in 20 s)."),
-        ("undecided", 10, 0, "Probably slower: +10.0 % (+5.0 % to +15.0 %) after 10 pairs in 20 s."),
-        # 4 s a pair: 6 are needed for 24 s, and a fifth more.
-        ("undecided", 5, 1, "where at least 6 are needed: --budget 29."),
-        ("undecided", 10, None, "it lies too near the margin of 2 % for any number of pairs."),
-        ("undecided", 10, 1, "about 1 further pair (2 s) would decide."),
-        ("undecided", 10, 30, "about 30 further pairs (60 s) would decide."),
-    ],
-)
-def test_a_verdict_is_told_with_what_it_cost_and_what_more_would(verdict, pairs, further, sentence):
-    word = "undecided" if verdict == "undecided" and further != 0 else "slower"
-    decision = Verdict(word, Ratio(1.1, 1.05, 1.15), 0.01, 0.99, pairs, further)
-    rule = SequentialRule(margin=0.02, alpha=0.05)
-    assert ab._sentence(verdict, decision, rule, 20.0).endswith(sentence)
-
-
-def test_a_line_of_a_pair_says_what_was_measured_of_which_cases(measured):
-    written = []
-    measured(lambda case: made_up_pair(1.1))
-    compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,)), journal=written.append, spin_share=0.5)
-    case = case_of(64).old
-    assert written == [
-        {
-            "probe": "made up", "case_id": case.case_id, "pair": 0, "log_ratio": pytest.approx(math.log(1.1)),
-            "spin_share": 0.5, "old": case.to_json(), "new": case.to_json(),
-            **{name: value for name, value in vars(made_up_pair(1.1)).items() if value is not None},
-        }
-    ]  # fmt: skip
-    finding = compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,)))
-    details = {name: finding.details[name] for name in ("old_s", "new_s", "pairs", "machine", "further_pairs")}
-    assert details == {"old_s": 1e-3, "new_s": 1.1e-3, "pairs": 1, "machine": {"steal_share": 0.0}, "further_pairs": 6}
-    assert finding.details["kernels"] == {side: {"name": "k", "path": "p"} for side in ("old", "new")}
-
-
-@pytest.mark.parametrize(("share", "is_said"), [(0.02, False), (0.03, True)])
-def test_time_that_other_guests_took_is_said_beyond_two_percent(measured, share, is_said):
-    measured(lambda case: made_up_pair(1.1, machine={"steal_share": share}))
-    sentence = compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,))).sentence
-    assert ("Other guests of this machine took 3 % of its time." in sentence) is is_said
-
-
-def test_a_clock_that_differs_by_a_hundredth_is_not_said_and_a_budget_is_spent_to_its_end(measured, monkeypatch):
-    measured(lambda case: made_up_pair(1.1, machine={"clock_hz": {"old": 2.00e9, "new": 2.019e9}}))
-    assert "clock" not in compare_case(OLD, NEW, case_of(64), CPU, SequentialRule(looks=(1,))).sentence
-    now_s = itertools.count(0.0, 0.5)  # looked at before and after each pair
-    monkeypatch.setattr(ab.time, "monotonic", lambda: next(now_s))
-    calls = measured(lambda case: made_up_pair(1.0))
-    # Pairs take half a second, of the first 0.2 s to prepare: after the fourth, at 1.8 s, a fifth would be too many.
-    details = compare_case(OLD, NEW, case_of(64), CPU, budget_s=2.0).details
-    assert (details["seconds"], details["prepared_s"], len(calls)) == (1.8, 0.2, 4)

@@ -1,8 +1,5 @@
-import dataclasses
 import json
 import os
-import re
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,6 @@ from pyperf_suite.cli.ab import ab
 from pyperf_suite.cli.main import CommandLine
 from pyperf_suite.errors import UserError
 from pyperf_suite.record.interval import Ratio
-from pyperf_suite.regressions.pairs.ab import comparison_folder
-from pyperf_suite.regressions.pairs.arms import this_code
 from pyperf_suite.regressions.verdict import Judgement
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -87,13 +82,6 @@ def test_an_interruption_says_where_the_pairs_are(run, compared):
     assert "Interrupted; 1 pairs are kept in" in ended.stderr
 
 
-def test_margin_and_budget_reach_the_rule(run, compared):
-    requested = compared("equivalent")
-    run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")
-    rule = requested[0]["rule"](requested[0]["cases"][0])
-    assert (rule.margin, rule.max_pairs, requested[0]["budget_s"]) == (0.03, 20, 12)
-
-
 def test_a_comparison_in_which_nothing_can_be_measured_fails_at_every_level_that_minds_anything(run, compared):
     compared("failed", unsupported=True)
     ended = run(*VARIANTS, "baseline", "--json", "--fail-on", "slower")
@@ -145,33 +133,3 @@ def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypa
     message = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
     assert message.exit_code == 2
     assert "no such revision" in message.stderr
-
-
-def test_while_a_side_is_prepared_it_is_said_for_how_long_and_that_counts(run, checkout, compared, monkeypatch):
-    arms = {"v1": dataclasses.replace(this_code("v1"), software={"python": "3"}), ".": this_code(".")}
-    monkeypatch.setattr("pyperf_suite.cli.ab.PREPARING_EVERY_S", 0.1)
-    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.longest_s", lambda: 130.0)
-    monkeypatch.setattr(
-        "pyperf_suite.regressions.pairs.builds.revision_arm",
-        lambda _, requested: time.sleep(1.25 * (requested == "v1")) or arms[requested],
-    )
-    compared("equivalent")
-    arguments = ("--old", "v1", "--new", ".", "baseline", "-k", "native*m=512*@1", "--device", "cpu", "--budget", "12")
-    said = run(*arguments).stderr
-    assert "Preparing v1 for 1 s, at most 2 min before" in said
-    assert "Preparing ." not in said
-    # 12 s of pairs and 1 s for the first to start.
-    found = re.search(r"1 benchmark, at most about 13 s from now, (\d+) s with the (\d+) s of preparing", said)
-    total_s, prepared_s = map(int, found.groups())
-    assert prepared_s >= 1
-    assert abs(total_s - prepared_s - 13) <= 1
-
-
-def test_a_results_folder_that_fills_up_is_left_without_half_a_comparison(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
-    with pytest.raises(UserError, match="No space left"):
-        comparison_folder(tmp_path, "cpu-made-up-2c", {})
-    assert not list(tmp_path.glob("*/*"))

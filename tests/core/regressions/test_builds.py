@@ -110,14 +110,6 @@ def test_without_git_or_a_folder_that_can_be_written_it_says_so(
         revision_arm(checkout, "v1")
 
 
-def test_outside_of_a_checkout_the_running_packages_own_is_meant_or_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("pyperf_suite.__file__", str(tmp_path / "pyperf_suite" / "__init__.py"))
-    (tmp_path / "pyperf_suite").mkdir()
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(UserError, match="lies in one"):
-        find_checkout(tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["all builds", "this build"])
 def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, which):

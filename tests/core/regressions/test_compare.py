@@ -3,17 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import ExitCode, UserError
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.regressions.compare import (
     RunNoise,
     compare_sides,
     difference,
-    noise_from_store,
-    one_sided,
     run_noise,
 )
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
-from pyperf_suite.regressions.stored.store import Side, Store
+from pyperf_suite.regressions.stored.store import Side
 from pyperf_suite.regressions.verdict import exit_code
 from pyperf_suite.render.comparisons import change
 from pyperf_suite.render.text import cell
@@ -104,78 +102,6 @@ def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
     assert judged(old, new, sentinels=(1.1, 1.0)).verdict == "slower"
     assert judged(new, old, sentinels=(1.1, 1.0)).verdict == "equivalent"
     assert judged(old, new, LOUD, sentinels=(1.0, 1.1)).verdict == "undecided"
-
-
-def test_a_changed_library_or_another_quantile_of_samples_is_named_and_old_records_have_medians():
-    old, new = (timed([1.0] * 3, state={"packages": {"torch": version}}) for version in ("2.9", "2.10"))
-    finding = judged(old, new)
-    assert "Between the runs changed: torch 2.9 -> 2.10." in finding.sentence
-    assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
-    old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
-    change = "reported time median of samples -> 10% quantile of samples"
-    assert judged(old, new).details["changes"] == [change]
-    assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
-
-
-def test_uncommitted_changes_are_paired_with_the_working_tree():
-    old, new = (timed([seconds] * 3, commit="a" * 40, dirty=seconds > 1) for seconds in (1.0, 1.1))
-    assert "ab --old aaaaaaaaaaaa --new . baseline" in judged(old, new, LOUD).sentence
-
-
-def test_no_pairs_are_promised_of_tests():
-    sides = [timed([seconds] * 3, probe="test_it.py::test_a", commit=f"{seconds}") for seconds in (1.0, 1.1)]
-    finding = judged(*sides, LOUD)
-    assert finding.verdict == "undecided"
-    assert "pyperf-suite ab" not in finding.sentence
-    assert "further runs of pytest test_it.py::test_a --suite-measure tell more." in finding.sentence
-
-
-def test_a_ratio_between_two_profiles_says_so():
-    finding = judged(timed([1.0] * 3, profile="quick"), timed([1.1] * 3, profile="full"))
-    assert finding.details["changes"] == ["profile quick -> full"]
-    assert "Between the runs changed: profile quick -> full." in finding.sentence
-    exact = (timed([], kind="static", exact={"registers": ("x", 8.0)}, profile=name) for name in ("quick", "full"))
-    assert "profile" not in judged(*exact).sentence
-
-
-def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
-    sentinel = timed([1.0], "sentinel", "sentinel")
-    with pytest.raises(UserError, match="no benchmark in common"):
-        compared(side(timed([1.0], "a"), sentinel), side(timed([1.0], "b"), sentinel))
-
-
-def test_what_only_one_side_holds_is_named():
-    old = side(timed([1.0], "both"), timed([1.0], "gone"), timed([], "never", reason="unsupported: no GPU"))
-    new = side(timed([1.0], "both"), timed([1.0], "added"), timed([], "never", reason="unsupported: no GPU"))
-    assert one_sided(old, new) == {"only_old": ["gone"], "only_new": ["added"], "neither": ["never"]}
-    assert [finding.benchmark for finding in compared(old, new)] == ["both"]
-
-
-@pytest.mark.parametrize("lost", ["old", "new"])
-def test_what_failed_in_one_run_is_failed_with_its_reason(lost):
-    sides = {"old": timed([1.0]), "new": timed([1.0])}
-    sides[lost] = timed([], reason="failed: out of memory")
-    finding = judged(sides["old"], sides["new"])
-    assert (finding.verdict, finding.ratio) == ("failed", None)
-    assert finding.sentence == f"Not measured in the {lost} run: failed: out of memory"
-
-
-@pytest.mark.parametrize(
-    ("figures", "verdict"),
-    [
-        ({"registers": 64.0, "local_memory": 16.0}, "slower"),
-        ({"registers": 64.0, "local_memory": 0.0}, "equivalent"),
-        ({"registers": 70.0, "local_memory": 0.0}, "undecided"),
-        ({}, "failed"),
-    ],
-)
-def test_static_figures_are_compared_exactly(figures, verdict):
-    old, new = (
-        timed([], kind="static", exact={name: ("x", value) for name, value in each.items()})
-        for each in ({"registers": 64.0, "local_memory": 0.0}, figures)
-    )
-    (finding,) = compared(side(old), side(new), noise=None)
-    assert finding.verdict == verdict
 
 
 def test_one_alarm_among_many_benchmarks_must_be_rarer():
@@ -349,18 +275,3 @@ def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():
     assert "One run may be spoilt, which only 10 and more stored runs can exclude." in finding.sentence
     assert judged(timed([1.0] * 3), timed([3.0] * 3), noise=run_noise(series(noise(10)))).verdict == "slower"
     assert run_noise(series(noise(5))).freedom < 3 < run_noise(series(noise(9))).freedom
-
-
-def test_the_noise_of_a_benchmark_is_that_of_its_own_stored_runs(results, write_run):
-    run_ids = [f"202601{run + 1:02}T000000Z-0001" for run in range(8)]
-    for number, run_id in enumerate(run_ids):
-        write_run(run_id, [1e-3 * math.exp(0.1 * (-1) ** number)], case_id="loud")
-    store, machine = Store(results), next(results.iterdir()).name
-    loud, other = (timed([1.0], case_id, probe="tile_wave") for case_id in ("loud", "other"))
-    found = noise_from_store(store, machine)(loud)
-    # Values to and fro, each as far from the next as two spreads.
-    assert found.deviation == pytest.approx(0.2 / math.sqrt(2))
-    assert "8 runs of its own" in found.source
-    assert noise_from_store(store, machine)(other) is None
-    assert noise_from_store(store, "another-machine")(loud) is None
-    assert noise_from_store(store, machine, run_ids[:4])(loud) is None

@@ -4,7 +4,6 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
-from pyperf_suite.record.record import Record
 from pyperf_suite.regressions.stored import series as journals
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
@@ -50,16 +49,6 @@ def test_what_is_not_json_in_the_strict_sense_is_refused(text, why):
         strict_json(text)
 
 
-def test_a_runs_folder_and_its_records_are_the_same_side(write_run, make_record):
-    path = write_run(seconds=[1e-3, 2e-3, 4e-3])
-    by_folder, by_file = read_side(path.parent), read_side(path)
-    assert by_folder == by_file
-    one = by_folder.benchmarks[KEY]
-    assert (one.medians, one.low, one.high, one.value) == ((1e-3, 2e-3, 4e-3), 1e-3, 4e-3, 2e-3)
-    assert (by_folder.machine, by_folder.commit, by_folder.notes) == ("cpu-made-up-2c", "a" * 40, ())
-    assert one.label == Record.from_json(make_record()).label
-
-
 def test_a_case_of_an_operator_that_is_gone_keeps_its_name(make_record, write_run):
     case = {"operator": "gone", "parameters": {"n": 3}, "implementation": "old", "mode": "sustained"}
     (one,) = read_side(write_run(records=[make_record(case=case)])).benchmarks.values()
@@ -71,13 +60,6 @@ def test_clocks_are_those_of_the_multiprocessors_or_else_of_the_cores(make_recor
     seen = {"converged": True, "before": {"cpu_mhz": {"median": 2000}}, "after": {"cpu_mhz": {"median": 3000}}}
     records = [make_record(metrics={"sm_clock": clock}), make_record(process=1, quality=seen)]
     assert read_side(write_run(records=records)).benchmarks[KEY].clock_hz == (1.7e9 + 2.5e9) / 2
-
-
-def test_exact_figures_and_reasons_of_failure_are_kept(make_record, write_run):
-    static = make_record(exact={"registers": 96}, case_id="b" * 16)
-    side = read_side(write_run(records=[static, make_record(seconds=None)]))
-    assert side.benchmarks["tile_wave", "b" * 16].exact == {"registers": ("bytes", 96.0)}
-    assert (side.benchmarks[KEY].medians, side.benchmarks[KEY].reason) == ((), "failed: a made-up reason")
 
 
 def test_lines_that_are_no_records_are_noted_and_a_torn_end_is_too(write_run):
@@ -129,17 +111,6 @@ def test_a_record_whose_fields_are_of_no_use_is_noted(make_record, write_run, sp
     assert "line 2" in side.notes[0]
 
 
-@pytest.mark.parametrize("value", ["0", "-1.0", "1e999", "NaN", "true"])
-def test_a_time_that_is_none_is_noted(make_record, write_run, value):
-    path = write_run()
-    line = json.dumps(make_record(seconds=0.5, case_id="b" * 16)).replace("0.5", value)
-    with path.open("a") as file:
-        file.write(line + "\n")
-    side = read_side(path)
-    assert list(side.benchmarks) == [KEY]
-    assert len(side.notes) == 1
-
-
 def test_what_is_no_side_is_refused_in_one_sentence(tmp_path, write_run, make_record):
     other = make_record(identity={"slug": "cpu-other-64c"})
     for path, why in (
@@ -170,23 +141,6 @@ def test_a_run_resumed_with_other_code_is_dirty(write_run, make_record, only_ser
     assert (only.commit, only.dirty) == ("b" * 40, True)
 
 
-def test_a_copied_run_counts_once(results, write_run, only_series):
-    write_run()
-    copy = results / "cpu-made-up-2c" / "backup"
-    copy.mkdir()
-    (copy / "records.jsonl").write_bytes(write_run(records=[]).read_bytes())
-    assert len(only_series().points) == 1
-
-
-def test_another_gpu_of_the_same_kind_is_a_unit_and_no_break(write_run, only_series):
-    for day, uuid in enumerate(("GPU-1", "GPU-1", "GPU-2"), start=1):
-        write_run(f"2026010{day}T000000Z-0001", state={"gpu": {"uuid": uuid, "driver": "580"}})
-    series = only_series()
-    assert series.breaks == ()
-    assert [one.unit for one in series.points] == ["GPU-1", "GPU-1", "GPU-2"]
-    assert series.units == ("GPU-1", "GPU-2")
-
-
 BEFORE = {"gpu": {"driver": "570.1", "power_limit_w": 700.0, "ecc": True}, "packages": {"torch": "2.9"}}
 AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "packages": {"torch": "2.10"}}
 
@@ -208,14 +162,6 @@ AFTER = {"gpu": {"driver": "580.2", "power_limit_w": 500.0, "ecc": False}, "pack
 )
 def test_a_changed_driver_limit_or_library_is_a_break(states, expected):
     assert breaks(*states) == expected
-
-
-def test_what_failed_has_no_figures_and_counts_are_below_two_to_the_62(write_run, make_record):
-    failed = make_record(exact={"registers": 96}, case_id="b" * 16) | {"outcome": "failed", "reason": "because"}
-    side = read_side(write_run(records=[failed, make_record(process=2**62 - 1)]))
-    one = side.benchmarks["tile_wave", "b" * 16]
-    assert side.notes == ()
-    assert (one.exact, one.medians, one.low, one.high, one.failed) == ({}, (), 0.0, 0.0, 1)
 
 
 def test_machine_code_breaks_with_its_compiler_and_not_with_the_driver_or_governor():

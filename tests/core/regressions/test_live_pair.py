@@ -1,23 +1,17 @@
-import contextlib
 import dataclasses
-import itertools
 import math
 import os
-import random
-import sys
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
-from pyperf_suite.regressions.pairs import arm_worker, live_pair
+from pyperf_suite.regressions.pairs import live_pair
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, Pair, measure_pair
-from tests.records import SMALL, a_product
+from tests.records import SMALL
 
 CPU = Device("cpu")
 SHORT = Pace(slice_s=0.002, total_s=0.02)
@@ -115,18 +109,6 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells which cores there are")
-def test_one_core_for_both_sides_where_each_has_one_worker():
-    single, two = SMALL, a_product(64, schedule="persistent@2")
-    usable = os.sched_getaffinity(0)
-    [core] = live_pair._cores(CASE, CPU, random.Random(0))
-    assert core in usable
-    assert live_pair._cores(CASE, Device("cuda", 0), random.Random(0)) is None
-    assert [live_pair.workers_of(case.parameters) for case in (single, two)] == [1, 2]
-    for sides in ((single, two), (two, single)):
-        assert live_pair._cores(PairedCase("baseline", *sides), CPU, random.Random(0)) is None
-
-
 class Double:
     """A worker that takes a second to start and two to prepare, and as long as it says for a launch, by `now_s`."""
 
@@ -170,77 +152,6 @@ def doubled(monkeypatch):
     return lambda **answers: monkeypatch.setattr(Double, "answers", answers)
 
 
-@pytest.mark.parametrize(
-    ("device", "judged", "slices", "samples"),
-    # A millisecond is 16 launches of 61 us and 0.2 s are 51 rounds of them; 5 ms are 82, and 0.15 s are 7 rounds: a
-    # case that takes seconds to start has them twice.
-    [(CPU, False, 408, 16), (CPU, True, 56, 82), (Device("cuda", 0), False, 56, 82)],
-)
-def test_a_pair_starts_both_asks_each_for_its_case_and_tells_what_they_took(doubled, device, judged, slices, samples):
-    doubled()
-    judges = {} if judged else None
-    new = a_product(64)
-    pair = measure_pair(THIS_CODE, THIS_CODE, PairedCase("baseline", SMALL, new), device, seed=1, judges=judges)
-    startup_s = 5 if judged else 6  # one judge for both sides
-    assert (len(pair.order), pair.launches_per_slice, pair.startup_s) == (slices, samples, startup_s)
-    assert pair.seconds == pytest.approx(
-        startup_s + sum(how["samples"] for what, how in all_asked() if what == "slice") * 2.0**-14
-    )
-    assert (pair.old_s, pair.new_s, pair.log_ratio, pair.static) == (2.0**-14, 2.0**-14, 0, None)
-    assert pair.kernels == (SMALL.to_json(), new.to_json())
-    assert pair.machine["clock_hz"] == {"old": 1e9, "new": 1e9}
-    assert [each.started_with for each in Double.started] == [(THIS_CODE.command, THIS_CODE.variables)] * (
-        1 if judged else 2
-    )
-    assert all(each.asked[-1] == ("finish", {}) and each.is_closed != judged for each in Double.started)
-    prepared = [how for what, how in all_asked() if what == "prepare"]
-    assert {each["device"] for each in prepared} == {str(device)}
-    assert sorted(str(each.get("spin_share")) for each in prepared) == ["0.0", "None"]
-    assert [each.get("inputs") for each in prepared] == [63 if judged else None] * 2
-    assert not any(each["verify"] for each in prepared)
-    # A user's kernel has other inputs in each trial after the first, on both sides the same.
-    assert [how for what, how in all_asked() if what == "reseed"] == [{"inputs": 63}] * (2 * judged)
-    if judged:
-        assert list(judges.values()) == Double.started
-        assert Double.started[0].sides == {"old", "new"}
-        measure_pair(THIS_CODE, THIS_CODE, CASE, device, seed=1, judges=judges, verify=True, spin_share=0.5)
-        assert len(Double.started) == 1
-        assert [how["verify"] for what, how in all_asked() if what == "prepare"].count(True) == 2
-
-
-def all_asked():
-    return [asked for each in Double.started for asked in each.asked]
-
-
-def test_processes_of_one_interpreter_are_copies_of_a_template_of_what_both_sides_imported(doubled):
-    other = dataclasses.replace(THIS_CODE, python=Path("/another/python"))
-    installed = dataclasses.replace(THIS_CODE, build=None)
-    for new, libraries, copied in (
-        (THIS_CODE, ["numpy", "torch"], []),  # nothing is known of the first pair
-        (THIS_CODE, ["numpy", "scipy"], ["numpy", "torch"]),
-        (other, ["numpy", "scipy"], []),  # a template a side would be a difference in every pair
-        (installed, ["numpy"], []),  # it may find other libraries
-        (THIS_CODE, [], ["numpy"]),  # what is only looked at imports nothing to be told
-        (THIS_CODE, ["numpy"], ["numpy"]),
-    ):
-        doubled(**{"libraries": libraries} if libraries else {})
-        Double.started.clear()
-        measure_pair(THIS_CODE, new, CASE, CPU, seed=1, pace=SHORT)
-        assert [each.preload for each in Double.started] == [copied] * 2, new
-
-
-def test_who_starts_first_and_who_is_timed_first_is_chance(doubled):
-    doubled()
-    firsts = set()
-    for seed in range(20):
-        Double.started.clear()
-        order = measure_pair(
-            THIS_CODE, THIS_CODE, PairedCase("baseline", SMALL, a_product(64)), CPU, seed, pace=SHORT
-        ).order
-        firsts.add((Double.started[0].asked[0][1]["case"] == SMALL.to_json(), order[0]))
-    assert len(firsts) == 4
-
-
 def test_samples_last_a_hundred_times_the_clocks_resolution_and_slices_as_long_as_requested(doubled):
     doubled(resolution_s=0.01 * 2.0**-7)
     pair = measure_pair(THIS_CODE, THIS_CODE, CASE, CPU, seed=1, pace=Pace(slice_s=2.0**-5, total_s=0.5))
@@ -260,108 +171,3 @@ def test_on_a_gpu_slices_are_compared_at_one_clock(doubled, clock_hz, ratio):
     doubled(clock_hz=clock_hz)
     pair = measure_pair(THIS_CODE, THIS_CODE, CASE, Device("cuda", 0), seed=1)
     assert abs(pair.log_ratio) == pytest.approx(abs(ratio))
-
-
-@pytest.mark.parametrize(("threads", "pinned"), [(0.09, True), (0.1, False), (None, False)])
-def test_a_users_kernel_of_one_thread_is_pinned_once_it_has_shown_that_it_is(doubled, threads, pinned):
-    doubled(**{} if threads is None else {"other_threads": threads})
-    theirs = Case.from_json({"operator": "bench.py:kernel", "parameters": {"n": 3}, "implementation": "loop"})
-    pair = measure_pair(THIS_CODE, THIS_CODE, PairedCase.same("bench.py:kernel", theirs), CPU, seed=1, judges={})
-    cores = [how["cores"] for what, how in all_asked() if what == "pin"]
-    assert len(cores) == 2 * pinned
-    assert all(each == pair.machine["cores"] and set(each) <= os.sched_getaffinity(0) for each in cores)
-
-
-def test_exact_figures_are_not_timed(doubled):
-    doubled(static={"registers": 96})
-    pair = measure_pair(THIS_CODE, THIS_CODE, CASE, CPU, seed=1)
-    assert (pair.static, pair.order, pair.log_ratio) == (({"registers": 96},) * 2, "", 0)
-    assert {what for what, _ in all_asked()} == {"prepare"}
-    assert (pair.old_s, pair.new_s, pair.launches_per_slice) == (1, 1, 0)
-
-
-class SpinningGpu:
-    """A GPU that tells its clock, where a launch takes `launch_cycles`, and a kernel behind it 1,000 and its spin."""
-
-    stream, hz = 7, 1.5e9
-
-    def __init__(self, monkeypatch, launch_cycles: float) -> None:
-        self.launch_cycles, self.cycles, self.on, self.launched = launch_cycles, 0.0, None, []
-        cuda = SimpleNamespace(ExternalStream=lambda it: it, stream=self._use, _sleep=self._sleep)
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-
-    @contextlib.contextmanager
-    def _use(self, stream):
-        self.on = stream
-        yield
-        self.on = None
-
-    def _sleep(self, cycles):
-        assert isinstance(cycles, int)
-        assert self.on == self.stream
-        self.cycles += 1000 + cycles
-
-    def launch(self, index):
-        self.launched.append(index)
-        self.cycles += self.launch_cycles
-
-    def time(self, launch, first, samples, batch):
-        seconds = []
-        for sample in range(samples):
-            self.cycles = 0.0
-            for index in range(batch):
-                launch(first + sample * batch + index)
-            seconds.append(self.cycles / self.hz)
-        return seconds
-
-    def clocks_hz(self, samples):
-        return [self.hz] * samples
-
-
-@pytest.mark.parametrize("share", [0.02, 0.5])
-def test_a_slowdown_on_a_gpu_is_a_kernel_behind_each_launch_that_spins_for_the_rest(monkeypatch, share):
-    gpu = SpinningGpu(monkeypatch, launch_cycles=100_000)
-    slowed = arm_worker._slowed_on_gpu(gpu.launch, gpu, share)
-    gpu.launched.clear()
-    assert gpu.time(slowed, 3, 1, 2)[0] == pytest.approx(2 * (1 + share) * gpu.launch_cycles / gpu.hz)
-    assert gpu.launched == [3, 4]
-
-
-@pytest.mark.parametrize(("launch_cycles", "hz"), [(40_000, 1.5e9), (100_000, math.nan)], ids=["short", "no clock"])
-def test_a_slowdown_on_a_gpu_that_is_shorter_than_a_kernel_is_refused(monkeypatch, launch_cycles, hz):
-    gpu = SpinningGpu(monkeypatch, launch_cycles)
-    gpu.hz = hz
-    with pytest.raises(Unsupported, match=r"by 2 % of .* cycles cannot be injected"):
-        arm_worker._slowed_on_gpu(gpu.launch, gpu, 0.02)
-
-
-def test_a_slowdown_on_a_cpu_is_that_much_of_each_launch_with_what_wrapping_takes(monkeypatch):
-    now_ns = itertools.count(0, 100)  # by so much time goes on with each look at the clock
-    passed_ns = [0]
-
-    def clock():
-        return next(now_ns) + passed_ns[0]
-
-    monkeypatch.setattr(arm_worker, "time", SimpleNamespace(perf_counter_ns=clock))
-
-    def launch(index):
-        passed_ns[0] += 10_000 * index
-
-    slowed = arm_worker._slowed(launch, 0.5)
-    for index in (1, 5):  # each launch by its own time
-        begin_ns = clock()
-        slowed(index)
-        assert clock() - begin_ns == pytest.approx(15_000 * index, abs=300)
-
-
-@pytest.mark.parametrize(("clocks", "told"), [([1.5e9, 1.6e9, 1.7e9], 1.6e9), ([], None)])
-def test_slices_of_a_users_kernel_on_a_gpu_have_its_clock(clocks, told):
-    bench = arm_worker.Bench()
-    bench._users = SimpleNamespace(clocks_hz=lambda samples: clocks[-samples:])
-    bench._stopwatch = SimpleNamespace(time=lambda launch, first, samples, batch: [1e-3] * samples)
-    bench._launch = None
-    assert bench.answer({"slice": {"samples": 3, "launches_per_sample": 2}}) == {
-        "outcome": "ok",
-        "seconds": [5e-4] * 3,
-        "clock_hz": told,
-    }

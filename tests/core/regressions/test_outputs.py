@@ -19,7 +19,6 @@ from pyperf_suite.regressions.thresholds import FAIL_ON
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
-    by_urgency,
     comparisons_as_json,
     junit_xml,
     print_comparisons,
@@ -85,12 +84,6 @@ def test_what_lies_beyond_the_margin_as_a_whole_is_probably_slower(verdict, low,
     found = replace(finding(verdict, ratio=1.1, confidence=confidence), ratio=Ratio(1.1, low, 1.2))
     assert tuple(exit_code([found], level) for level in FAIL_ON) == codes
     assert (b"<failure" in junit_xml("", [found], "failed")) is (codes[3] == 1)
-
-
-def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smaller():
-    smaller, larger = finding("slower", "b", 1.05), finding("slower", "a", 1.2)
-    assert by_urgency([*EVERY_VERDICT[:4], smaller, larger])[:2] == [larger, smaller]
-    assert by_urgency(EVERY_VERDICT)[-1].verdict == "equivalent"
 
 
 def shown(findings, notes=(), width=100):

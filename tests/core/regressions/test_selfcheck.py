@@ -18,7 +18,6 @@ from tools import selfcheck as tool
 from tools.repeats import EVERY_PROBE, findings_of_repeats, records_of, spreads
 from tools.selfcheck import (
     change_at,
-    findings_of_selfcheck,
     make_comparisons,
     planned,
     resumable,
@@ -47,21 +46,8 @@ def verdict_of(case, shift, seed, write):
     return Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
 
 
-def failing(case, shift, seed, write):
-    return Judgement(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
-
-
 def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
     return make_comparisons(start(folder, machine, SETTINGS), planned(counts, CASES, 0), compare, **options)
-
-
-def test_wherever_a_plan_is_cut_every_shift_and_every_benchmark_has_had_its_share():
-    plan = planned({0.0: 160, 0.05: 80}, CASES, seed=3)
-    half = plan[:120]
-    assert sum(each.shift == 0 for each in half) == pytest.approx(80, abs=2)
-    for case in CASES:
-        assert sum(each.case == case and each.shift == 0 for each in half) == pytest.approx(10, abs=2)
-    assert len({(each.shift, each.number) for each in plan}) == 240
 
 
 def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
@@ -94,14 +80,6 @@ def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(t
     assert len(whole.comparisons) == 16
     assert len(requested) == 17
     assert whole.comparisons[:6] == cut.comparisons
-
-
-def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
-    found = made(tmp_path, {0.0: 2}, failing)
-    assert (len(found.comparisons), found.false_alarms.tries) == (2, 0)
-    assert findings_of_selfcheck(found).remarks[0].values["count"] == 2
-    again = make_comparisons(found, planned({0.0: 2}, CASES, 0), verdict_of)
-    assert again.false_alarms.tries == 2
 
 
 def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_away(tmp_path):
@@ -143,12 +121,6 @@ def test_two_selfchecks_never_write_the_same_file(tmp_path):
         return verdict_of(*arguments)
 
     assert len(make_comparisons(checked, plan, meanwhile).comparisons) == 1
-
-
-def test_a_selfcheck_of_another_rule_is_not_gone_on_with(tmp_path):
-    made(tmp_path, {0.0: 1})
-    with pytest.raises(UserError, match="no selfcheck of the same"):
-        resumable(tmp_path, "cpu-x", SETTINGS | {"rule": {"margin": 0.02, "max_pairs": 60}})
 
 
 def test_an_hour_long_selfcheck_speaks_for_a_machine_and_not_a_short_trial_after_it(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
-from pyperf_suite.regressions.stored.series import MOST_NOTES
 from pyperf_suite.regressions.stored.store import Store, find_run_folder, find_side
 from pyperf_suite.render.results import read_results
 
@@ -76,20 +75,6 @@ def test_runs_one_folder_deeper_are_found_and_a_copy_counts_once(results, write_
     assert {run.run_id for run in read_results(results).runs} == {run_id(day) for day in (1, 2, 3)}
 
 
-def test_summaries_of_other_folders_are_pruned_and_those_in_use_are_left(results, write_run, cache, monkeypatch, read):
-    monkeypatch.setattr(store_module, "FEWEST_KEPT", 3)
-    for day in range(1, 6):
-        write_run(run_id(day))
-    for old in range(100):
-        cache.mkdir(parents=True, exist_ok=True)
-        (cache / f"{old}.json").touch()
-        os.utime(cache / f"{old}.json", (old, old))
-    for _ in range(2):
-        assert len(points(results)) == 5
-        assert len(list(cache.iterdir())) == 10
-    assert len(read) == 5
-
-
 def test_machines_never_share_a_series_and_a_record_counts_for_the_machine_it_names(results, write_run):
     path = write_run(run_id(1), [1e-3], machine="cpu-a-2c")
     write_run(run_id(2), [2e-3], machine="cpu-b-2c")
@@ -115,25 +100,6 @@ def test_what_is_no_record_is_named_and_the_rest_is_read(results, write_run, mak
         ]
         for why, sentence in zip(("version 2", "nested too deeply", "it is a pipe"), store.damage, strict=True):
             assert why in sentence
-
-
-def test_of_very_much_damage_only_the_number_is_reported(results, write_run):
-    path = write_run(run_id(1))
-    with path.open("a") as file:
-        file.write("garbage\n" * 200)
-    damage = Store(results).damage
-    assert len(damage) == MOST_NOTES + 1
-    assert f"{200 - MOST_NOTES} more lines" in damage[-1]
-
-
-def test_benchmarks_are_found_by_case_label_part_or_glob(results, write_run, make_record):
-    case = {"operator": "matmul", "parameters": {"m": 7}, "implementation": "torch"}
-    write_run(run_id(1), records=[make_record(run_id(1)), make_record(run_id(1), case=case, case_id="b" * 16)])
-    store = Store(results)
-    for pattern in ("b" * 16, "matmul[torch m=7]", "torch m", "matmul[torch*]", "matmul?torch*"):
-        assert [one.case_id for one in store.series(pattern)] == ["b" * 16]
-    assert len(store.series("matmul*")) == len(store.series("tile_wave")) == 2
-    assert store.series("absent") == []
 
 
 @pytest.mark.parametrize(
@@ -172,14 +138,6 @@ def test_a_cache_folder_that_others_can_write_or_that_cannot_be_made_is_reported
     assert [why in note for note in store.notes] == [True]
     assert store.series()[0].values == [1e-3]
     assert not cache.exists() or list(cache.iterdir()) == []
-
-
-def test_a_folder_that_is_not_there_holds_nothing_and_is_not_made(tmp_path):
-    assert points(tmp_path / "absent") == []
-    assert not (tmp_path / "absent").exists()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        Store(tmp_path / "file")
 
 
 def test_many_that_read_at_once_agree(results, write_run):
@@ -232,26 +190,3 @@ def test_a_run_that_is_not_there_or_on_several_machines_is_one_sentence(results,
         find_side(name, results)
     assert sentence.replace("RESULTS", str(results)) in str(refused.value)
     assert find_side(str(results / "b" / run_id(1)), results).machine == "b"
-
-
-def test_where_no_run_was_recorded_none_is_the_latest(results, write_run):
-    with pytest.raises(UserError, match=r"There is no run in .*: measure one with"):
-        find_side("latest", results)
-    with pytest.raises(UserError, match=r"There is no run 'x{80}' in"):
-        find_side("x" * 99, results)
-    write_run(run_id(1))
-    with pytest.raises(UserError, match=r"holds 1 run\."):
-        find_side("latest~1", results)
-
-
-def test_why_nothing_is_found_says_what_there_is(results, write_run):
-    assert Store(results).why_nothing("m*").startswith(f"No measured run was found in {results}: measure one with")
-    path = write_run(run_id(1), machine="cpu-a-2c")
-    label = Store(results).measured[0].label
-    assert f"did you mean {label}? " in Store(results).why_nothing(label[:-1])
-    assert "did you mean" not in Store(results).why_nothing("nothing like it")
-    assert "for machine cpu-b-2c: did you mean cpu-a-2c?" in Store(results).why_nothing("m", "cpu-b-2c")
-    path.write_text("garbage\n" * 3)
-    why = Store(results).why_nothing()
-    assert f"{path}, line 1 is not a record of the suite" in why
-    assert why.endswith(". 2 more such.")

@@ -1,7 +1,7 @@
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.thresholds import Thresholds, load_thresholds, matches, parse_share
+from pyperf_suite.regressions.thresholds import load_thresholds, matches, parse_share
 
 LABEL = "matmul[native m=384 n=384 k=384 schedule=data_parallel@1]"
 
@@ -9,11 +9,6 @@ LABEL = "matmul[native m=384 n=384 k=384 schedule=data_parallel@1]"
 def written(folder, text):
     (folder / "pyproject.toml").write_bytes(text.encode(errors="surrogateescape"))
     return load_thresholds(folder)
-
-
-def test_without_a_file_or_a_table_one_percent_is_tolerated(tmp_path):
-    assert load_thresholds(tmp_path).margin_of("tile_wave", LABEL) == 0.01
-    assert written(tmp_path, "[tool.ruff]\nline-length = 120\n") == Thresholds()
 
 
 def test_the_command_line_wins_then_the_last_pattern_that_matches_then_the_file(tmp_path):
@@ -43,11 +38,6 @@ def test_brackets_of_a_label_are_themselves():
 def test_a_pattern_of_many_stars_takes_no_longer_than_another():
     assert not matches("*" * 40 + "z", LABEL)
     assert not matches("*a" * 12 + "*z", "a" * 200)
-
-
-@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("2.5 %", 0.025), ("0.01", 0.01), (0.2, 0.2)])
-def test_a_share_is_a_percentage_or_a_number(text, share):
-    assert parse_share(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "%", "fast", "0", "-1%", "100%", "5", "nan", "inf%", True, None, []])

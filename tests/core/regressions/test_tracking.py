@@ -14,9 +14,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.regressions.pairs import ab, builds
 from pyperf_suite.regressions.pairs.arms import Arm
-from pyperf_suite.regressions.tracking import changes_of, nominations
+from pyperf_suite.regressions.tracking import nominations
 from pyperf_suite.regressions.tracking import track as search
-from pyperf_suite.regressions.verdict import Judgement, exit_code
+from pyperf_suite.regressions.verdict import Judgement
 from tests.core.repository import Repository
 from tests.core.series import BEGIN, a_series, commit
 
@@ -114,16 +114,6 @@ def test_a_step_is_found_whatever_the_machines_state_does(environments, step):
     places = [each.change.index for each in found.current]
     assert sorted(places) == ([] if step == 1.0 else [60, 61] if environments in ("in turn", "slower first") else [60])
     assert found.searched == 1
-
-
-def test_times_of_another_kind_are_another_series():
-    series = a_series(times((20, 1.0), (20, 0.9)))
-    points = list(series.points)
-    points[20:] = [
-        each._replace(state={**each.state, "reported_time": "10% quantile of samples"}) for each in points[20:]
-    ]
-    found = search([replace(series, points=tuple(points))])
-    assert (found.current, found.earlier, len(found.breaks)) == ([], [], 1)
 
 
 @pytest.mark.parametrize("upgraded", [20, 22])
@@ -266,19 +256,6 @@ def test_uncommitted_changes_stop_a_rerun_only_where_the_change_came(
     assert ("uncommitted changes, which are gone" in data["findings"][0]["sentence"]) is not is_rerun
 
 
-def test_a_test_of_pytest_cannot_be_rerun(message, write_history, rerun):
-    write_history([1.0] * 20 + [1.1] * 6, probe="test_it.py::test_a")
-    data, code = message("--confirm", "--device", "cpu")
-    assert (rerun.compared, code) == ([], 3)
-    assert "It was not rerun: it is a test, which pytest alone measures." in data["findings"][0]["sentence"]
-
-
-def test_a_faster_change_is_not_rerun(message, write_history, rerun):
-    write_history([1.0] * 20 + [0.9] * 6)
-    assert message("--confirm", "--device", "cpu")[1] == 0
-    assert rerun.compared == []
-
-
 @pytest.mark.parametrize("nights", [1, 2])
 @pytest.mark.parametrize(("level", "spoilt"), [(10.0, 1.0), (1.1, 1.0), (1.4, 3.0)])
 def test_the_newest_night_is_a_note_at_once_and_confirm_reruns_it(message, write_history, rerun, nights, level, spoilt):
@@ -331,20 +308,6 @@ def test_the_sum_of_small_steps_is_a_drift(levels, total, noise):
     assert f"in small steps, beyond +2.0 % since {nomination.first.started_at[:16]}Z" in finding.sentence
 
 
-def test_a_drift_of_one_commit_or_of_the_sentinel_is_the_machines():
-    levels = list(1.005 ** np.arange(100))
-    assert search([a_series(levels, kind="sentinel")]).current == []
-    found = search([a_series(levels, commits=["a" * 40] * 100)])
-    assert (found.current, [each.is_drift for each in found.of_the_machine]) == ([], [True])
-
-
-def test_a_drift_is_confirmed_between_its_first_and_its_last_commit(message, write_history, rerun):
-    write_history(1.005 ** np.arange(100))
-    assert message()[1] == 3
-    assert message("--confirm", "--device", "cpu")[1] == 1
-    assert [commits[:2] for commits in rerun.compared] == [(commit(0), commit(99))]
-
-
 def test_a_drift_is_accepted_by_the_day_since_which_it_counts(message, write_history):
     write_history(1.005 ** np.minimum(np.arange(80), 60))
     data, code = message()
@@ -374,24 +337,6 @@ def test_a_machine_that_slowed_by_as_much_is_not_the_code(message, write_history
     )
 
 
-def test_a_step_between_runs_of_two_profiles_says_so(message, write_run):
-    for index, run_id in enumerate(run_ids(40)):
-        profile, slower = ("quick", 1.0) if index < 20 else ("standard", 1.1)
-        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
-    data, code = message()
-    [finding] = data["findings"]
-    assert code == 3
-    assert "With it came profile quick -> standard: code and profile cannot be told apart" in finding["sentence"]
-
-
-def test_profiles_in_turn_are_two_series(message, write_run):
-    for index, run_id in enumerate(run_ids(40)):
-        profile, slower = ("quick", 1.0) if index % 2 else ("standard", 1.2)
-        write_run(run_id, [1e-3 * slower], state={"source": {"commit": commit(index)}}, profile=profile)
-    data, code = message()
-    assert (data["findings"], code) == ([], 0)
-
-
 @pytest.mark.parametrize("noise", [0.003, 0.01])
 def test_a_random_walk_is_no_drift(noise):
     generator = np.random.default_rng(0)
@@ -407,50 +352,12 @@ def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:
     return 1e-3 * flat * np.exp(0.005 * np.random.default_rng(seed).standard_normal(len(flat)))
 
 
-def test_a_slower_change_is_undecided_until_someone_confirms_it_and_names_its_commits():
-    [found] = nominations(a_series(times((20, 1.0), (6, 1.1))))
-    finding = found.judgement()
-    assert finding.verdict == "undecided"
-    assert finding.details["commit_before"] == commit(19)
-    assert finding.details["commit_after"] == commit(20)
-    assert f"{commit(19)[:10]}..{commit(20)[:10]}" in finding.sentence
-    assert "2026-01-21" in finding.sentence
-    assert finding.ratio is not None
-    assert finding.ratio.low < 1.1 < finding.ratio.high
-    assert exit_code([finding]) == 3
-
-
 def test_a_change_that_was_made_good_again_is_undone_and_what_undid_it_is_not():
     slower, faster = nominations(a_series(times((20, 1.0), (10, 1.1), (10, 1.0))))
     assert (slower.undone, faster.undone) == (True, False)
     kept, worse = nominations(a_series(times((20, 1.0), (10, 1.1), (10, 1.2))))
     assert not kept.undone
     assert not worse.undone
-
-
-def test_a_change_between_runs_of_the_same_clean_commit_is_not_the_codes():
-    values = times((20, 1.0), (6, 1.1))
-    [nomination] = nominations(a_series(values, commits=["a" * 40] * 26))
-    assert nomination.same_code
-    assert "machine" in nomination.sentence
-    [nomination] = nominations(a_series(values, commits=["a" * 40] * 21 + ["b" * 40] * 5))
-    assert not nomination.same_code  # a point beside it is of another, and no place is that sure
-    [nomination] = nominations(a_series(values, commits=[""] * 26))
-    assert not nomination.same_code
-    assert "do not name the commits" in nomination.sentence
-    dirty = a_series(values, commits=["a" * 40] * 26)
-    dirty = replace(dirty, points=tuple(point._replace(dirty=True) for point in dirty.points))
-    [nomination] = nominations(dirty)
-    assert not nomination.same_code
-
-
-def test_what_lies_among_the_newest_points_or_after_a_date_is_recent():
-    [found] = nominations(a_series(times((20, 1.0), (29, 1.1))))
-    assert found.is_recent(None)
-    assert found.is_recent("2026-01-21")
-    assert not found.is_recent("2026-01-22")
-    [older] = nominations(a_series(times((20, 1.0), (31, 1.1))))
-    assert not older.is_recent(None)
 
 
 def test_a_clock_that_fell_by_as_much_is_named():
@@ -461,33 +368,3 @@ def test_a_clock_that_fell_by_as_much_is_named():
     assert "clock" not in found.sentence
     [found] = nominations(a_series(values, clocks=[2e9] * 20 + [2.2e9] * 6))  # it would explain the opposite
     assert "clock" not in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "verdict"),
-    [
-        ("local_memory", [0, 0, 64], "slower"),
-        ("local_memory", [64, 0], "faster"),
-        ("resident_warps", [16, 8], "slower"),
-        ("resident_warps", [8, 16], "faster"),
-    ],
-)
-def test_one_run_is_enough_for_exact_figures_and_needs_no_confirmation(metric, values, verdict):
-    [found] = nominations(a_series(values, metric=metric, kind="static"))
-    finding = found.judgement()
-    assert finding.verdict == verdict
-    assert finding.ratio is None
-    assert f"{values[-2]} -> {values[-1]}" in finding.sentence
-
-
-def test_exact_figures_without_a_worse_direction_or_of_another_compiler_are_not_judged():
-    assert nominations(a_series([100, 128], metric="registers", kind="static")) == []
-    compilers = ["13.0", "13.1", "13.1"]
-    assert nominations(a_series([0, 64, 64], metric="local_memory", kind="static", compilers=compilers)) == []
-
-
-def test_an_exact_figure_steps_wherever_it_differs():
-    steps = changes_of(a_series([0.0, 8.0, 8.0, 4.0], commits=list("abcd"), kind="static"))
-    found = [(step.index, step.before, step.after, step.commit_before, step.commit_after) for step in steps]
-    assert found == [(1, 0.0, 8.0, "a", "b"), (3, 8.0, 4.0, "c", "d")]
-    assert [step.effect for step in steps] == ["from 0 to 8", "-50.0%"]

@@ -1,24 +1,13 @@
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant
+from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants
 from pyperf_suite.runner.plan import PlannedCase
 from tests.records import a_product
 
 
 def planned(m, tile=""):
     return PlannedCase("baseline", a_product(m, 64, 64, tile=tile))
-
-
-def test_fields_and_values_are_read_from_one_word():
-    assert parse_variant("tile=64x64x256, schedule=stream_k") == {"tile": "64x64x256", "schedule": "stream_k"}
-    assert parse_variant("origin/main") is None
-
-
-@pytest.mark.parametrize("text", ["tile=", "=64", "tile=64x64x64,tile=32x32x32", "tile=64x64x64,"])
-def test_half_a_variant_is_refused(text):
-    with pytest.raises(UserError, match="FIELD=VALUE"):
-        parse_variant(text)
 
 
 def test_each_case_is_paired_with_itself_but_for_the_field():

@@ -22,7 +22,6 @@ from pyperf_suite.render.charts import (
     bars_range,
     caption_of,
     charts_of,
-    colours_of,
     draw,
     draw_bars,
     draw_chart,
@@ -72,27 +71,6 @@ def test_values_are_in_the_unit_shown_and_the_label_names_it() -> None:
     assert {chart.y_label for chart in charts_of(figure(*panels))[0]} == {"time, s"}, "one unit for both"
 
 
-def test_values_without_a_place_on_the_axes_are_left_out() -> None:
-    [trace] = one_chart(points([1, 2, math.inf], [1.0, NAN, 3.0], [1, 1, 1], [2, 2, 2])).traces
-    assert (trace.x, trace.high) == ((1.0,), (2.0,))
-    chart = one_chart(Series("a", [0, 1, 10], [1, 2, 3], "line"), x_ticks=((1.0, "one"), (10.0, "ten")))
-    assert (chart.log, chart.x_title) == (True, "N")
-    assert chart.traces[0].x == (1.0, 10.0)
-    assert chart.x_range[0] > 0
-
-
-def test_charts_that_are_compared_share_a_range_where_they_show_the_same_quantity() -> None:
-    first, second, third = charts_of(
-        figure(*(panel(points([1], [height]), y_label=name) for name, height in (("us", 1), ("us", 9), ("GB/s", 2))))
-    )[0]
-    assert first.y_range == second.y_range
-    assert second.y_range[1] >= 9 > 3 > third.y_range[1]
-    rows = tuple((panel(points([x], [1.0]), x_label=label),) for label, x in (("N", 1), ("N", 9), ("K", 5)))
-    first, second, third = (row[0] for row in charts_of(Figure("f", "t", "c", rows)))
-    assert first.x_range == second.x_range
-    assert third.x_range[1] < 9
-
-
 def test_a_panel_of_which_most_intervals_are_larger_than_itself_is_not_fit_for_use(tmp_path: Path) -> None:
     from matplotlib import pyplot
 
@@ -111,35 +89,6 @@ def test_a_panel_of_which_most_intervals_are_larger_than_itself_is_not_fit_for_u
         [segments] = whiskers.lines[2]
         assert len(segments.get_segments()) == 5 - unfit
         pyplot.close()
-
-
-def test_the_caption_says_how_many_values_are_left_out() -> None:
-    many = figure(panel(points(range(700), [float(n) for n in range(700)])))
-    assert "Of 700 values 600 are drawn" in caption_of(many, charts_of(many))
-
-
-def test_a_law_has_the_colour_of_its_points_where_there_are_several() -> None:
-    names = ("one", "two")
-    measured = [points([1], [1], label=name) for name in names]
-    laws = [Series(f"law of {name}", [1], [1], "line") for name in names]
-    colours = colours_of([panel(*measured, *laws, Series("torch", [1], [1], "baseline"))])
-    assert colours["law of one"] == colours["one"] != colours["two"] == colours["law of two"]
-    assert colours["torch"] == "baseline"
-    alone = colours_of([panel(measured[0], laws[0])])
-    assert alone["law of one"] != alone["one"]
-    assert len(set(colours_of([panel(*(points([n], [1.0], label=str(n)) for n in range(8)))]).values())) == 8
-
-
-@pytest.mark.parametrize("series", [(), (points([], []),)])
-def test_an_empty_panel_has_axes(series: tuple[Series, ...]) -> None:
-    chart = one_chart(*series)
-    assert chart.x_range[0] < chart.x_range[1]
-    assert chart.y_range[0] < chart.y_range[1]
-
-
-def test_a_bound_a_little_beyond_all_values_is_in_sight_and_one_far_off_does_not_squeeze_them() -> None:
-    right = {bound: one_chart(points((1, 2), (1, 1)), strong_edges=(bound,)).x_range[1] for bound in (0.5, 2.5, 100.0)}
-    assert right[2.5] > 2.5 > right[0.5] == right[100.0]
 
 
 # Pictures.
@@ -209,18 +158,6 @@ def test_bars_are_as_long_as_their_values_with_their_marks_and_words_where_there
     assert bars_range(Bars("", "x", (Bar("a", NAN),), "measured")) == (0.0, 1.0)
 
 
-def test_a_long_legend_makes_the_picture_higher_and_leaves_the_panel_its_size(tmp_path: Path) -> None:
-    def size(names: int) -> tuple[int, float]:
-        series = (points([1, 2], [n, n], label=f"{'long name ' * 6}{n}") for n in range(names))
-        drawn = pixels(panel(*series), folder=tmp_path)
-        left = next(column for column in drawn.transpose(1, 0, 2) if (column < 0.1).all(axis=1).mean() > 0.2)
-        return len(drawn), float((left < 0.1).all(axis=1).sum())
-
-    (few, height), (many, with_many) = size(1), size(8)
-    assert many > few + 80
-    assert with_many > 0.85 * height
-
-
 # Figures and tables of the page.
 
 
@@ -248,28 +185,6 @@ def drawn(*panels: Any, caption: str = "A caption.") -> tuple[str, list[dict[str
     return html, [json.loads(found) for found in re.findall(r'class="data">(.*?)</script>', html)]
 
 
-def test_a_figure_has_its_words_its_values_as_a_table_and_as_data_and_a_button_for_each_series() -> None:
-    measured = points([1, 2], [3e-6, 4e-6], [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6], "measured")
-    both = panel(measured, Series("a law", [1, 2], [3e-6, 4e-6], "line"), y_unit="us")
-    html, data = drawn(both, both)
-    for said in ("A title", "A caption.", Source.command, Source.place, '<td class="short">measured</td>', ">2.9</td>"):
-        assert said in html
-    words = "time, us over N: measured (measured), a law (law, predicted)"
-    assert re.findall(r'role="img" aria-label="([^"]*)"', html) == [words] * 2
-    assert data[0]["traces"][0]["y"] == [3, 4]
-    assert (data[0]["x_label"], data[0]["y_label"]) == ("N", "time, us")
-    assert re.findall(r'aria-pressed="true" data-series="([^"]*)"', html) == ["measured", "a law"]
-
-
-def test_maps_and_bars_leave_none_for_what_there_is_not() -> None:
-    _, [data] = drawn(MAP)
-    assert data["values"] == [[1, 1.5], [None, 0.5]]
-    html, [data] = drawn(BARS)
-    assert (data["values"], data["errors"], data["marks"]) == ([3, 2, None], [0.2, None, None], [3.5, None, None])
-    assert (data["kind"], data["x_label"]) == ("bars", "rate, GB/s")
-    assert html.count("rank_1 died") >= 2
-
-
 def test_a_map_of_predictions_is_marked_and_what_was_measured_is_not() -> None:
     for shown, caption, marked in (
         (MAP, "Predicted; all else as asked.", True),
@@ -277,11 +192,6 @@ def test_a_map_of_predictions_is_marked_and_what_was_measured_is_not() -> None:
         (BARS, "Bars: measured; line: predicted.", False),
     ):
         assert ("predicted, not measured" in drawn(shown, caption=caption)[0]) == marked
-
-
-def test_panels_below_each_other_stay_so_where_a_row_is_shorter() -> None:
-    html = str(macros().figure(page_figure(Figure("name", "title", "caption", TWO_ROWS[::-1])), Source))
-    assert re.findall(r'class="(filler|picture)"', html) == ["picture", "filler", "picture", "picture"]
 
 
 def test_a_table_sorts_numbers_by_value_breaks_long_words_and_says_how_many_rows_it_leaves_out() -> None:

@@ -302,30 +302,6 @@ def test_a_runs_command_asks_for_the_same_plan_with_its_replaced_axes_and_seed(t
     assert planned_by(command.replace("-a workers=1", "")) != plan.plan_id
 
 
-def test_an_axis_of_one_probe_is_not_given_to_another(tmp_path: Path) -> None:
-    plan = RunRequest(("baseline", "tile_wave"), device="cpu", axes=("baseline.shape=64x64x64", "workers=1")).plan()
-    manifest = create_run(tmp_path, identity(plan.device), plan).manifest
-    assert "shape" not in command_of("tile_wave", manifest)
-    assert command_of("baseline", manifest) == (
-        "pyperf-suite run baseline -a shape=64x64x64 -a workers=1 --profile quick --device cpu"
-    )
-
-
-@pytest.mark.parametrize(
-    ("probe", "manifest", "command"),
-    [
-        (
-            "study",
-            {"profile": "2 steps after 1", "device": "cpu", "seed": 4, "asked": ["--data=1,2", "--seed=4"]},
-            "study --data=1,2 --seed=4 --device cpu",
-        ),
-        ("study", {"profile": "quick"}, "run study --profile quick"),
-    ],
-)
-def test_what_other_commands_measure_is_named_by_them(probe: str, manifest: dict[str, Any], command: str) -> None:
-    assert command_of(probe, manifest) == f"pyperf-suite {command}"
-
-
 @pytest.mark.parametrize("requested", [None, "tile=8", 3, [1, None, "no axis"], {"a": 1}])
 def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(requested) -> None:
     manifest = {"profile": "quick", "device": ["cpu"], "seed": "x", "asked": requested}

@@ -71,26 +71,6 @@ def test_what_is_left_out_is_counted_and_all_shows_it() -> None:
     assert "left out" not in table_printed(table, WIDE)
 
 
-def test_a_column_without_any_value_is_not_shown() -> None:
-    table = Table("t", (Heading("case"), Heading("absent", "ms"), Heading("empty")), (("a", None, ""), ("b", None, "")))
-    text = table_printed(table, WIDE)
-    assert "absent" not in text
-    assert "empty" not in text
-
-
-def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
-    rows = (("a name", Quantity(1e-3, "ms")), ("b", Quantity(0.25, "ms")))
-    lines = table_printed(Table("", (Heading("case"), Heading("time", "ms")), rows), 60).splitlines()
-    assert lines == ["  case    time, ms", "  a name         1", "  b            250"]
-
-
-def test_noise_is_not_told_and_cautions_come_first() -> None:
-    noise = remark("{faster} as fast", effect="faster", faster=Ratio(1.1, 0.9, 1.3, 3))
-    text = printed(Findings((noise, remark("a finding"), remark("one process", kind="caution"))))
-    assert "as fast" not in text
-    assert text.index("one process") < text.index("a finding")
-
-
 def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> None:
     verdicts = [CLAIM.judge(f"case {n} takes {{measured}}", 2.0) for n in range(9)]
     report = Findings((*verdicts, CLAIM.judge("another takes {measured}", 3.0)))

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pytest
-from rich.console import Console
 
-from pyperf_suite.findings.data import Claim, Heading, remark
-from pyperf_suite.findings.rows import Column, rows_of, table
-from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.record.case import Case
+from pyperf_suite.findings.data import remark
 from pyperf_suite.record.interval import Ratio
 from pyperf_suite.record.quantity import UNITS, Quantity
-from pyperf_suite.render.terminal import print_table
-from pyperf_suite.render.text import bare, cell, heading, markdown_table, quantity_text, sentence, written
-from pyperf_suite.workloads.matmul import MatmulParameters
-from tests.records import a_record
+from pyperf_suite.render.text import bare, cell, quantity_text, sentence
 
 
 @pytest.mark.parametrize(
@@ -70,32 +62,6 @@ def test_digits_follow_the_interval(low, high, text):
     assert quantity_text(Quantity(0.01235, "ms", low, high, 3)) == text
 
 
-def test_rows_that_did_not_converge_are_marked_in_the_table_with_a_line_that_says_so():
-    cases = [Case("matmul", MatmulParameters(n, 8, 8, Schedule("library", 1)), "torch") for n in (8, 16)]
-    records = [a_record(case, 1e-3, quality={"converged": case.parameters.m == 8}) for case in cases]
-    columns = (
-        Column("m"),
-        Column("time", unit="ms"),
-        Column("seconds", unit="ms"),
-        Column("flop_per_s", unit="GFLOP/s"),
-    )
-
-    def drawn(rows):
-        (made := Console(width=100, file=io.StringIO())).print()
-        print_table(made, table("", columns, rows))
-        return table("", columns, rows), made.file.getvalue().splitlines()
-
-    rows = rows_of(records)
-    full_table, lines = drawn(rows)
-    marks = [[said.endswith("*") for said in row] for row in written(full_table).rows]
-    assert marks == [[False] * 4, [False, *[True] * 3]]
-    legend = "* measuring ended at its time limit, before the interval was as narrow as required"
-    assert lines[-1] == f"  {legend}"
-    assert markdown_table(full_table)[-1] == f"\\{legend}"
-    full_table, lines = drawn(rows[:1])
-    assert "*" not in "".join([*lines, *markdown_table(full_table)])
-
-
 @pytest.mark.parametrize("unit", UNITS)
 def test_what_is_not_known_is_a_dash_without_a_unit(unit):
     unknown = Quantity(math.nan, unit, processes=3)
@@ -128,31 +94,8 @@ def test_an_interval_is_told_in_the_unit_of_its_value(quantity, text):
     assert quantity_text(quantity) == text
 
 
-def test_a_cell_leaves_the_unit_to_the_heading_unless_each_has_its_own():
-    assert bare(Quantity(0.00314, "ms")) == "3.14"
-    assert heading(Heading("time", "ms")) == "time, ms"
-    assert (cell(Quantity(0.5, "%")), heading(Heading("share", "%"))) == ("50 %", "share")
-    assert (cell(Quantity(1024.0, "size")), heading(Heading("message", "size"))) == ("1 KiB", "message")
-    assert (heading(Heading("gain", "x")), heading(Heading("casts", "count"))) == ("gain, ×", "casts")
-    assert (cell(None), cell("loop"), cell(4), cell("a\x1b[2J")) == ("-", "loop", "4", "a\ufffd[2J")
-
-
 def test_gaps_of_a_remark_are_filled_by_name_and_names_cannot_fill_gaps_or_steer_a_terminal():
     values = {"way": "loop", "faster": Ratio(2, 1.9, 2.1, 3), "layers": 4, "lost": None}
     message = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
     assert sentence(message) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
     assert sentence(remark("{way} runs", way="{secret}\x1b[2J")) == "{secret}\ufffd[2J runs"
-
-
-@pytest.mark.parametrize(
-    ("measured", "words"),
-    [
-        (Ratio(2.0, 1.9, 2.1, 3), ("2.00 × [1.90, 2.10]", "claim holds", "is faster: a guide")),
-        (Ratio(0.5, 0.4, 0.6, 3), ("0.50 × [0.40, 0.60]", "does not hold here")),
-        (Ratio(1.1, 0.9, 1.3, 3), ("undecided",)),
-        (Ratio(2.0, 1.9, 2.1, 1), ("undecided", "one process", "--profile standard")),
-    ],
-)
-def test_a_verdict_is_told_with_its_outcome_and_the_claim(measured, words):
-    text = sentence(Claim("is faster", "a guide", 1.0).judge("It is {measured} as fast", measured))
-    assert all(each in text for each in words), text

@@ -7,7 +7,6 @@ from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner import measuring
-from pyperf_suite.runner.spared import SparedCases
 from pyperf_suite.runner.workers import WorkerPool
 from tests.records import a_product
 
@@ -20,27 +19,6 @@ def a_case(n: int, implementation: str = "native") -> Case:
 
 def failed(reason: str, witnesses: int) -> dict[str, object]:
     return {"outcome": "failed", "reason": reason, "witnesses": witnesses}
-
-
-def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way():
-    cases = SparedCases()
-    for n, reason in ((1, "bench.py:7: SIGSEGV"), (1, "bench.py:7: SIGSEGV"), (2, "bench.py:9: SIGSEGV")):
-        cases.note(a_case(n), failed(reason, 2))
-        assert cases.answer(a_case(3)) is None
-    cases.note(a_case(2), failed("bench.py:7: SIGSEGV", 2))
-    assert cases.answer(a_case(3)) is not None
-
-
-def test_an_implementation_that_ran_in_some_case_and_an_exception_of_its_own_spare_no_case():
-    cases = SparedCases()
-    cases.note(a_case(0), {"outcome": "ok"})
-    for n in (1, 2):
-        cases.note(a_case(n), failed("SIGSEGV", 2))
-    assert cases.answer(a_case(3)) is None
-    cases = SparedCases()
-    for n in range(9):
-        cases.note(a_case(n), failed("n must be a power of two", 0))
-    assert cases.answer(a_case(10)) is None
 
 
 DYING = """

@@ -1,12 +1,12 @@
 import pytest
 
-from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.measure.sampling import SteadyRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_by_turns
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE, MOST_SETS, sets_to_rotate
+from pyperf_suite.workloads.operator import CACHE_TURNOVER, sets_to_rotate
 from tests.records import a_product
 
 CPU = resolve("cpu")
@@ -23,15 +23,6 @@ CPU = resolve("cpu")
 def test_operands_rotate_through_more_than_the_cache(share_of_cache, sets, cache):
     footprint = round(cpu.detect().l2_total_bytes * share_of_cache)
     assert sets_to_rotate(footprint, CPU) == (sets, cache)
-
-
-def test_operands_are_partly_warm_where_the_cache_holds_too_many_sets_or_memory_too_few(
-    monkeypatch,
-):
-    assert sets_to_rotate(8, CPU) == (MOST_SETS, "partly_warm")
-    footprint = cpu.detect().l2_total_bytes // 10
-    monkeypatch.setattr(memory, "available_bytes", lambda: round(5 * footprint / MEMORY_SHARE))
-    assert sets_to_rotate(footprint, CPU) == (5, "partly_warm")
 
 
 def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name():

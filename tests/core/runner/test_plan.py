@@ -1,4 +1,3 @@
-import itertools
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,14 +14,11 @@ from pyperf_suite.runner.plan import (
     Outlook,
     Plan,
     PlannedCase,
-    ProgressLines,
     in_random_order,
-    in_words,
     most_informative_first,
     ranks_of,
 )
 from pyperf_suite.runner.profiles import FULL, QUICK, STANDARD, Effort, Profile
-from pyperf_suite.user_kernels import declared
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import TopologyParameters
@@ -31,7 +27,6 @@ from pyperf_suite.workloads.training.transfer import TransferParameters
 from tests.records import a_product
 
 CPU, GPU = Device("cpu"), Device("cuda", 0)
-SLOWED = module.slowed
 FIVE_STEPS = Profile("steps", 2, Effort(SteadyRule(launches=2), StopRule.exactly(5, 0.1)), "")
 LONG = Profile("long", 1, Effort(SteadyRule(time_cap_s=50.0), StopRule(0.02, time_cap_s=100.0)), "")
 
@@ -97,40 +92,6 @@ def run_s(*cases: PlannedCase, profile: Profile = STANDARD, device: Device = CPU
     return Outlook(Plan(cases, profile, device)).run_s()
 
 
-def test_kernels_of_a_file_share_its_processes_and_processes_share_the_checks_of_a_case(monkeypatch):
-    cases = [PlannedCase("a.py:f", Case("a.py:f", declared.parameters_of(("n",))(n), "f")) for n in range(20)]
-    taken_s = []
-    for library in ("numpy", "torch"):
-        monkeypatch.setitem(declared._libraries, "a.py", library)
-        find_workload.cache_clear()
-        taken_s.append(run_s(*cases, profile=QUICK))
-        assert run_s(*cases) < 3 * run_s(*cases, profile=replace(STANDARD, processes=1))
-    assert taken_s[0] == pytest.approx(8.5, rel=0.25), "as long as 20 cases of numpy took on two idle cores"
-    assert taken_s[1] > taken_s[0] + 3
-    find_workload.cache_clear()
-
-
-def test_on_busy_cores_what_computes_takes_longer_and_disturbed_slices_are_measured_again(monkeypatch):
-    idle_s = run_s(product(1), profile=QUICK)
-    monkeypatch.setattr(module, "slowed", lambda: 3.0)
-    assert run_s(product(1), profile=QUICK) == pytest.approx(3 * idle_s, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("load", "seconds"),
-    [(0.0, 4.0), (1.0, 4.0), (7.0, 4.0), (1.5, 5**0.5), (17.0, 6.0)],  # a queue shorter than the cores says nothing
-)
-def test_how_busy_the_cores_are_is_what_a_thread_waits_for_them_and_what_the_queue_says(monkeypatch, load, seconds):
-    SLOWED.cache_clear()
-    now = itertools.count()
-    passed = {"perf_counter": 4.0, "thread_time": 1.0}
-    clocks = {name: lambda step=step: step * 0.0001 * next(now) for name, step in passed.items()}
-    monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
-    monkeypatch.setattr(module, "os", SimpleNamespace(getloadavg=lambda: (load, 0.0, 0.0), cpu_count=lambda: 2))
-    assert SLOWED() == pytest.approx(seconds, rel=0.1)
-    SLOWED.cache_clear()
-
-
 def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
     cases = [product(m) for m in (1, 2, 3, 4)]
     outlook = Outlook(Plan((*cases, COPY), QUICK, CPU))
@@ -140,22 +101,6 @@ def test_the_median_of_what_trials_took_corrects_the_others_of_their_operator():
     assert outlook.trial_s(cases[3], 1) == pytest.approx(3 * usual)
     assert outlook.trial_s(cases[0], 1) == pytest.approx(5 * usual, rel=1e-3)
     assert outlook.trial_s(COPY, 0) == copy_s
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h"), (36_000_000, "10000.0 h")],
-)
-def test_a_duration_is_in_seconds_minutes_or_hours(seconds, words):
-    assert in_words(seconds) == words
-
-
-def test_progress_is_told_every_ten_seconds_with_what_is_left():
-    now_s, lines = 100.0, []
-    show = ProgressLines(lines.append, clock=lambda: now_s)
-    for now_s, done in ((109.9, 1), (110.0, 2), (119.9, 3), (120.0, 4)):  # noqa: B007 - read by the clock
-        show(done, 4, "last", lambda: 130.0)
-    assert lines == ["2 of 4 trials in 10 s, about 2 min left: last", "4 of 4 trials in 20 s, the last one: last"]
 
 
 def test_a_random_order_puts_cases_of_several_ranks_last_and_the_same_seed_draws_it_again():

@@ -1,7 +1,5 @@
-import math
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.power import GpuSlices, SettleRule, settle
+from pyperf_suite.measure.power import GpuSlices
 from pyperf_suite.measure.sampling import Measurement, SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CudaStopwatch, Stopwatch
 from pyperf_suite.record.case import Case
@@ -17,7 +15,7 @@ from pyperf_suite.record.interval import MedianInterval, another_runs
 from pyperf_suite.record.record import Metric
 from pyperf_suite.runner import timing
 from pyperf_suite.runner.profiles import QUICK, Effort
-from pyperf_suite.runner.timing import as_plain, observed_metric, time_metric, timed
+from pyperf_suite.runner.timing import as_plain, time_metric, timed
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work
 from tests.core.measure.fake_gpu import FakeDevice, FakeGpu
 from tests.core.measure.fake_gpu import Kernel as FakeKernel
@@ -44,20 +42,6 @@ def test_times_are_a_metric_in_seconds_with_the_bounds_of_the_median_or_of_anoth
     found = time_metric(low, 0.1)
     assert found.value == pytest.approx(1.5)
     assert (found.low, found.high) == another_runs(found.value, MedianInterval(1.4, 1.6, 0.9, 0.0), 0.1)
-
-
-def test_what_was_observed_has_its_median_quantiles_and_so_many_digits():
-    assert observed_metric(Observed("Hz", [6.0, 1.0, 2.0, 3.0, 4.0, 5.00000000019])) == Metric(
-        "Hz", 3.5, 1.0, 6.0, 2.0, pytest.approx(5.0), [6.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    )
-    assert observed_metric(Observed("Hz", [1.23456789]), digits=5).samples == [1.2346]
-    assert observed_metric(Observed("Hz", [1.2345678912])).samples == [1.23456789]
-
-
-def test_plain_values_have_nine_digits_and_no_number_is_null():
-    values = {1: (math.nan, math.inf, 0.1234567891), "a": [np.float32(0.5), np.int64(3), np.bool_(True), None, "text"]}
-    assert as_plain(values) == {"1": [None, None, 0.123456789], "a": [0.5, 3, True, None, "text"]}
-    assert [type(each) for each in as_plain(values)["a"]] == [float, int, bool, type(None), str]
 
 
 class Launches(Prepared):
@@ -100,44 +84,6 @@ def answer(launches: Launches, effort: Effort | None = COUNTED, case: Case = SMA
     return to_the_end(timed(launches, Work(flop=7, bytes=5), case, effort, CPU, **how))
 
 
-def test_a_low_quantile_is_named_and_sustained_work_has_its_median_after_seconds(monkeypatch):
-    low = replace(COUNTED, stop=replace(COUNTED.stop, quantile=0.1))
-    assert answer(Launches(), low)["state"] == {"commit": "abc", "reported_time": "10% quantile of samples"}
-    assert answer(Launches(state={}), low)["state"] == {"reported_time": "10% quantile of samples"}
-    assert "state" not in answer(Launches(state={}))
-    asked = []
-    monkeypatch.setattr(timing, "sampling", lambda *how: asked.append(how) or iter(()))
-    for case in (SMALL, replace(SMALL, mode="sustained")):
-        with pytest.raises(AttributeError):
-            answer(Launches(), low, case)
-    assert [how[2].quantile for how in asked] == [0.1, 0.5]
-    assert [how[3].min_time_s for how in asked] == [low.warm_up.min_time_s, 2.0]
-
-
-def test_what_checks_take_between_samples_is_none_of_their_time(monkeypatch):
-    asked = []
-    monkeypatch.setattr(timing, "sampling", lambda *how: asked.append(how) or iter(()))
-    for launches in (Launches(), Launches(unchecked="each builds on the last")):
-        with pytest.raises(AttributeError):
-            answer(launches, clock=lambda: 1000.0)
-    (_, checked, *_), (_, plain, *_) = asked
-    assert not hasattr(plain, "unsampled_s")
-    checked._checks.unsampled_s = 30.0
-    assert [how[5]() for how in asked] == [970.0, 1000.0]
-
-
-def test_a_block_in_which_the_gpu_was_held_back_is_discarded_for_its_reason(monkeypatch):
-    reasons = iter(["power cap"])
-    slices = GpuSlices(FakeGpu(0), "GPU of this test")
-    gpu = SimpleNamespace(why_discard=lambda: next(reasons, None), report={"seen": 1}, slices=lambda: slices)
-    monkeypatch.setattr(timing, "around_gpu", lambda device: nullcontext(gpu))
-    quality = answer(Launches(), replace(COUNTED, stop=StopRule.exactly(8, 0.0)))["quality"]
-    assert (quality["discarded"], quality["gpu"]["seen"]) == (((0, "power cap"),), 1)
-    assert len(quality["gpu"]["slices"]["start_s"]) == 8
-    assert quality["gpu"]["slices"]["celsius"] == [50] * 8
-    assert "disturbances" not in quality
-
-
 def on_a_gpu(monkeypatch, kernel: FakeKernel, mode: str, **fields: Any) -> tuple[dict[str, Any], Launches, FakeDevice]:
     """The answer of a case on a fake GPU under the quick profile, its launches, and the device."""
     gpu = FakeGpu(7)
@@ -171,20 +117,6 @@ def test_a_load_on_a_gpu_is_sampled_once_it_has_settled_and_has_watts_and_a_cloc
     assert reply["sampling"]["empty_s"] == pytest.approx([1e-6] * 3)
 
 
-def test_a_burst_on_a_gpu_has_no_load_and_no_watts(monkeypatch):
-    found, _, fake = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "burst")
-    assert "load" not in found["sampling"]
-    assert "power" not in found["metrics"]
-    assert fake.queueing == {"held"}
-    assert {"start_s", "power_w", "celsius", "paused_s"} == found["quality"]["gpu"]["slices"].keys()
-
-
-def test_a_load_that_does_not_settle_has_not_converged(monkeypatch):
-    monkeypatch.setattr(timing, "settle", partial(settle, rule=SettleRule(change=0.0, time_cap_s=10.5)))
-    found, _, _ = on_a_gpu(monkeypatch, FakeKernel(5e-4, 800), "sustained")
-    assert (found["sampling"]["load"]["settled"], found["quality"]["converged"]) == (False, False)
-
-
 def test_nothing_is_checked_while_a_load_lasts_and_what_it_left_is_checked_at_its_end(monkeypatch):
     checked = []
 
@@ -207,22 +139,6 @@ def test_nothing_is_checked_while_a_load_lasts_and_what_it_left_is_checked_at_it
     assert reply["outcome"] == "failed"
 
 
-def test_without_an_effort_launches_are_checked_and_not_timed():
-    launches = Launches(work=Work(flop=1, bytes=2))
-    found = answer(launches, None)
-    assert found["outcome"] == "ok"
-    assert found["work"] == {"flop": 1, "bytes": 2}, "what the launches know is more than what the parameters say"
-    assert not found.keys() & {"metrics", "sampling", "quality"}
-    assert len(launches.launched) <= 4
-
-
-def test_figures_that_are_read_are_an_answer_without_launches():
-    launches = Launches(exact={"registers": {"value": 3}})
-    found = answer(launches)
-    assert (found["kind"], found["outcome"], found["metrics"]) == ("static", "ok", {"registers": {"value": 3}})
-    assert (found["quality"], launches.launched) == ({"converged": True}, [])
-
-
 @pytest.mark.parametrize(
     ("launches", "when"),
     [
@@ -242,14 +158,3 @@ def test_what_is_wrong_fails_with_the_moment_and_what_was_seen(launches, when):
     assert reply["verification"]["message"] in reply["reason"]
     assert (reply["verification"]["passed"], reply["verification"]["references"]) == (False, ["nobody"])
     assert (reply["kernel"]["name"], reply["work"]) == ("made up", {"flop": 7, "bytes": 5})
-
-
-def test_what_sees_more_is_looked_at_as_a_whole_before_and_after():
-    launches = Launches(sees_more=True, unchecked="each builds on the last")
-    found = answer(launches)
-    assert (found["outcome"], found["verification"]["unchecked"]) == ("ok", "each builds on the last")
-    # Both sets before, warm-up and samples, and both sets after.
-    assert len(launches.launched) == 2 + 3 + 8 + 2
-    launches = Launches(sees_more=True)
-    assert answer(launches)["verification"]["launches_checked"] > 0
-    assert launches.launched[:4] == launches.launched[-2:] * 2, "the whole, then each set; the whole at the end"

@@ -1,6 +1,5 @@
 """Two visits of a case in a run, on a machine whose cores are fast and slow in stretches that a test draws."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -9,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.findings.summary import failures_of
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.sampling import StopRule
-from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
+from pyperf_suite.measure.telemetry import SLOW, Disturbances
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.journal import read_journal
-from pyperf_suite.record.reading import readings
 from pyperf_suite.record.record import Metric, Record
 from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.render.results import read_results
@@ -160,15 +157,6 @@ def test_a_run_that_is_killed_between_the_visits_keeps_the_first_and_resumes_wit
     assert all(r.sampling["visits"] == [4, 4] for r in records)
 
 
-def test_pairs_of_slices_are_of_the_same_visit_and_round(tmp_path):
-    run = a_run(tmp_path, TwoSpeeds())
-    measured(run)
-    one, other = readings([r for r in run.records if r.kind == "timing"])[:2]
-    assert one.groups != other.groups
-    assert not one.slices.keys() & other.slices.keys()
-    assert len(one.slices) == 8
-
-
 def test_two_visits_are_judged_as_one_measurement():
     rule = StopRule(0.03, 0.9, min_samples=6, min_effective_samples=6, time_cap_s=0.2, quantile=0.1)
     machine = TwoSpeeds()
@@ -210,18 +198,6 @@ def test_the_best_of_earlier_runs_is_remembered_and_a_damaged_memory_is_none(tmp
     assert remembered("machine") == {}
 
 
-def test_slices_that_others_disturbed_hide_no_slow_cores(monkeypatch):
-    machine = TwoSpeeds(0.0, 1e9)
-    case = a_product(16, schedule="persistent@2", tile="32x32x32")
-    first, second = (machine.measure(0, case, QUICK.effort.per_visit()) for _ in range(2))
-    for answer in (first, second):
-        best = {"best_loop_s": LOOP_S, "slices": {STOLEN: [0, 1], WAITED: [2, 3]}}
-        answer["quality"]["disturbances"] |= best
-    both = joined(as_record(case, first), as_record(case, second), QUICK.effort.stop)
-    assert both.sampling["slow_by"] == pytest.approx(SLOWER)
-    assert not both.quality["converged"]
-
-
 def test_visits_by_two_versions_of_the_code_are_no_single_measurement(tmp_path):
     machine = TwoSpeeds()
     machine.visits_left = 30
@@ -256,18 +232,6 @@ def test_a_second_visit_that_fails_is_told_by_every_reader_and_one_that_cannot_b
         assert [each.failed for each in summarise_journal(file, "machine").measured] == [1]
     [run] = read_results(tmp_path).runs
     assert run.outcomes == {"failed": 1}
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [{"slow_by": None}, {"slow_by": 0.5}, {"visits": [3]}, {"visits": [5], "groups": ["a", "b"]}, {"left_out": 1}],
-    ids=str,
-)
-def test_a_record_that_does_not_say_how_it_was_visited_is_refused(sampling):
-    case = a_product(16)
-    record = a_record(case, sampling={"slices": [1, 1, 1, 1, 1], **sampling})
-    with pytest.raises(UserError, match="in which visits"):
-        Record.from_json(json.loads(json.dumps(record.to_json())))
 
 
 def test_a_budget_leaves_out_second_visits_and_says_so(tmp_path):

@@ -143,11 +143,6 @@ def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_
     assert "exit code 7" in answers[1]["reason"]
 
 
-def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have(answer_of):
-    program = "import json; print(json.dumps(json.loads(input()) | {'outcome': 'ok'}), flush=True)"
-    assert answer_of(program, 20)["give_up_s"] > 20
-
-
 def test_what_a_worker_and_a_rank_import_first_is_light():
     heavy = "numpy", "torch", "pyperf_suite.workloads", "pyperf_suite.hardware", "click"
     program = f"""

@@ -17,7 +17,7 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.user_kernels import checks as module
 from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
-from pyperf_suite.user_kernels.checks import UNSUITED, PartStopwatch, UserChecks
+from pyperf_suite.user_kernels.checks import PartStopwatch, UserChecks
 
 RIGHT = Verification(True, "full", 0.0, 0.0, 0.0, (), "right")
 
@@ -95,100 +95,6 @@ def block_of(checks: UserChecks, first: int, samples: int, batch: int) -> list[f
     return list(checks.checking(PartStopwatch(checks._launches), False).time(lambda _: None, first, samples, batch))
 
 
-def test_before_timing_one_set_is_launched_on_two_inputs_and_on_each_of_another_kind() -> None:
-    launches = Launches(begin=lambda: None)
-    assert UserChecks(launches).report()["launches_checked"] == 0
-    report = checks_of(launches).report()
-    usual = [("refresh", 0, USUAL), ("time", 0, 1, 1), ("verify", 0), ("give back", 0)]
-    other = [("refresh", 0, "sparse"), ("launch", 0), ("verify", 0), ("give back", 0)]
-    assert launches.asked == [*usual, *usual, *other, ("refresh", 0, USUAL), ("give back", 0)]
-    assert (report["launches_checked"], report["inputs_tried"]) == (3, [USUAL, "sparse"])
-    # (1 - rate)^3 = 5 % at a rate of 0.63.
-    assert (report["timed_launches_checked"], report["excludes_errors_in_one_of"]) == (0, 1)
-    known = UserChecks(Launches(), earlier={"inputs_tried": ["sparse"]})
-    known.before_timing()
-    assert known.report()["inputs_tried"] == [USUAL]
-
-
-def test_a_block_is_checked_where_chance_ends_a_part_and_only_in_a_twentieth_of_the_time(drawn: list[int]) -> None:
-    launches = Launches(check_s=0.011)
-    checks = checks_of(launches)
-    launches.now_s += 0.01
-    assert block_of(checks, 10, 5, 3) == [3e-3] * 5
-    assert launches.asked == [("time", 10, 5, 3)]
-    launches.now_s += 10
-    launches.asked.clear()
-    assert len(block_of(checks, 10, 5, 3)) == 5
-    assert (drawn, launches.asked[1:3]) == ([5], [("time", 10, 5, 3), ("verify", 24)])
-
-
-def test_the_rest_of_a_block_follows_and_is_checked_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.secrets, "randbelow", lambda limit: min(2, limit - 1))
-    launches = Launches(check_s=0.3)
-    checks = checks_of(launches)
-    launches.now_s += 10
-    assert len(block_of(checks, 10, 5, 3)) == 5
-    timed = [("refresh", 18, USUAL), ("time", 10, 3, 3), ("verify", 18), ("give back", 18), ("time", 19, 2, 3)]
-    assert launches.asked == timed
-    launches.now_s += 10
-    launches.asked.clear()
-    assert len(block_of(checks, 10, 4, 1)) == 4
-    assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 10, 3, 1), ("time", 13, 1, 1)]
-
-
-@pytest.mark.parametrize(("launch_s", "later_s", "parts"), [(6e-3, 3e-3, 3), (6e-3, 2e-3, 1), (4e-3, 3e-3, 1)])
-def test_long_launches_have_fresh_inputs_each_until_they_take_half_as_long(launch_s, later_s, parts) -> None:
-    launches = Launches(launch_s)
-    checks = checks_of(launches)
-    block_of(checks, 0, 1, 1)
-    launches.launch_s = later_s
-    block_of(checks, 0, 1, 1)
-    launches.asked.clear()
-    assert block_of(checks, 4, 3, 1) == [later_s] * 3
-    timed = [asked for asked in launches.asked if asked[0] == "time"]
-    assert timed == ([("time", index, 1, 1) for index in (4, 5, 6)] if parts == 3 else [("time", 4, 3, 1)])
-
-
-@pytest.mark.parametrize(("check_s", "count"), [(1.0, 2), (0.1, 3), (1e-6, 8)])
-def test_two_to_eight_launches_are_checked_at_the_end_in_a_quarter_of_a_second(
-    monkeypatch, drawn, check_s, count
-) -> None:
-    launches = Launches(1e-6, check_s)
-    checks = checks_of(launches)
-    for name in ("_compare_with_a_copy", "_require_that_it_rests", "_require_a_true_clock"):
-        monkeypatch.setattr(checks, name, lambda: None)
-    for name in ("_require_that_it_computes", "_audit"):
-        monkeypatch.setattr(checks, name, lambda: None)
-    checks.after_timing()
-    assert (drawn, checks.report()["timed_launches_checked"]) == ([16, 8] * count, count)
-    assert [asked for asked in launches.asked if asked[0] == "time"] == [("time", 7, 1, 16)] * count
-
-
-def test_without_an_audit_fewer_launches_are_compared() -> None:
-    asked: list[int] = []
-    launches = Launches(audit=lambda count: asked.append(count) or (count, None))
-    checks = checks_of(launches, budget=module.USUAL_BUDGET)
-    checks._audit()
-    assert asked == [6] * 42  # an eighth of 0.05 s holds 6 launches of a millisecond, and 250 are enough
-    assert checks._budget.compared < module.AUDIT_BUDGET.compared
-
-
-def test_launches_are_audited_by_an_eighth_of_the_time_until_there_are_a_thousand() -> None:
-    answers, asked = iter([(187, None)] * 5 + [(186, RIGHT)]), []
-    launches = Launches(audit=lambda count: asked.append(count) or next(answers))
-    checks = checks_of(launches)
-    before = checks.checked
-    checks._audit()
-    # An eighth of 1.5 s holds 187 launches of a millisecond, and six times that are more than a thousand.
-    assert (asked, checks.checked - before) == ([187] * 6, 6 * 187)
-    answers = iter([(100, None)])
-    checks._audit()
-    assert checks.checked - before == 6 * 187 + 100, "there is nothing more to audit"
-    answers = iter([(0, Verification(False, "full", 0.0, 0.0, 0.0, (), "wrong"))])
-    with pytest.raises(WrongLaunch, match="wrong"):
-        checks._audit()
-
-
 @pytest.mark.parametrize(("wall_s", "reported_s", "passes"), [(1.0, 1.05, True), (1.0, 1.06, False), (4.0, 4.2, True)])
 def test_reported_times_are_no_longer_than_what_passed_but_for_a_twentieth(wall_s, reported_s, passes) -> None:
     launches = Launches()
@@ -226,45 +132,6 @@ def test_a_gpu_works_no_longer_than_its_events_report_over_six_tenths_and_5_ms(s
         with pytest.raises(WrongLaunch, match=r"worked for 0\.041 s after 21 launches, whose events say 0\.021 s"):
             checks._require_a_true_clock()
     assert asked == [21] * 3
-
-
-@pytest.mark.parametrize(
-    ("moved", "path", "earlier", "expected"),
-    [(41_000_000, "cpu", {}, 7.0), (39_000_000, "cpu", {}, None), (41_000_000, "gpu", {}, None),
-     (41_000_000, "cpu", {"copied_bytes_per_s": 5.0}, 5.0)],
-)  # fmt: skip
-def test_what_claims_more_than_4_gb_a_second_is_compared_with_a_copy(
-    monkeypatch, moved, path, earlier, expected
-) -> None:
-    monkeypatch.setattr(module, "copied_bytes_per_s", lambda _: 7.0)
-    launches = Launches(0.01, work=SimpleNamespace(bytes=moved), kernel=SimpleNamespace(path=path))
-    checks = checks_of(launches, earlier=earlier)
-    checks._compare_with_a_copy()
-    assert checks.report().get("copied_bytes_per_s") == expected
-
-
-def test_the_rate_of_a_copy_is_that_of_the_fastest_of_five(monkeypatch) -> None:
-    monkeypatch.setattr(module.cpu, "detect", lambda: SimpleNamespace(usable_cores=2))
-    now_s = iter([0.0, 3.0, 4.0, 6.0, 7.0, 7.5, 8.0, 9.0, 10.0, 14.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(now_s))
-    assert module.copied_bytes_per_s(1000) == 1000 / 0.5
-
-
-def test_launches_on_fresh_inputs_are_compared_with_as_many_on_seen_ones(drawn) -> None:
-    alike = Launches()
-    checks = checks_of(alike)
-    drawn.clear()
-    checks._require_that_it_computes()
-    assert (len(checks._fresh_s), len(checks._seen_s)) == (12, 12)
-    assert drawn[:3] == [8, 4, 2]
-    assert checks.report()["caching_checked"]
-    # One and a half seconds a pair: in three there are two.
-    slow = Launches(0.5 / 4)
-    checks = checks_of(slow)
-    checks._is_long = False
-    checks._require_that_it_computes()
-    assert len(checks._fresh_s) == 2
-    assert not checks.report()["caching_checked"]
 
 
 def test_what_is_faster_on_inputs_that_it_has_seen_is_refused(monkeypatch) -> None:
@@ -311,28 +178,6 @@ def test_launches_on_fresh_inputs_are_nearly_as_fast_as_is_reported(fresh_s, tri
     with pytest.raises(WrongLaunch, match=r"fresh inputs take 4\.5 times as long") if tries else nullcontext():
         checks._require_that_bursts_compute(fresh_s)
     assert len([asked for asked in launches.asked if asked[0] == "time"]) == tries
-
-
-def test_one_fast_launch_on_fresh_inputs_is_enough() -> None:
-    checks = checks_of(Launches(100e-6))
-    checks._reported_s.append(100e-6)
-    checks._require_that_bursts_compute(5e-3)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "tried"),
-    [
-        ((UNSUITED, ""), ["sparse"]),  # as where one of few large values overflows in one draw of many
-        (("", UNSUITED), ["sparse"]),
-        ((UNSUITED, UNSUITED), []),
-    ],
-)
-def test_the_most_telling_inputs_are_drawn_again_where_the_reference_failed_on_them(monkeypatch, verdicts, tried):
-    checks, answers = UserChecks(Launches(other_inputs=lambda: ["sparse", "offset"])), iter(verdicts)
-    checks.clock = itertools.count(0.0, 100.0).__next__  # no time is left after the first
-    monkeypatch.setattr(checks, "_require_right", lambda _: SimpleNamespace(reason=next(answers)))
-    checks._try_other_inputs()
-    assert checks._tried == tried
 
 
 def array(dtype: str = "float32", shape: tuple[int, ...] = (2,), **fields: Any) -> dict[str, Any]:

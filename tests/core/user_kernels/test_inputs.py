@@ -10,14 +10,11 @@ import shutil
 import statistics
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.workloads import operator
 from pyperf_suite.workloads.operands import (
     INT8_DEVIATION,
     Operand,
@@ -28,8 +25,6 @@ from pyperf_suite.workloads.operands import (
     values_of,
     widen,
 )
-from pyperf_suite.workloads.operator import TorchTensors
-from pyperf_suite.workloads.workload import ExecutionContext
 
 CUDA = Path(nvrtc.__file__).parent / "cuda"
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
@@ -131,34 +126,3 @@ def test_neighbours_streams_and_seeds_are_uncorrelated():
         assert abs(left @ right) / size < 5 / math.sqrt(size)
     for lag in (1, 2, 3, 4, 16, 4096):
         assert abs(drawn[0][lag:] @ drawn[0][:-lag]) / size < 5 / math.sqrt(size)
-
-
-def test_operands_are_made_when_they_are_asked_for_and_only_once():
-    operands = Operands({"a": Operand((3, 5), "bfloat16", 0), "c": Operand((7,), "float32")}, seed=1)
-    assert list(operands) == ["a", "c"]
-    assert operands["a"] is operands["a"]
-    assert operands["a"].shape == (3, 5)
-    assert operands["c"].dtype == np.float32
-
-
-def test_tensors_are_filled_on_the_device_and_never_made_on_the_host(kernel_on_host, monkeypatch):
-    torch = pytest.importorskip("torch")
-
-    def fill_there(gpu, address, operand, seed):
-        import ctypes
-
-        values = kernel_on_host(operand, seed)
-        ctypes.memmove(address, values.ctypes.data, values.nbytes)
-
-    on_host = SimpleNamespace(torch=torch, device=torch.device("cpu"), stopwatch=None, is_gpu=True)
-    monkeypatch.setattr(operator, "fill_on_device", fill_there)
-    monkeypatch.setattr(operator, "cuda_device", lambda index: None)
-    monkeypatch.setattr(operator, "TorchDevice", lambda device, workers: on_host)
-    described = {"a": Operand((33, 7), "bfloat16", 0), "c": Operand((5,), "float32")}
-    operands = Operands(described, seed=3)
-    sets = TorchTensors(operands, ExecutionContext(Device("cuda"), sets=3)).sets
-    assert not operands._arrays
-    for each in sets:
-        assert each["a"].view(torch.uint8).numpy().tobytes() == Operands(described, seed=3)["a"].tobytes()
-        assert each["c"].shape == (5,)
-    assert len({each["a"].data_ptr() for each in sets}) == 3

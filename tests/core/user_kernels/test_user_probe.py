@@ -7,26 +7,23 @@ from typing import Any
 
 import pytest
 
-import pyperf_suite.user_kernels.probe as user_probe_module
 from pyperf_suite.findings.data import Findings, Remark
 from pyperf_suite.findings.rows import rows_of
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import MODES, Case
 from pyperf_suite.record.quantity import Quantity
-from pyperf_suite.user_kernels.declared import Described, parameters_of
+from pyperf_suite.user_kernels.declared import parameters_of
 from pyperf_suite.user_kernels.probe import user_probe
 from tests.records import a_record
 
-CPU = Device("cpu")
 NAME = "bench.py:kernel"
 CASE = Case(NAME, parameters_of(("n",))(n=8), "mine")
 
 
-def found(*verifications: dict[str, Any], seconds: float = 1e-3, moved: int = 0) -> Findings:
+def found(*verifications: dict[str, Any], moved: int = 0) -> Findings:
     """Findings on one case, whose processes checked that."""
     work = {"flop": 0, "bytes": moved}
     records = [
-        a_record(CASE, seconds, process=number, verification={"passed": True, "message": "", **each}, work=work)
+        a_record(CASE, process=number, verification={"passed": True, "message": "", **each}, work=work)
         for number, each in enumerate(verifications)
     ]
     return user_probe(NAME).analyse(rows_of(records))
@@ -45,13 +42,6 @@ def test_the_bound_on_errors_is_of_the_launches_that_all_processes_checked() -> 
     assert cell(found(one, one, one)) == "< 1 in 1,011"
 
 
-def test_a_row_says_where_caching_was_not_checked() -> None:
-    assert cell(found({"launches_checked": 4, "caching_checked": False})) == "< 1 in 1, caching not checked"
-    assert "caching" in cell(found({"launches_checked": 100}))
-    decided = {"launches_checked": 100, "caching_checked": True}
-    assert "caching" not in cell(found({"launches_checked": 100, "caching_checked": False}, decided))
-
-
 def test_a_rate_above_that_of_a_copy_is_a_caution_with_both() -> None:
     checks = {"launches_checked": 4, "copied_bytes_per_s": 13e9}
     [doubt] = found(checks, moved=1_319_000_000).remarks
@@ -60,22 +50,6 @@ def test_a_rate_above_that_of_a_copy_is_a_caution_with_both() -> None:
     values = [each.value for each in doubt.values.values() if isinstance(each, Quantity)]
     assert values == [1_319e9, 13e9]
     assert not found(checks, moved=20_000_000).remarks
-
-
-def test_a_release_that_takes_long_is_mentioned() -> None:
-    assert found({"launches_checked": 4, "released_s": 5e-4}).remarks
-    assert not found({"launches_checked": 4, "released_s": 5e-5}).remarks
-
-
-def test_a_kernel_has_modes_unless_one_of_its_axes_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def modes(*axes: str, **replaced: str) -> list[tuple[str, Any]]:
-        kernel = Described(NAME, {axis: {"quick": ("a", "b")} for axis in axes}, ("mine",))
-        monkeypatch.setattr(user_probe_module, "described", lambda name: kernel)
-        return [(case.mode, vars(case.parameters)) for case in user_probe(NAME).cases("quick", CPU, replaced)]
-
-    assert [mode for mode, _ in modes("n", n="a")] == ["burst"]
-    assert [mode for mode, _ in modes("n", n="a", mode="burst,sustained")] == ["burst", "sustained"]
-    assert modes("mode") == [("burst", {"mode": "a"}), ("burst", {"mode": "b"})]
 
 
 def test_rows_of_several_modes_say_theirs_and_are_compared_within_each() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -15,12 +14,11 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters, reason_of_refusal, why_not
-from pyperf_suite.workloads.attention.attention import ATTENTION, default_native_blocks
+from pyperf_suite.workloads.attention import FLASH3_PACKAGE, AttentionParameters, reason_of_refusal
+from pyperf_suite.workloads.attention.attention import ATTENTION
 from pyperf_suite.workloads.workload import Kernel
 from tests.core.workloads import test_outputs
 from tests.core.workloads.test_outputs import ATTENTIONS as CASES
-from tests.core.workloads.test_outputs import NATIVE_ATTENTION
 
 CPU = resolve("cpu")
 
@@ -62,18 +60,6 @@ def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name
     assert reason_of_refusal("cudnn", warned, error) == "cuDNN attention has been runtime disabled."
     assert reason_of_refusal("math", warned, error) == error
     assert reason_of_refusal("math", [], "") == "it gives no reason."
-
-
-def test_a_backend_that_torch_calls_invalid_is_asked_for_its_reasons() -> None:
-    def refused(_: object, debug: bool) -> bool:
-        os.write(
-            2, b"[W1126 06:01 sdp_utils.cpp:473] Warning: Got float, Expected Half. (function check_dtype)\n" * debug
-        )
-        return False
-
-    cuda = SimpleNamespace(SDPAParams=lambda *each: each, can_use_flash_attention=refused)
-    torch = SimpleNamespace(backends=SimpleNamespace(cuda=cuda))
-    assert why_not(torch, "flash", (0, 0, 0), {"is_causal": True}) == "Got float, Expected Half."
 
 
 def test_a_backend_that_refuses_is_unsupported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +109,6 @@ def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     assert backward.bytes == 2 * (4 * queries + 4 * keys)
 
 
-def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
-    parameters = replace(NATIVE_ATTENTION, blocks=None)
-    kernel = verified("native", parameters)
-    assert kernel.name == f"native_attention_{kernel.details['isa']}"
-    assert kernel.details["blocks"] == str(default_native_blocks(parameters))
-    assert kernel.details["slots"] == 1
-    assert 40 <= kernel.details["padded_head_dim"] < 40 + 16
-
-
 @pytest.mark.parametrize(
     ("answers", "outcome", "words"),
     [
@@ -158,9 +135,3 @@ def test_flash_attention_3_is_called_as_its_package_takes_it(
     case = Case("attention", AttentionParameters(1, 4, 64, 32, dtype="float32", **changed), "flash3")
     answer = measure_case(case, None, CPU)
     assert (answer["outcome"], words in answer.get("reason", "")) == (outcome, True)
-
-
-def test_without_its_package_flash_attention_3_is_unsupported() -> None:
-    case = Case("attention", AttentionParameters(1, 4, 64, 32, dtype="float32"), "flash3")
-    answer = measure_case(case, None, CPU)
-    assert (answer["outcome"], answer["reason"]) == ("unsupported", "flash_attn_interface is not installed.")

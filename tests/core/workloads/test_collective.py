@@ -330,14 +330,6 @@ def test_a_tensor_is_compared_with_bounds_as_bits_are(
     assert memory.outside(7, low, high, 990) == plain.outside(7, low, high, 990)
 
 
-def test_defaults_are_no_part_of_a_case_and_a_case_survives_json() -> None:
-    plain = Case("collective", CollectiveParameters("all_reduce", 1024, 8), "gloo")
-    assert plain.to_json()["parameters"] == {"op": "all_reduce", "bytes": 1024, "ranks": 8}
-    pair = Case("collective", CollectiveParameters("pairs", 8, 4, pattern="0-3,1-2", peer_to_peer=False), "nccl")
-    assert Case.from_json(pair.to_json()) == pair
-    assert pair.parameters.pairs == ((0, 3), (1, 2))
-
-
 def test_idle_ranks_are_those_of_no_pair() -> None:
     bisection = CollectiveParameters("bisection", 1024, 5)
     assert bisection.pairs == ((0, 2), (1, 3), (2, 0), (3, 1))
@@ -394,11 +386,3 @@ def test_a_record_over_gloo_keeps_what_each_rank_saw(pool: WorkerPool, op: str) 
     assert [len(samples) for samples in sampling["rank_samples_s"]] == [
         0 if rank in idle else iterations for rank in range(3)
     ]
-
-
-@pytest.mark.slow
-def test_a_case_of_nccl_needs_gpus(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYPERF_LIBNCCL", raising=False)
-    answer = pool.measure(0, Case("collective", CollectiveParameters("all_reduce", 64, 2), "nccl"), None)
-    assert answer["outcome"] == "unsupported"
-    assert answer["reason"] == "NCCL needs GPUs, and the requested device is the CPU: ask for gloo."

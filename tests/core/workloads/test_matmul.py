@@ -57,27 +57,6 @@ def test_int8_is_multiplied_by_torchs_product_of_integers() -> None:
     assert torch.equal(c, a.int() @ b.int())
 
 
-def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None:
-    torch = pytest.importorskip("torch")
-    precisions = []
-
-    class Recording:
-        get_float32_matmul_precision = staticmethod(torch.get_float32_matmul_precision)
-        set_float32_matmul_precision = staticmethod(torch.set_float32_matmul_precision)
-
-        @staticmethod
-        def mm(a: object, b: object, out: object) -> None:
-            precisions.append(torch.get_float32_matmul_precision())
-            raise RuntimeError("and it failed")
-
-    a = torch.ones(2, 2)
-    before = torch.get_float32_matmul_precision()
-    with pytest.raises(RuntimeError, match="and it failed"):
-        bind(Recording, of("tfloat32", 2, 2, 2), a, a, torch.empty(2, 2)).launch()
-    assert precisions == ["high"]
-    assert torch.get_float32_matmul_precision() == before
-
-
 class OutOfMemory(RuntimeError):
     """Stands for torch's own."""
 

@@ -42,15 +42,6 @@ def assert_same(arrays: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
         assert arrays[name].dtype == array.dtype
 
 
-def test_names_of_other_keys_are_others(tmp_path: Path) -> None:
-    shared = SharedArrays(tmp_path)
-    shared.keep("case", "rows", Counted(1))
-    for key, name in (("case", "columns"), ("other", "rows"), ("case\nrows", ""), ("", "case\nrows")):
-        compute = Counted(2)
-        shared.keep(key, name, compute)
-        assert compute.times == (0 if f"{key}\n{name}" == "case\nrows" else 1)
-
-
 def test_what_does_not_fit_drives_out_what_was_read_least_recently(tmp_path: Path) -> None:
     shared = SharedArrays(tmp_path, most_bytes=int(2.5 * 8 * LARGE))
     computes = [Counted(value) for value in range(3)]

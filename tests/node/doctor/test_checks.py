@@ -261,10 +261,6 @@ def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
     assert gpu.manager_check("libnvidia-ml cannot be opened").verdict == "caution"
 
 
-def test_a_clock_in_coarse_steps_is_a_caution():
-    assert host.clock("tsc", 1e-3).verdict == "caution"
-
-
 def peak(workers: int = 1, flop_per_s: float = 100e9, clock_hz: float = 3e9) -> CorePeak:
     return CorePeak("avx512", "fma", "float32", workers, flop_per_s, clock_hz, idle_clock_hz=3e9)
 
@@ -285,13 +281,6 @@ def test_a_peak_is_judged_by_what_all_cores_reach_together(peaks, verdict, words
     assert ("lowers" in str(check.found)) == (words.startswith("lowers"))
 
 
-def test_a_machine_without_a_gpu_is_not_at_fault(machine):
-    found, gpus, driver_cuda = gpu.gpu_checks(machine({}), ABSENT, ABSENT)
-    assert ([check.verdict for check in found], gpus, driver_cuda) == (["ok"], 0, None)
-    check = gpu.driver_check(1, 1, "13.0", "580.82.07", None)
-    assert (check.verdict, check.found) == ("ok", "580.82.07, for CUDA up to 13.0; 1 GPU for this process")
-
-
 def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
     devices = {"0000:17:00.0": "0x030200\n", "0000:18:00.0": "0x068000\n"}
     folder = "sys/bus/pci/devices"
@@ -302,17 +291,6 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
     assert check.verdict == "failed"
     assert str(check.found).startswith("1 NVIDIA on the PCI bus, but libcuda.so.1 cannot be opened")
     assert "CUDA_VISIBLE_DEVICES=''" in str(check.found)
-
-
-def test_huge_pages_are_read_from_the_kernels_files(machine):
-    files = machine({"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"})
-    found = {check.what: check.verdict for check in host.memory_checks(files, 0)}
-    assert (found.keys(), found["huge pages"]) == (MEMORY.keys(), "caution")
-
-
-def test_the_load_of_this_machine_is_read():
-    checks, swapped_bytes = load.load_checks(0.05)
-    assert ([check.what for check in checks], swapped_bytes >= 0) == ([*LOAD], True)
 
 
 def test_the_greediest_processes_and_the_interruptions_of_a_busy_thread_are_known():

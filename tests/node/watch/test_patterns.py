@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.node.commands.watch import _Watching
-from pyperf_suite.node.watch import patterns, record
-from pyperf_suite.node.watch.command import EndedSteps
 from pyperf_suite.node.watch.patterns import after_start, growth, judge
 from pyperf_suite.node.watch.samples import RankSample, Sample
 from pyperf_suite.render.text import sentence
@@ -131,28 +127,6 @@ def test_the_start_of_a_job_and_too_few_samples_are_not_judged():
     job = [*single, *(replace(each, at_s=each.at_s + 15, started_s=14.0) for each in samples(count=15))]
     assert judge(job) == []
     assert after_start(job)[0].at_s - 1.0 >= 15.0
-
-
-@pytest.mark.parametrize("stepped", [True, False])
-def test_nothing_is_said_of_a_running_job_before_a_step_ended_or_it_is_a_minute_old(stepped, monkeypatch):
-    lines: list[str] = []
-    watching = object.__new__(_Watching)
-    watching.__dict__.update(_patterns=patterns, _record=record, _job=None, _flop_per_token=None, _dtype="bfloat16")
-    watching.__dict__.update(kept=[], recent=deque(maxlen=60), steps={}, _printed=set(), _has_started=False)
-    monkeypatch.setattr(watching, "_say", lines.append, raising=False)
-    importing = samples(*on_ranks(ONE_THREAD), count=40)  # one thread imports
-    hungry = [replace(each, at_s=each.at_s + 40) for each in samples(*on_ranks({**HUNGRY, "loader_busy": 0.97}))]
-    said_at_s = []
-    for sample in [*importing, *hungry]:
-        watching.kept.append(sample)
-        watching.recent.append(sample)
-        if stepped and sample.at_s == 41:
-            watching.steps[0] = EndedSteps(first_s=41.0)
-        if sample.at_s % 10 == 0:
-            watching._judge()
-            said_at_s += [sample.at_s] * (len(lines) - len(said_at_s))
-    assert [line.split(":")[1] for line in lines] == [" data"]
-    assert said_at_s == [60 if stepped else 70]
 
 
 def test_gpus_that_wait_for_one_take_less_power_and_use_fewer_sms():

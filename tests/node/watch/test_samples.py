@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,13 +37,6 @@ def test_a_shell_or_launcher_does_not_train_but_its_busy_child():
     [team] = groups
     assert (team.rank, team.trainer.pid, [each.pid for each in team.loaders]) == (0, 3, [4])
     assert {each.pid for each in team.members} == {1, 2, 3, 4, 5}
-
-
-def test_loaders_are_known_by_their_name_or_as_copies():
-    [team] = teams(job(process(1, 0), process(2, 1), process(3, 1, arguments=SPAWNED)))
-    assert [each.pid for each in team.loaders] == [2, 3]
-    [team] = teams(job(process(1, 0), process(2, 1), process(3, 1, "pt_data_worker")))
-    assert [each.pid for each in team.loaders] == [3]
 
 
 def test_ranks_are_told_apart_by_the_innermost_launcher():
@@ -94,12 +85,6 @@ def test_a_process_whose_thread_is_named_late_is_in_a_group(tmp_path):
     assert watched.rank_of == {20: 0, 30: 1}
 
 
-def test_watchers_of_ranks_are_not_their_ranks():
-    watcher = ("python", "-m", "pyperf_suite", "watch", "--", *TRAIN)
-    found = teams(job(process(1, 0), process(2, 1, arguments=watcher, RANK=0), process(3, 2, RANK=0)))
-    assert [team.trainer.pid for team in found] == [3]
-
-
 @pytest.mark.slow
 def test_a_running_process_is_sampled_with_its_children_until_it_ends():
     program = (
@@ -130,30 +115,3 @@ def test_a_running_process_is_sampled_with_its_children_until_it_ends():
         assert 1 <= sample.allowed_cores <= (os.cpu_count() or 1)
         started.communicate(b"\n")
     assert watched.sample() is None
-
-
-def test_gpus_are_those_that_the_jobs_processes_compute_on():
-    looks = itertools.count(1)
-
-    def load(uuid):
-        look = next(looks)
-        return {"utilization": 0.5, "energy_j": 10.0 * look, "pcie_bytes": (1000 * look, 0)}
-
-    manager = SimpleNamespace(
-        uuids=lambda: ("GPU-0", "GPU-1"),
-        processes=lambda uuid: ((os.getppid(), 1),) if uuid == "GPU-1" else (),
-        settings=lambda uuid: {"power_limit_w": 700.0},
-        health=lambda uuid: {"mig": False},
-        readings=lambda uuid: {"sm_clock_mhz": 1755, "throttle_reasons": ["power brake"]},
-        load=load,
-        activity=lambda uuid: {"sm_activity": 0.2, "nvlink_bytes_per_s": 7.0},
-    )
-    watched = Job(os.getppid(), manager)
-    watched.sample()
-    time.sleep(0.05)
-    sample = watched.sample()
-    [gpu] = sample.gpus
-    assert (gpu["uuid"], gpu["utilization"], gpu["power_limit_w"], gpu["energy_j"]) == ("GPU-1", 0.5, 700.0, 10.0)
-    assert gpu["throttle_reasons"] == ["power brake"]
-    assert (gpu["sm_activity"], gpu["nvlink_bytes_per_s"]) == (0.2, 7.0)
-    assert gpu["pcie_bytes_per_s"] * sample.seconds == pytest.approx(1000)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.node.watch.record import findings_of, read_watch
+from pyperf_suite.node.watch.record import read_watch
 from tests.node.watch import runs
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     [folder] = tmp_path.glob("*/watch-*")
     held = read_watch(folder)
     assert held.samples[-1].ranks[0].rank == 0
-    steps = findings_of(held).tables[-1]
+    steps = held.findings().tables[-1]
     assert (steps.title, steps.rows[0][:2]) == ("Steps", (0, 14))
     assert not list(Path("/tmp").glob(f"pyperf_watch_*_{process.pid}_*"))
 

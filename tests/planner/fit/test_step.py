@@ -21,9 +21,7 @@ from tools.fit.step import (
     ends_of,
     errors_left_out,
     fit_constants,
-    predicted,
     price_runs,
-    stacked,
     stated_constants,
     training_runs,
 )
@@ -46,13 +44,6 @@ def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun
     own = [run for run in runs if (run.framework, run.generation) == (framework, generation)]
     assert len(own) > 10
     return own
-
-
-@pytest.mark.slow
-def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> None:
-    constants = StepConstants(1.1, attention=0.9, tensor_overlapped=0.2, step_s=0.1)
-    alone = [run.predicted(constants) for run in runs]
-    np.testing.assert_allclose(predicted(stacked(runs), constants, len(runs)), alone, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -40,11 +40,6 @@ def test_a_calibration_is_read_as_it_was_saved(tmp_path):
     assert {name: array.tolist() for name, array in block.arrays.items()} == {"rates": [0.0, 1.0, 2.0], "step": 0.5}
 
 
-def test_the_same_coefficients_make_the_same_file(tmp_path):
-    one, other = (Calibration("L4").with_block("memory", BLOCK).save(tmp_path / name) for name in ("a.npz", "b.npz"))
-    assert one.read_bytes() == other.read_bytes()
-
-
 def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
     (tmp_path / "own.npz").mkdir()
     with pytest.raises(OSError, match="it is a folder"):

@@ -12,7 +12,6 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.training.framework import (
-    FRAMEWORKS,
     NAMES,
     StepConstants,
     found_constants,
@@ -51,13 +50,6 @@ def test_a_plan_that_names_no_framework_takes_megatrons_and_fsdp2s_where_paramet
     assert first != second == seconds(SHARDED)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_framework_has_a_time_and_an_interval_around_it(framework):
-    found = step_time("H100", LLAMA, replace(SHARDED, framework=framework))
-    assert 0 < found.low < found.seconds < found.high
-    assert sum(found.parts.values()) == pytest.approx(found.seconds)
-
-
 def test_where_no_run_was_published_the_interval_is_wider_and_no_error_is_stated():
     known, unknown = (step_time(gpu, LLAMA, replace(PLAN, framework="megatron")) for gpu in ("A100", "L40S"))
     assert (known.error_percent is None, bool(known.extrapolated)) == (False, False)
@@ -81,15 +73,6 @@ def test_constants_of_ones_own_go_before_published_ones():
     # No run of DDP was published; runs of one's own are of it.
     assert not found_constants(own, "ddp").is_transferred
     assert found_constants("H100", "ddp").is_transferred
-
-
-def test_experts_of_a_rank_are_one_grouped_product_and_hide_tokens_when_fused():
-    few, many = (replace(ALONE, data=32, expert=ranks, ranks_per_node=32) for ranks in (32, 4))
-    launched, fused = (step_time("B200", EXPERTS, replace(many, fuses_experts=how)) for how in (False, True))
-    assert float(fused.parts["experts"]) < 0.5 * float(launched.parts["experts"])
-    # The more experts on a rank, the narrower their share of its rows; the product stays as large.
-    each = [part("products", plan, model=EXPERTS, gpu="B200") for plan in (few, many)]
-    assert each[0] == pytest.approx(each[1], rel=0.1)
 
 
 def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
@@ -126,11 +109,3 @@ def test_products_of_fewer_bits_are_faster_and_what_a_gpu_lacks_is_refused():
         replace(PLAN, dtype="int3")
     with pytest.raises(UserError, match="Nothing is known of the framework 'jax'"):
         replace(PLAN, framework="jax")
-
-
-def test_a_rank_of_tp_may_have_experts_of_its_own():
-    plan = replace(ALONE, tensor=2, data=16, expert=32, sequence_parallel=True)
-    assert int(plan.expert_groups) == 2
-    assert seconds(plan, model=EXPERTS) > 0
-    with pytest.raises(UserError, match="spread over 64 of 16 ranks"):
-        replace(plan, expert=64)

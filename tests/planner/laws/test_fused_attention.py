@@ -9,12 +9,6 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.laws.attention import attention_time, share_of_peak
-from pyperf_suite.planner.laws.calibration import (
-    CalibrationBlock,
-    correction_name,
-    fit_correction,
-    shipped_calibration,
-)
 from pyperf_suite.planner.laws.training.framework import ON_HOPPER
 from pyperf_suite.planner.laws.transfers import card_of
 from tools.fit.published import SAMPLE
@@ -104,18 +98,6 @@ def test_a_card_of_less_power_computes_and_one_of_slower_memory_moves_for_longer
     assert held["rate"] + held["ideal"] == pytest.approx(2 ** (1 / 3) * (usual["rate"] + usual["ideal"]))
     assert held["bandwidth"] == usual["bandwidth"] == pytest.approx(slow["bandwidth"] / 2)
     assert slow["rate"] == usual["rate"]
-
-
-def test_what_was_measured_on_a_machine_corrects_the_law_there():
-    arrays, limits = fit_correction(np.full(4, np.log(1.25)), {"batch": np.array([1, 2, 4, 8])}, degree=0)
-    block = CalibrationBlock(arrays, {"mape": 2.0}, limits)
-    here = shipped_calibration("H200 SXM").with_block(correction_name("attention_bf16"), block)
-    shape = (2, 4096, 4096, 32, 8, 128)
-    explained = attention_time(here, *shape)
-    assert explained.seconds == pytest.approx(1.25 * attention_time("H200", *shape).seconds)
-    assert explained.parts["this machine"] == pytest.approx(0.2 * explained.seconds)
-    backward = attention_time(here, *shape, backward=True)
-    assert explained.error_percent == backward.error_percent == 2.0
 
 
 def sdpa(dtype, column):

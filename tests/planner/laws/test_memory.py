@@ -98,12 +98,6 @@ def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
     assert held(chunks=3, micro_batches=8) == pytest.approx(by_stage, rel=1e-3)
 
 
-def test_context_parallel_ranks_share_the_sequence() -> None:
-    whole, shared = (training_memory(LLAMA, 1, 8192, context=context) for context in (1, 4))
-    assert shared.activations == whole.activations / 4
-    assert shared.weights == whole.weights
-
-
 def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
     spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data=8, zero_stage=1)
     experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
@@ -165,8 +159,3 @@ def test_where_layers_are_computed_again_inputs_are_kept_and_one_layer_is_at_wor
     half = kept(LLAMA, recompute="layers", recompute_share=0.5)
     assert kept(LLAMA, recompute="layers") < half < kept(LLAMA)
     assert training_memory(LLAMA, 2, 8192).activations == 2 * kept(LLAMA)
-
-
-def test_a_parameter_takes_the_bytes_of_mixed_precision():
-    need = training_memory(LLAMA, 1, 7)
-    assert (need.weights, need.gradients, need.optimizer) == tuple(n * LLAMA.parameters for n in (2, 4, 12))

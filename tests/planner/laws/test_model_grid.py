@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding, attention_call, products
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_call, products
 from pyperf_suite.planner.sizing.step import ModelGrid, resized
-from tests.models import LLAMA, MODELS, models
+from tests.models import models
 
 grids = st.fixed_dictionaries(
     {
@@ -50,22 +50,3 @@ def test_a_grid_counts_every_model_as_it_is_counted_alone(
             assert np.broadcast_to(attention_call(grid, 1, 512, sharding).flop(), 3)[i] == (
                 attention_call(alone, 1, 512, sharding).flop()
             )
-
-
-def test_the_largest_dimensions_of_a_grid_are_counted_in_64_bits() -> None:
-    sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
-    largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
-    grid = ModelGrid.around(largest, layers=[largest.layers])
-    assert grid.valid.all()
-    assert np.asarray(grid.parameters).tolist() == [largest.parameters]
-
-
-def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
-    wider = resized(MODELS["gpt2"], hidden=1024, heads=16, ffn=4096)
-    assert (wider.kv_heads, wider.head_dim, wider.expert_ffn) == (16, 64, 4096)
-    assert resized(LLAMA, heads=16).kv_heads == 8
-    assert resized(LLAMA, head_dim=64).head_dim == 64
-    assert str(resized(LLAMA, heads=64)) == (
-        "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
-        "expert_ffn=14336, value_head_dim=64"
-    )

@@ -21,8 +21,6 @@ from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import (
     HOP_S,
     kind_of,
-    price_exchange,
-    send_s,
     step_time,
 )
 from tests.models import LLAMA
@@ -179,23 +177,6 @@ def test_every_micro_batch_waits_for_what_is_sent_to_one_side_and_the_filling_fo
     assert parts(plan)["bubble"] - parts(plan, linked=False)["bubble"] == pytest.approx(due)
 
 
-def test_two_stages_share_a_node_where_both_fit() -> None:
-    for tensor, together in ((1, 2), (4, 2), (8, 1)):
-        requested = []
-
-        def noted(op, nbytes, ranks, per_node, network, requested=requested):
-            requested.append((op, ranks, per_node))
-            return Explained(0.0)
-
-        prices = MadeUpPrices()
-        prices.collective = noted  # type: ignore[method-assign]
-        plan = replace(PLAN, pipeline=4, tensor=tensor, sequence_parallel=True)
-        send_s(MODEL, plan, prices, None)
-        assert requested == [("send_receive", 2, together)]
-        price_exchange(MODEL, plan, prices, None)
-        assert ("all_reduce", 2, together) in requested
-
-
 @pytest.mark.parametrize(
     ("layers", "vocab", "computed", "with_ends"),
     [
@@ -257,12 +238,6 @@ def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_c
     again = parts(replace(plan, recompute="layers"), plain)["experts"]
     assert again == pytest.approx(8 * 24 * 6 * of_two_experts, rel=0.01)
     assert parts(replace(plan, expert=1), plain)["experts"] < 0.01 * again
-
-
-def test_biases_of_experts_are_passes_over_what_their_products_give() -> None:
-    without, biased = (parts(PLAN, replace(EXPERTS, bias=has))["experts"] for has in (False, True))
-    results = 32 * 24 * 2 * SEQ * 2 * (4096 + 1024)
-    assert biased - without == pytest.approx(2 * 34 * results / 1e12)
 
 
 def test_tokens_go_to_the_other_node_where_one_of_their_experts_is_there() -> None:

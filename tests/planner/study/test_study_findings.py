@@ -75,18 +75,6 @@ def test_the_fastest_has_its_rate_and_its_lead_over_the_slowest(studied: list[Re
     assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
 
 
-def test_memory_is_told_by_part_and_not_where_nobody_counted(studied: list[Record]) -> None:
-    by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
-    assert [by_name["dp2 flash"][name].value for name in ("weights", "optimizer")] == [4e6, 8e6]
-    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer")] == [None, None]
-
-
-def test_the_fullest_rank_is_the_one_of_the_highest_peak(layout: Layout, visits: Visits) -> None:
-    counted = ranks(parameter_bytes=[4e6, 5e6], peak_bytes=[9e6, 8e6])
-    (result,) = results_of(visits(layout(data=2), [0.1], counted))
-    assert result.memory == {"weights": 4e6, "peak": 9e6}
-
-
 def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
     (result,) = results_of([*visits(layout(), [None]), *visits(layout(), [0.5])])
     assert (len(result.timed), len(result.lost)) == (1, 0)
@@ -114,14 +102,6 @@ def test_each_step_of_the_published_order_is_judged_by_the_pair_that_differs_in_
         assert (verdict.measured.low, verdict.measured.value, verdict.measured.high) == pytest.approx((ratio,) * 3)
 
 
-def test_what_nobody_claimed_is_told_without_a_verdict(layout: Layout, visits: Visits) -> None:
-    records = [*visits(layout(tensor=2), [0.2, 0.2]), *visits(layout(data=2), [0.1, 0.1])]
-    compared = remark_with(found(records), "way", "measured")
-    assert found(records).verdicts == []
-    assert compared.values["way"] == "data parallelism"
-    assert value(compared, "measured") == pytest.approx(2.0)
-
-
 def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, visits: Visits) -> None:
     findings = found([*visits(layout(attention="math"), [0.2]), *visits(layout(), [0.1])])
     (verdict,) = findings.verdicts
@@ -135,15 +115,6 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert math.isnan(bars_of(findings).bars[0].error)
 
 
-@pytest.mark.parametrize("changes", [{"micro_batches": 8}, {"vocab": 1024}])
-def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
-    changes: dict[str, Any], layout: Layout, visits: Visits
-) -> None:
-    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**changes), [0.1, 0.1])])
-    assert len(findings.tables) == 2
-    assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]
-
-
 def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
     findings = found(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "xy " * 300))
     said = remark_with(findings, "lost").values
@@ -153,14 +124,6 @@ def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Vis
     assert lost.rows[0][-1].startswith("no room at all xy xy")
     assert len(lost.rows[0][-1]) <= 160
     assert findings.figures == ()
-
-
-def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits: Visits) -> None:
-    case = layout("nccl", data=2, dtype="bfloat16")
-    (result,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "NVIDIA H100 80GB HBM3"}))
-    assert result.mfu == pytest.approx(result.flop_per_s / (2 * 989.4e12), rel=1e-3)
-    (unknown,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "a GPU of tomorrow"}))
-    assert unknown.mfu is None
 
 
 def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> StudyResult:
@@ -219,21 +182,3 @@ def test_the_micro_batch_that_would_fit_is_named_with_what_it_was_measured_to_ga
     assert said.values["gain"].value == pytest.approx(0.8)
     (said,) = headroom([each for each in two(2.0) if each.parsed_case().parameters.batch == 2])
     assert (said.values["batch"], said.values["gain"]) == (8, None)
-
-
-def test_no_larger_one_is_offered_than_stays_clear_of_the_limit(two: Any) -> None:
-    # 4 sequences hold 500 MiB, 8 hold 700: more than 95 % of 720.
-    assert [each.values["batch"] for each in headroom(two(2.0, capacity=720))] == [4]
-
-
-def test_within_five_percent_of_the_limit_is_a_caution(two: Any) -> None:
-    (near,) = headroom(two(0.5, capacity=720))
-    assert (near.kind, near.values["used"].value) == ("caution", 700 * MIB)
-    (clear,) = headroom(two(0.5, capacity=800))
-    assert clear.kind != "caution"
-
-
-def test_a_limit_that_was_asked_for_stands_for_the_machine(two: Any) -> None:
-    said = headroom(two(2.0, sampling={"memory_limit_bytes": 410 * MIB}))
-    assert {each.values["limit"].value for each in said} == {410 * MIB}
-    assert any(each.kind == "caution" for each in said)

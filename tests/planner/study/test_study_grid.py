@@ -48,13 +48,6 @@ def test_the_default_grid_has_each_way_of_cutting_on_1_to_4_ranks_with_one_model
     assert len({case.case_id for case in cases}) == len(cases)
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 16])
-def test_the_default_grid_of_a_gpu_machine_uses_no_more_gpus_than_there_are(gpus: int) -> None:
-    cases = cases_of(default_axes(Device("cuda"), gpus))
-    assert min(gpus, 8) / 2 < max(ranks_of(cases)) <= gpus
-    assert {case.implementation for case in cases} == {"nccl"}
-
-
 def test_lists_are_crossed_and_what_cannot_be_is_left_out() -> None:
     (case,) = cases_of(default_axes(CPU).given({"data": (4,), "batch": (1,), "global_batch": (24,)}))
     assert (case.parameters.micro_batches, case.parameters.global_batch) == (6, 24)
@@ -68,12 +61,6 @@ def test_cuts_of_ones_own_replace_the_default_configurations_and_other_axes_chan
     everywhere = crossed(attention=("explicit",))
     assert len(everywhere) == 10
     assert all("explicit" in name for name in everywhere)
-
-
-def test_the_same_configuration_named_twice_is_run_once() -> None:
-    axes = default_axes(CPU)
-    twice = Configuration.parse("data=2|2"), Configuration.parse("data=2;zero_stage=0")
-    assert names(StudyAxes(**{**vars(axes), "configuration": twice})) == ["dp2 flash"]
 
 
 @pytest.mark.parametrize(
@@ -120,24 +107,6 @@ def test_a_file_says_the_same_as_options() -> None:
     ]
     assert {(case.parameters.hidden, case.parameters.gated) for case in cases_of(axes)} == {(64, True)}
     assert (run.steps, run.experiments) == (7, 3)
-
-
-def test_configurations_of_a_file_are_each_a_product_with_the_grids_other_axes() -> None:
-    own, _ = parse_study(
-        {"grid": {"attention": ["flash", "math"]}, "configuration": [{"data": 2}, {"pipeline": 2, "attention": "math"}]}
-    )
-    assert names(default_axes(CPU).given(own)) == ["dp2 flash", "dp2 math", "pp2 math"]
-
-
-def test_a_file_of_a_model_alone_keeps_the_default_ways_of_cutting_it() -> None:
-    own, _ = parse_study({"model": {"layers": 8}})
-    assert crossed(**own) == names(default_axes(CPU))
-
-
-def test_the_example_file_is_a_study() -> None:
-    cases = cases_of(default_axes(CPU).given(read_study(EXAMPLE)[0]))
-    assert len(cases) >= 8
-    assert max(ranks_of(cases)) <= 4
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,11 @@ import pytest
 
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.planner.commands.study_run import StudyWorkers
 from pyperf_suite.planner.study import PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, search_axes
 from pyperf_suite.planner.study.search import StudySearch, rule_of, search_steps
 from pyperf_suite.record.case import Case
 from pyperf_suite.record.record import Record
-from pyperf_suite.runner.workers import Workers
 from tests.records import a_record, metric
 
 AXES = replace(search_axes(Device("cpu")), data=(1, 2, 4), tensor=(1, 2), pipeline=(1, 2))
@@ -125,39 +123,8 @@ def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() ->
     ]  # fmt: skip
 
 
-def test_a_budget_ends_it_and_what_was_tried_stays() -> None:
-    machine = Machine(scaling(0.01, 0.1, 4))
-    machine.budget = 4
-    search = StudySearch(CASES, machine, pairs=3)
-    assert search.run() is not None
-    assert search.is_over_budget
-    assert search_steps(machine.records)[-1].verdict == ""
-
-
 def test_a_search_is_of_one_model_and_by_at_least_two_pairs() -> None:
     with pytest.raises(UserError, match="one model"):
         StudySearch(cases_of(StudyAxes(hidden=(64, 128))), Machine(lambda _: 1.0), pairs=3)
     with pytest.raises(UserError, match="at least 2 pairs"):
         rule_of(1)
-
-
-def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
-    class Asked(Workers):
-        def __init__(self) -> None:
-            self.cases: list[Case] = []
-
-        def measure(self, process: int, case: Case, effort: Any) -> dict[str, Any]:
-            self.cases.append(case)
-            return {"outcome": "ok"}
-
-        def close(self) -> None:
-            return
-
-    (refused, wanted), asked = CASES[:2], Asked()
-    workers = StudyWorkers(asked, {refused.case_id: "no room"}, 8.0)
-    limit = {"sampling": {"memory_limit_bytes": 8.0}}
-    assert dict(workers.measure_by_turns(0, [refused, wanted], None)) == {
-        0: {"outcome": "unsupported", "reason": "no room", **limit},
-        1: {"outcome": "ok", **limit},
-    }
-    assert asked.cases == [wanted]

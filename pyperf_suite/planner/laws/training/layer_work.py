@@ -123,7 +123,9 @@ def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[st
     attention = c.slowdown * (c.attention * plan.slower_attention if plan.fused_attention else 1.0)
     # Megatron's backward hides TP's sums behind products (LinearWithGradAccumulationAndAsyncCommunication).
     waited = forward + (plan.framework != "megatron")
-    summed = np.where(plan.hides_tensor, c.tensor_overlapped, waited / (forward + 1))[()]
+    # Kernels that hide TP's exchange behind products need NVLink (NeMo's user buffers).
+    hides_tensor = plan.overlap_tensor & (np.asarray(plan.tensor) <= plan.ranks_per_node)
+    summed = np.where(hides_tensor, c.tensor_overlapped, waited / (forward + 1))[()]
     return {
         "forward": (forward, plain),
         "backward": (1.0, plain),
@@ -307,31 +309,28 @@ def price_work(model: ModelDimensions, plan: ParallelPlan, prices: Prices, netwo
     forward and backward together, `loss` the passes over them.
     """
     prices_by_kind: dict[str, Any] = dict.fromkeys(passes_and_slowdown(plan, StepConstants(1.0)), 0.0)
-    for call in kernel_calls(model, plan, network):
-        once = 1 if call.kind in ("ends", "loss") else model.layers
-        prices_by_kind[call.kind] = prices_by_kind[call.kind] + call.seconds(prices) / once
+    for each in kernel_calls(model, plan, network):
+        once = 1 if each.kind in ("ends", "loss") else model.layers
+        prices_by_kind[each.kind] = prices_by_kind[each.kind] + each.seconds(prices) / once
     is_narrow = plan.dtype in LOW_PRECISION
     launches: Any = LAUNCHES + CAST_LAUNCHES * is_narrow
     if model.experts > 1:
-        each = PRODUCTS_AN_EXPERT * (1 + is_narrow + LAUNCHES_A_BIAS * model.bias) * (not plan.fuses_experts)
-        routed = EXPERT_LAUNCHES + each * model.experts / np.asarray(plan.expert)
+        of_expert = PRODUCTS_AN_EXPERT * (1 + is_narrow + LAUNCHES_A_BIAS * model.bias) * (not plan.fuses_experts)
+        routed = EXPERT_LAUNCHES + of_expert * model.experts / np.asarray(plan.expert)
         launches = launches + routed * model.sparse_layers / model.layers
+    ring_s: Any = 0.0
+    if np.any(np.asarray(plan.context) > 1):
+        # Keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers); a window or a chunk needs next
+        # to nothing from other ranks.
+        call = attention_call(model, plan.micro_batch, plan.seq, plan)
+        size: Any = plan.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
+        ring_s = prices.collective("all_gather", size, plan.context, plan.per_node_next_to_tensor, network).seconds
+        ring_s = ring_s * ((model.layers - model.windowed_layers) / model.layers)
     return prices_by_kind | {
-        "ring": _ring_s(model, plan, prices, network),
+        "ring": ring_s,
         "all_to_all": _all_to_all_s(model, plan, prices, network),
         "launches": launches,
     }
-
-
-def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: Prices, network: Network | None) -> Any:
-    """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
-    if not np.any(np.asarray(plan.context) > 1):
-        return 0.0
-    call = attention_call(model, plan.micro_batch, plan.seq, plan)
-    size: Any = plan.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
-    once_s = prices.collective("all_gather", size, plan.context, plan.per_node_next_to_tensor, network).seconds
-    # A window or a chunk needs next to nothing from other ranks.
-    return once_s * ((model.layers - model.windowed_layers) / model.layers)
 
 
 def exchange_of_tokens(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> KernelCall:

@@ -176,11 +176,6 @@ class ParallelPlan(Sharding):
         return np.maximum(1, self.ranks_per_node // self.tensor)
 
     @property
-    def hides_tensor(self) -> Any:
-        """True if TP's exchange is hidden behind products: kernels that do so need NVLink (NeMo's user buffers)."""
-        return np.asarray(self.tensor) <= self.ranks_per_node if self.overlap_tensor else False
-
-    @property
     def recompute_fraction(self) -> float:
         """The share of a layer's forward pass that backward computes again."""
         return self.recompute_share if self.recompute == "layers" else 0.0

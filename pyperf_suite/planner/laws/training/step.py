@@ -268,8 +268,14 @@ def step_time(
     priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
     parts, on_host = step_parts(priced, constants), 0.0
     if plan.offload != "none":
-        moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
-        parts, on_host = parts | moved, sum(moved.values())
+        # The optimizer runs on the CPU, and what the bus carries is waited for.
+        host = plan.host or usual_host(spec_of(gpu))
+        layer_s = sum(layer_work(priced.prices, plan, constants).values())
+        stage_s = plan.overlap_gradients * model.layers / plan.pipeline * layer_s
+        updated = _updated_bytes(model, plan) / OPTIMIZER_BYTES_PER_PARAMETER
+        waited = waited_for_host(plan, host, updated, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s)
+        adam = adam_on_host_s(host, updated) + _gradient_passes_s(priced, constants)
+        parts, on_host = parts | {"optimizer": adam, "offload": waited}, adam + waited
     seconds, width = sum(parts.values()), fitted.width(kind_of(model, plan.dtype))
     around = {}
     if width is not None:
@@ -277,17 +283,6 @@ def step_time(
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
     error = None if fitted.is_transferred else fitted.error_percent(kind_of(model, plan.dtype))
     return Explained(seconds, parts, fitted.is_transferred, error, fitted.origin, **around)
-
-
-def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
-    """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
-    model, plan = priced.model, priced.plan
-    layer_s = sum(layer_work(priced.prices, plan, constants).values())
-    stage_s = plan.overlap_gradients * model.layers / plan.pipeline * layer_s
-    updated = _updated_bytes(model, plan) / OPTIMIZER_BYTES_PER_PARAMETER
-    waited = waited_for_host(plan, host, updated, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s)
-    adam = adam_on_host_s(host, updated) + _gradient_passes_s(priced, constants)
-    return {"optimizer": adam, "offload": waited}
 
 
 def adam_on_host_s(host: Host, parameters: Any) -> Any:

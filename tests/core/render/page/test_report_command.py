@@ -111,28 +111,6 @@ def test_a_caution_of_several_runs_stands_once_and_names_the_newest_with_its_num
     assert "run 20260103T000000Z-0001 and 2 earlier runs: Other processes kept 3 cores busy" in words
 
 
-def test_numbers_have_their_plural_and_commands_no_backticks(results) -> None:
-    one_run(results)
-    html = re.sub(r'id="plotly">[^<]*<', "><", page_of(results))
-    said = " ".join(Reader(html[: html.index("<script>")]).words)
-    assert "· 1 run, 2026-01-01" in said
-    assert "1 record measured" in said
-    assert "1 of 1 record measured" in said
-    assert "`" not in said
-    a_history(results)
-    html = page_of(results)
-    assert "<code>pyperf-suite history BENCHMARK --machine" in html
-    assert "benchmarks measured more than once" in html
-
-
-def test_results_are_named_by_option_as_well_and_not_twice(results, tmp_path) -> None:
-    one_run(results)
-    assert run("--results", results).exit_code == 0
-    assert (results / "report.html").exists()
-    twice = run(results, "--results", tmp_path)
-    assert (twice.exit_code, "give one of them" in twice.output) == (2, True)
-
-
 def a_comparison(results: Path, verdict: str = "slower", **changed: Any) -> Path:
     folder = results / MACHINE / "ab-20260104T000000Z-0001"
     folder.mkdir(parents=True)
@@ -183,13 +161,6 @@ def test_a_comparison_that_cannot_be_read_is_named_and_costs_nothing_else(result
     with pytest.warns(UserWarning, match="the comparison cannot be read"):
         found = read_results(results, readers={COMPARISON: read_comparison})
     assert (len(found.runs), found.others, len(found.notes)) == (1, (), 1)
-
-
-def test_a_comparison_without_verdicts_is_named(results) -> None:
-    one_run(results)
-    (a_comparison(results) / "findings.json").unlink()
-    with pytest.warns(UserWarning, match="it has no verdicts"):
-        read_results(results, readers={COMPARISON: read_comparison})
 
 
 def test_hostile_names_are_text_and_never_markup(results) -> None:
@@ -367,10 +338,3 @@ def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results) -> 
     path.with_name("run.json").write_text(json.dumps(manifest))
     message = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
     assert message in page_of(results).replace("&#39;", "&#x27;")
-
-
-def test_contents_tell_runs_of_one_probe_apart(results) -> None:
-    a_history(results)
-    contents = page_of(results, "--runs", "all").partition("</nav>")[0]
-    named = re.findall(r'<li><a href="#[^"]*">([^<]*)</a>', contents)
-    assert len(named) == len(set(named)) > 12

@@ -14,8 +14,6 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.record.case import Case
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.backends import fingerprint
-from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.training import Checkpointing, data_parallel
 from pyperf_suite.workloads.training.data_parallel import (
     RUNS,
@@ -23,7 +21,6 @@ from pyperf_suite.workloads.training.data_parallel import (
     DataParallelParameters,
     OnCpu,
     OnGpu,
-    Overlap,
     OverlapParameters,
     Replica,
     blocks_in_trace,
@@ -106,15 +103,6 @@ def test_gradients_that_are_zero_where_they_must_be_are_right(group_of_one):
     assert made.verify_last().wrong == 3
 
 
-def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
-    assert SMALL.footprint_bytes > 3 * SMALL.gradient_bytes
-    longer = replace(SMALL, seq=160)
-    assert longer.footprint_bytes - SMALL.footprint_bytes > 9 * 34 * 16 * 2 * 64, "ten times the tokens"
-    dropped = replace(longer, checkpointing=Checkpointing("every", 1))
-    assert dropped.footprint_bytes < longer.footprint_bytes
-    assert DataParallel().footprint_bytes(replace(SMALL, hidden=6400, heads=100, layers=2000)) > 10e12
-
-
 def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch):
     steps = replica(replace(SMALL, ranks=1))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
@@ -154,14 +142,6 @@ def test_buckets_that_are_timed_are_those_of_the_record(group_of_one):
 def test_data_parallel_says_how_many_gpus_it_lacks():
     with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
         DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", ExecutionContext(Device("cuda")))
-
-
-def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
-    assert DataParallel().ranks(replace(SMALL, exchange="dp", ranks=4)) == 1
-    assert DataParallel().ranks(replace(SMALL, ranks=4)) == 4
-    for workload, usual in ((DataParallel(), SMALL), (Collective(), CollectiveParameters("all_reduce", 1024, 2))):
-        assert workload.environment(usual) == {}
-        assert workload.environment(replace(usual, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
 
 
 BOTH = OverlapParameters(96, 1 << 16)
@@ -204,28 +184,11 @@ def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
     assert "mean of the ranks" in sides.verify_last().first
 
 
-def test_means_that_are_repeated_stay_what_they_are(group_of_one):
-    sides = OnCpu(replace(BOTH, ranks=1), 0, None, "cpu")
-    sides.time(50, 10.0)
-    assert sides.verify_last().wrong == 0
-
-
 def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
     sides = OnCpu(replace(BOTH, ranks=1, run="all_reduce_beside"), 0, None, "cpu")
     times = sides.time(5, 10.0)
     assert (times.seconds > 0).all()
     assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
-
-
-def test_products_run_also_beside_an_all_reduce_that_is_through_before_they_begin(group_of_one, monkeypatch):
-    sides = OnCpu(replace(BOTH, ranks=1, run="all_reduce_beside"), 0, None, "cpu")
-    through = torch.futures.Future()
-    through.set_result(None)
-    begun = SimpleNamespace(get_future=lambda: through, wait=lambda: None)
-    monkeypatch.setattr(sides, "_all_reduce", lambda asynchronous: begun)
-    sides.poison()
-    sides.step()
-    assert sides.verify_last().wrong == 0
 
 
 @pytest.mark.parametrize(
@@ -272,11 +235,6 @@ def test_blocks_of_nccl_are_read_from_a_trace():
     assert blocks_in_trace(events) == 24
     assert blocks_in_trace(events[:2]) is None
     assert blocks_in_trace([{"name": "ncclDevKernel", "args": {}}]) is None
-
-
-def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
-    assert replace(BOTH, size=1000, bytes=4000).footprint_bytes == 20 * 1000**2 + 4000 + 16 * 1000
-    assert Overlap().footprint_bytes(replace(BOTH, size=1 << 17, bytes=4)) > 300e9
 
 
 def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):

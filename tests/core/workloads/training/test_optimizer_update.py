@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.training import optimizer
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
@@ -105,14 +103,6 @@ def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
     assert passing["foreach"] >= 4 * ELEMENTS
     assert passing["loop"] < 4 * ELEMENTS
     assert passing["fused"] < passing["loop"]
-
-
-@pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
-def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(Unsupported, match=f"{package} is not installed"):
-        prepared(f"{package}_8bit")
 
 
 def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):

@@ -44,25 +44,11 @@ def test_a_case_tells_of_time_and_of_bytes():
     assert answer["metrics"]["budget"]["value"] == 10_000_000
 
 
-def test_weights_moments_and_input_stay_from_step_to_step():
-    parameters = sum(each.numel() for each in prepared(SMALL).model.parameters())
-    # Upstream of the blocks' output is as large as their input.
-    assert seen(SMALL)["fixed"] == pytest.approx(3 * 4 * parameters + 2 * 3 * TENSOR, rel=0.01)
-
-
 @pytest.mark.parametrize("text", ["none", "selective", "every:1", "every:2"])
 def test_at_the_peak_a_step_holds_what_it_keeps_and_what_stays(text):
     held = seen(replace(SMALL, checkpointing=Checkpointing.parse(text)))
     assert held["peak"] >= held["kept"] + held["fixed"]
     assert held["fixed"] < held["peak_of_one"] < held["peak"]
-
-
-@pytest.mark.parametrize("text", ["none", "selective", "every:1"])
-def test_a_line_through_one_sequence_and_the_batch_says_about_what_a_larger_one_holds_and_not_more(text):
-    policy = Checkpointing.parse(text)
-    few, many = (seen(replace(SMALL, checkpointing=policy, batch=batch)) for batch in (8, 24))
-    each = (few["peak"] - few["peak_of_one"]) / 7
-    assert 0.9 * many["peak"] < few["peak_of_one"] + 23 * each <= 1.001 * many["peak"]
 
 
 def test_a_batch_that_just_fits_fits_and_a_byte_less_is_too_little():

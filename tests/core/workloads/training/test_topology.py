@@ -9,27 +9,25 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import topology as wires
-from pyperf_suite.hardware.devices import Device, Gpu, Unavailable
+from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads import exact
-from pyperf_suite.workloads.exact import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
-from pyperf_suite.workloads.workload import ExecutionContext
+from pyperf_suite.workloads.exact import NCCL_SWITCHES, TopologyParameters, gpu_details
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
 
 
-def manager(generation: int = 5, count: int = 8) -> SimpleNamespace:
+def manager() -> SimpleNamespace:
     """An NVML whose GPUs all tell the same link, and count from the last."""
-    figures = {"slot_generation": 5, "card_generation": 5, "width": 16, "slot_width": 16, "generation": generation}
+    figures = {"slot_generation": 5, "card_generation": 5, "width": 16, "slot_width": 16, "generation": 5}
     return SimpleNamespace(
         pci_address=lambda uuid: f"0000:{uuid[-1]}7:00.0",
         pcie=lambda uuid: figures,
-        index=lambda uuid: count - 1 - int(uuid[-1]),
+        index=lambda uuid: 7 - int(uuid[-1]),
         nvlink_states=lambda uuid: (True,) * 18,
         pcie_replays=lambda uuid: int(uuid[-1]),
         settings=lambda uuid: {"persistence": True},
@@ -82,35 +80,7 @@ def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for
     assert json.loads(json.dumps(details)) == details
 
 
-def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(manager(generation=1))
-    monkeypatch.setattr(exact, "_at_work", lambda index, ask: None)
-    gpu = gpu_details(KernelFiles(tmp_path))["gpus"][0]
-    assert (gpu["now"], gpu["awake"]) == ("gen 1 x16", False)
-
-
-def test_what_nvml_or_nvidia_smi_does_not_tell_is_left_out_with_the_reason(eight_gpus, tmp_path, monkeypatch):
-    eight_gpus(Unavailable("libnvidia-ml cannot be opened"))
-    monkeypatch.setattr(exact.topology, "read", lambda: Unavailable("nvidia-smi cannot be run"))
-    found = gpu_details(KernelFiles(tmp_path))
-    assert found["gpus"][0] == {"index": 0, "name": "NVIDIA H200", "compute_capability": [9, 0]}
-    assert found["unavailable"] == ["libnvidia-ml cannot be opened", "nvidia-smi cannot be run"]
-
-
-def test_a_machine_without_a_gpu_is_unsupported_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(exact, "gpus", list)
-    with pytest.raises(Unsupported, match=r"sees no GPU\."):
-        Topology().prepare(TopologyParameters("gpus"), "system", ExecutionContext(Device("cpu")))
-
-
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine_tell_their_links():
     for gpu in gpu_details(KernelFiles())["gpus"]:
         assert gpu["now"] is None or PcieLink.parse(gpu["now"]).width >= 1
-
-
-def test_a_torch_that_cannot_reach_the_gpu_leaves_it_asleep():
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("this torch reaches a GPU")
-    assert exact._at_work(0, lambda: PcieLink(5, 16)) is None

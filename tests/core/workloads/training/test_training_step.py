@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,8 +13,8 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.workloads.training import Checkpointing, TransformerShape, training_step
-from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStep, TrainingStepParameters
+from pyperf_suite.workloads.training import TransformerShape, training_step
+from pyperf_suite.workloads.training.training_step import PrecisionStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
@@ -27,23 +26,6 @@ SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
 
 def prepared(parameters: TrainingStepParameters, seed: int = 0):
     return PrecisionStep().implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
-
-
-def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    answer = measure_case(Case("training_step", replace(SMALL, compiled=True), "torch"), None, CPU)
-    assert answer["outcome"] == "unsupported"
-    assert "needs a C++ compiler" in answer["reason"]
-
-
-@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
-@pytest.mark.slow
-def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
-    monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
-    monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
-    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), ExecutionContext(CPU))
-    assert steps.kernel.path == "compiled"
-    assert (steps.check().wrong == 0) is is_right
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -67,13 +49,6 @@ def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monk
 
     monkeypatch.setattr(steps._optimizer, "step", then_spoil)
     assert steps.check().wrong == 1
-
-
-def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYPERF_SHARED", str(tmp_path))
-    assert prepared(SMALL).check().wrong == 0
-    monkeypatch.setattr(training_step.TorchSteps, "_computed_on", lambda *_: pytest.fail("computed again"))
-    assert prepared(replace(SMALL, checkpointing=Checkpointing("selective"))).check().wrong == 0
 
 
 @pytest.mark.parametrize("vocab", [0, 96])

@@ -11,14 +11,13 @@ import psutil
 import pytest
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.record.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.training import transfer
-from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
+from pyperf_suite.workloads.training.transfer import Transfer, TransferParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = Device("cpu")
@@ -84,13 +83,6 @@ def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
     assert "byte 99999 of slot" in answer["reason"]
 
 
-def test_a_copy_from_another_slot_is_found(monkeypatch):
-    whole = ctypes.memmove
-    steps = prepared("memcpy", 4096)
-    monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, steps.source.ctypes.data, count))
-    assert steps.check().wrong > 0
-
-
 def test_a_read_from_elsewhere_in_the_file_is_found(tmp_path, monkeypatch):
     whole = os.preadv
     steps = prepared("disk_cached", 4096, folder=str(tmp_path))
@@ -125,21 +117,6 @@ def test_memory_in_the_guise_of_a_disk_is_refused(kind, tmp_path, monkeypatch):
         prepared("disk_direct", 4096, folder=str(tmp_path))
 
 
-def test_a_file_system_without_o_direct_is_refused_and_left_clean(tmp_path, monkeypatch):
-    real = os.open
-
-    def refuse(name, flags, *mode, **more):
-        if flags & os.O_DIRECT:
-            raise OSError(22, "Invalid argument")
-        return real(name, flags, *mode, **more)
-
-    monkeypatch.setattr(transfer, "IN_MEMORY", ())
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(Unsupported, match="cannot be read so: Invalid argument"):
-        prepared("disk_direct", 4096, folder=str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_disk_without_room_is_said_to_be_one(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
@@ -148,20 +125,6 @@ def test_a_disk_without_room_is_said_to_be_one(tmp_path, monkeypatch):
     with pytest.raises(Unsupported, match=r"bytes can be written in .*: No space left"):
         prepared("disk_cached", 4096, folder=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_go_to_the_disk_of_the_results_unless_told_otherwise(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert transfer.folder_of(TransferParameters(1)) == tmp_path
-    (tmp_path / "bench_results").mkdir()
-    assert transfer.folder_of(TransferParameters(1)) == tmp_path / "bench_results"
-
-
-def test_slots_turn_the_caches_over_where_copies_are_small():
-    assert prepared("memcpy", 1).sets == MOST_SLOTS
-    steps = prepared("memcpy", 1 << 20)
-    assert steps.kernel.details["buffer_bytes"] == steps.sets << 20 >= 3 * cpu.detect().l2_total_bytes
-    assert [slot.size for slot in steps.cut(steps.target)] == [1 << 20] * steps.sets
 
 
 @pytest.mark.gpu
