@@ -36,35 +36,6 @@ def written(results: Path, number: int = 0, samples=STARVED, ended: bool = True,
     return folder
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended):
-    report = read_watch(written(tmp_path, ended=ended)).findings()
-    [named] = [each for each in report.remarks if isinstance(each, Remark) and "pattern" in each.values]
-    [pattern] = judge(STARVED)
-    assert named.values["waits"] == pattern.evidence.values["waits"]
-    assert sentence(named) == f"data: {sentence(pattern.evidence)}. Next: {pattern.advice}"
-    assert report.remarks[0].values["seconds"].value == 40.0
-    assert ("own" in report.remarks[0].values) == ended
-    assert [row[0] for row in report.tables[0].rows] == [0, 1]
-    [figure] = report.figures
-    drawn = {panel.y_label: [series.label for series in panel.series] for row in figure.rows for panel in row}
-    assert drawn["main thread has work"] == ["rank 0", "rank 1"]
-    assert drawn["loaders busy"] == ["rank 0"]
-    assert "GPU busy" in drawn
-    assert "SMs with work" not in drawn
-
-
-def test_rates_and_steps_are_in_units(tmp_path):
-    steps = {"ranks": {"0": {"steps": 9, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}}, "tokens_per_s": 1e4, "mfu": 0.4}
-    found = read_watch(written(tmp_path, steps=steps, energy_j=1000.0)).findings()
-    values = {name: each for one in found.remarks for name, each in one.values.items()}
-    assert (values["mfu"].value, values["tokens_per_s"].unit, values["energy_j"].base) == (0.4, "tokens/s", "J")
-    assert [each.value for each in found.tables[-1].rows[0][2:]] == [0.1, 0.2, 0.3]
-
-
->>>>>>> from_h5
 def test_a_record_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
     folder = written(tmp_path, ended=False)
     with (folder / "samples.jsonl").open("a") as file:
