@@ -21,6 +21,7 @@ from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.planner.laws.calibration import all_shipped
 from pyperf_suite.probes import expanded, find_probe, overrides_of, probe_names
+from pyperf_suite.user_kernels.declared import ROOT_VARIABLE
 from tests.commands import invoke
 from tools.fit.__main__ import stated
 
@@ -121,6 +122,7 @@ def in_a_users_folder(tmp_path, monkeypatch):
     (tmp_path / "my_package").mkdir()
     shutil.copy(ROOT / "examples" / "your_kernel" / "bench_softmax.py", tmp_path / "my_package" / "kernels.py")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ROOT_VARIABLE, "")  # what naming a file elsewhere leaves there ends with the test
     assert invoke("init").exit_code == 0
 
 
