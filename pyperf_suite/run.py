@@ -146,7 +146,7 @@ class Run:
 
         def say(line: str) -> None:
             if line:
-                console.print(line, highlight=False, soft_wrap=True)
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         say(f"{title}: {(outlook or session.outlook).line}")
         with self.begun():

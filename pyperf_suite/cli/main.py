@@ -245,24 +245,25 @@ def _list_as_json(names: tuple[str, ...], device: str, axes: tuple[str, ...]) ->
 def _print_probes(names: tuple[str, ...], device: str, axes: tuple[str, ...]) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
     from rich.console import Console
+    from rich.markup import escape
 
     from pyperf_suite.probes import expanded, find_probe, listed
 
     console = Console(emoji=False)
 
-    def line(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+    def line(text: str, bold: str = "") -> None:
+        console.print(f"[bold]{escape(bold)}[/bold]{escape(text)}", highlight=False, soft_wrap=True)
 
     if not names:
         probes = listed()
         width = max(len(probe.name) for probe in probes)
         for topic, members in itertools.groupby(probes, key=lambda probe: probe.topic):
-            line(f"[bold]{topic}[/bold]")
+            line("", bold=topic)
             for each in members:
                 line(f"  {each.name:{width}}  {each.question}")
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
     for probe in [find_probe(name) for name in expanded(names)]:
-        line(f"[bold]{probe.name}[/bold]  {probe.question}")
+        line(f"  {probe.question}", bold=probe.name)
         _print_profiles(line, probe, device, axes)
 
 
@@ -295,12 +296,10 @@ def _profiles(probe: Probe, device: str, axes: tuple[str, ...]) -> Iterator[_Lis
 
 def _print_profiles(line: Callable[[str], None], probe: Probe, device: str, axes: tuple[str, ...]) -> None:
     """Print what each profile takes here, and its axes where they differ from those of the profile before."""
-    from rich.markup import escape
-
     before: dict[str, str] = {}
     for listed in _profiles(probe, device, axes):
         line(f"  {listed.ahead} ({listed.purpose})")
         for name, values in listed.axes.items():
             if before.get(name) != values:
-                line(f"    -a {name}={escape(values)}")
+                line(f"    -a {name}={values}")
         before = listed.axes

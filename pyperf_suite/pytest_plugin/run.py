@@ -411,7 +411,7 @@ class SuiteRun:
                 session.finish()
             console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
             if session.cut_short:
-                console.print(session.cut_short, highlight=False, soft_wrap=True)
+                console.print(session.cut_short, highlight=False, markup=False, soft_wrap=True)
             shown = {planned.probe for planned in self.planned} | {"sentinel"}
             self._run.report(console, self._config.getoption("verbose") > 0, probes=shown, more="-v")
         except UserError as error:

@@ -10,6 +10,7 @@ Nothing but the standard library is imported, and nothing newer than Python 3.9 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -29,6 +30,8 @@ ENOUGH_MOVES, POOLED_MOVES = 8, 2
 FEWEST_LOOKS, MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 2, 6, 0.5, 16.0
 ENOUGH_MOVED, MOST_MOVED = 10, 0.8
 CHANGE = 1.5
+# Errors by which a reference refuses other inputs. A look then changes them by as little as a move does.
+REFUSALS = (ValueError, ArithmeticError, AssertionError, LookupError, RuntimeError)
 # Inputs move by no larger share, however coarse the result's type is.
 LARGEST_SHARE = 0.36
 # Looks are repeated until this many inputs were changed: each moves all later elements of a running sum at once.
@@ -45,7 +48,8 @@ def measure(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """S of each float array of a result by its name, as float32; and what of it goes into a line of JSON.
 
-    That is K, pools of S, and of each array of whole numbers how often a move of all inputs changes one by one.
+    That is K, pools of S, and of each array of whole numbers how often a move of all inputs changes one by one. Of a
+    reference that refuses moved inputs, as weights that add up to one, nothing; that refuses every look, the most K.
 
     `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. The number of `terms` is
     that of other inputs of the same shapes, where it is known. All evaluations may take `budget_s`; one move and one
@@ -63,12 +67,19 @@ def measure(
     begin_s = time.perf_counter()
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):
-        sizes, edges = _sizes(evaluate, right, integers, share, draw, begin_s + budget_s / 2)
+        try:
+            sizes, edges = _sizes(evaluate, right, integers, share, draw, begin_s + budget_s / 2)
+        except REFUSALS:
+            return {}, {}
         if not right and not edges:
             return {}, {}
         values = sum(map(_nonzeros, inputs))
         if terms is None:
-            terms = _terms(evaluate, right, inputs, values, draw, begin_s + budget_s) if right else 1.0
+            terms = math.inf if right else 1.0
+            for growth in (CHANGE - 1, share) if right else ():
+                with contextlib.suppress(*REFUSALS):
+                    terms = _terms(evaluate, right, inputs, values, growth, draw, begin_s + budget_s)
+                    break
         terms = min(terms, max(1.0, float(values)))
         pools = {name: _pool(numpy, each, right[name]) for name, each in sizes.items()}
     return sizes, {"terms": terms, "pools": pools, "edges": edges}
@@ -122,6 +133,7 @@ def _terms(
     right: dict[str, Any],
     inputs: Sequence[Any],
     values: int,
+    growth: float,
     draw: Any,
     end_s: float,
 ) -> float:
@@ -133,7 +145,7 @@ def _terms(
         chance = min(0.5, max(chance, 3 * ENOUGH_MOVED / elements))
 
     def look() -> tuple[float, int]:
-        changed = dict(parts(evaluate(partial(_changed, partial(_some, draw, chance)))))
+        changed = dict(parts(evaluate(partial(_changed, partial(_some, draw, chance, growth)))))
         return max(_moved(each, changed.get(name)) for name, each in right.items())
 
     terms = 0.0
@@ -266,5 +278,5 @@ def _changed(shares: Callable[[int], Any], value: Any) -> Any:
     return value + value * float(shares(1)[0]) if type(value) is float else value
 
 
-def _some(draw: Any, chance: float, count: int) -> Any:
-    return (draw.random(count, dtype="f4") < chance).astype("f4") * (CHANGE - 1)
+def _some(draw: Any, chance: float, growth: float, count: int) -> Any:
+    return (draw.random(count, dtype="f4") < chance).astype("f4") * growth

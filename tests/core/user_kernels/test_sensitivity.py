@@ -104,6 +104,23 @@ def test_results_in_containers_have_names_and_numbers_in_lists_move():
     assert reported["terms"] <= 3
 
 
+def test_a_reference_that_needs_increasing_bins_is_changed_by_less():
+    x, bins = RNG.random(1000), np.linspace(0, 1, 51)
+    sizes, reported = measured(lambda x, bins: np.histogram(x, bins)[1], x, bins)
+    assert 0 < reported["terms"] <= 1051
+    assert sizes["out"] == pytest.approx(bins, rel=0.5)
+
+
+def test_a_reference_that_refuses_all_other_inputs_has_no_sizes():
+    weights = np.full(8, 0.125)
+
+    def mean(values, weights):
+        assert weights.sum() == 1
+        return values @ weights
+
+    assert measured(mean, normal(4, 8), weights) == ({}, {})
+
+
 def test_tensors_of_16_bits_are_moved_by_more_than_they_are_rounded_by():
     torch = pytest.importorskip("torch")
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
