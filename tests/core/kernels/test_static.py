@@ -213,19 +213,6 @@ def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel_but_one_rival(
     assert serialised <= {"triton_attention_bf16_d64_causal_128x128_s2_w4_descriptors"}
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "words"),
-    [
-        ("not C++", "sm_80", "bad.cu for sm_80"),
-        ("int f() { return undeclared; }", "sm_80", 'identifier "undeclared" is undefined'),
-        ("", "sm_1", "sm_1"),
-    ],
-)
-def test_what_does_not_compile_says_why(source, target, words):
-    with pytest.raises(nvrtc.DoesNotCompile, match=words):
-        nvrtc.compile_cubin("bad.cu", source, {}, target)
-
-
 @pytest.mark.slow
 def test_a_binary_without_the_kernel_or_that_is_none_is_refused():
     compiled = nvrtc.compile_cubin("two.cu", 'extern "C" __global__ void one() {}', {}, "sm_80")

@@ -126,18 +126,6 @@ def test_machine_code_the_driver_does_not_take_is_not_available(cuda, context):
         cuda.Module(context, b"")
 
 
-def test_occupancy_is_asked_with_the_shared_memory_opted_in_to(kernel):
-    gemm = kernel("gemm")
-    assert gemm.max_active_blocks(384) == 5
-    assert gemm.max_active_blocks(384, 100_000) == 2
-    assert gemm.max_active_blocks(384, 200_000) == 1
-    assert gemm.max_active_clusters(384, 2, 200_000) == 66
-    with pytest.raises(ValueError, match="can have 1 to 384"):
-        gemm.max_active_blocks(0)
-    with pytest.raises(ValueError, match="it can have 1 to 16"):
-        gemm.max_active_clusters(384, 0)
-
-
 MATRIX = {"address": 4096, "dtype": "bfloat16", "shape": (64, 32), "stride_bytes": 128, "box": (64, 32)}
 
 

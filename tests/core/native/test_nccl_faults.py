@@ -261,35 +261,6 @@ def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, wo
     assert communicator.alive
 
 
-def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl, monkeypatch):
-    library, device = nccl.Library(), nccl.HostDevice()
-    for rank, count in ((-1, 1), (1, 1), (0, 0)):
-        with pytest.raises(ValueError, match=f"Rank {rank} of {count} was asked for"):
-            nccl.Communicator(library, device, library.unique_id(), rank, count, 1)
-    with pytest.raises(ValueError, match=r"A deadline of 0 s was asked for"):
-        nccl.Communicator(library, device, library.unique_id(), 0, 1, 0)
-    with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128, several a multiple of that"):
-        nccl.Communicator(library, device, b"abc", 0, 1, 1)
-    communicator, other = alone(nccl), alone(nccl)
-    buffer = nccl.Buffer(communicator, 16)
-    with pytest.raises(ValueError, match="a send buffer of another communicator"):
-        nccl.Collective(other, "all_reduce", 4, "float32", buffer, in_place=True)
-    with pytest.raises(ValueError, match="8 bytes from byte 12 on were asked for and the buffer has 16"):
-        buffer.write(np.zeros(2, np.float32), 12)
-    with pytest.raises(ValueError, match="17 bytes from byte 0 on"):
-        buffer.read(17)
-    with pytest.raises(ValueError, match="An array with gaps was given to write"):
-        buffer.write(np.zeros((2, 2), np.float32)[:, :1])
-    with pytest.raises(ValueError, match="A buffer of 0 bytes was asked for"):
-        nccl.Buffer(communicator, 0)
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
-    older = alone(nccl)
-    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 cannot split a communicator, 2\.18 or later can"):
-        older.split(0, 0, 1)
-    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 has no float8_e4m3, 2\.24 or later has"):
-        nccl.Collective(older, "broadcast", 4, "float8_e4m3", nccl.Buffer(older, 4), in_place=True)
-
-
 RANK = """
 import sys
 import numpy as np
